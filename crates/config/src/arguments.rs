@@ -2,7 +2,7 @@
 
 use super::check::{RawBacking, RawConfig, RawVolume};
 use super::diagnostic::{Located, Place, Report, shown};
-use super::read::io_engine;
+use super::read::{io_engine, parse_state};
 use super::reader::{count_in_range, size_from_text, time_from_text, word_from_text};
 use super::schema;
 use crate::api_spec::parse_metrics;
@@ -34,6 +34,9 @@ pub struct Arguments {
     /// Unix socket of the control API that flagstone status uses; none for no API
     #[arg(long, value_name = "PATH")]
     pub api: Option<String>,
+    /// Directory of the server's own state: enables pools
+    #[arg(long, value_name = "DIRECTORY")]
+    pub state: Option<String>,
     /// TCP address of the Prometheus metrics; none for no metrics
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<String>,
@@ -64,6 +67,8 @@ impl Arguments {
             server.busy_poll = time.value;
         }
         server.api = option("--api", &self.api, report, str::parse).or(server.api.take());
+        let state = option("--state", &self.state, report, parse_state);
+        server.state = state.or(server.state.take());
         let metrics = option("--metrics", &self.metrics, report, parse_metrics);
         server.metrics = metrics.or(server.metrics.take());
         raw.volumes_mistaken |= !self.volumes.is_empty();

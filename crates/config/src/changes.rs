@@ -58,7 +58,7 @@ fn add_or_removed(old: &[String], new: &[String], keys: &mut Vec<String>) {
 fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
     compare!(keys, "server", Server, old, new, {
         listen, cores, buffer_memory_bytes: buffer_memory, node, io_engine, busy_poll, api,
-        metrics
+        metrics, state
     }, elsewhere { nvme, nbd });
     compare!(keys, "server.nvme", Nvme, &old.nvme, new.nvme, {
         nqn_prefix, in_capsule_bytes: in_capsule, max_queues, queue_depth, mdts_bytes: mdts,

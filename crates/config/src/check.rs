@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use flagstone_nbd::limits::MAX_REQUEST_BYTES;
@@ -45,6 +46,7 @@ pub(crate) struct RawServer {
     pub(crate) mdts: Located<u64>,
     pub(crate) api: Option<Located<ApiSpec>>,
     pub(crate) metrics: Option<Located<Option<SocketAddr>>>,
+    pub(crate) state: Option<Located<PathBuf>>,
     pub(crate) nvme: Nvme,
     pub(crate) nbd: Nbd,
 }
@@ -85,8 +87,9 @@ pub(crate) struct RawSubsystem {
 
 /// Checks the whole. `None` when anything was wrong, here or while reading.
 pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
-    if raw.volumes.is_empty() && !raw.volumes_mistaken {
-        let help = "write a table [volume.NAME] with device = \"PATH\", or --volume NAME=DEVICE";
+    if raw.volumes.is_empty() && !raw.volumes_mistaken && raw.server.state.is_none() {
+        let help = "write a table [volume.NAME] with device = \"PATH\", or --volume NAME=DEVICE, or \
+                    `state` in [server] for volumes of pools";
         report.error(&Place::Whole, "there is no volume to serve", help);
     }
     let listen = listen_or_default(raw.server.listen.take());
@@ -452,6 +455,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
         busy_poll: raw.busy_poll,
         api: raw.api.map(|api| api.value).unwrap_or_default(),
         metrics: raw.metrics.and_then(|metrics| metrics.value),
+        state: raw.state.map(|state| state.value),
         nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },
         nbd: raw.nbd,
     }

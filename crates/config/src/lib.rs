@@ -30,6 +30,7 @@ mod profile;
 mod read;
 mod reader;
 pub mod redact;
+mod run_time;
 pub mod schema;
 pub mod starter;
 pub mod uri;

@@ -1,6 +1,7 @@
 //! Checked configuration, as the daemon runs it.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use flagstone_cloud::Confidence;
@@ -18,6 +19,7 @@ use crate::names::{Uuid, derived_uuid, serial_of};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     pub server: Server,
+    /// The volumes, in the order of the file; at least one, unless there may be pools.
     pub volumes: Vec<Volume>,
     pub limits: Vec<SharedLimit>,
     pub peers: Vec<Peer>,
@@ -43,6 +45,8 @@ pub struct Server {
     pub busy_poll: Duration,
     pub api: ApiSpec,
     pub metrics: Option<SocketAddr>,
+    /// Directory of the server's own state; without one, there are no pools.
+    pub state: Option<PathBuf>,
     pub nvme: Nvme,
     pub nbd: Nbd,
 }
@@ -238,11 +242,15 @@ pub enum Backing {
         chunk_bytes: u64,
         devices: Vec<DeviceSpec>,
     },
+    /// A pool that the server opened, by name: of volumes made at run time.
+    Pool(String),
 }
 
 impl Backing {
+    /// The devices; none of a pool.
     pub fn devices(&self) -> &[DeviceSpec] {
         match self {
+            Backing::Pool(_) => &[],
             Backing::Device(device) => std::slice::from_ref(device),
             Backing::Stripe { devices, .. } => devices,
         }

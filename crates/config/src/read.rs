@@ -1,6 +1,8 @@
 //! Reader of the file's tables: values with their source locations. Checks of a single value are
 //! here, checks of several in [`super::check`].
 
+use std::path::PathBuf;
+
 use toml_edit::Item;
 
 use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
@@ -122,8 +124,16 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         mdts,
         api: reader.parsed("api", str::parse::<ApiSpec>),
         metrics: reader.parsed("metrics", parse_metrics),
+        state: reader.parsed("state", parse_state),
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
+    }
+}
+
+pub(crate) fn parse_state(text: &str) -> Result<PathBuf, &'static str> {
+    match text.is_empty() || text.contains('\0') {
+        true => Err("write the path of a directory, such as /var/lib/flagstone"),
+        false => Ok(text.into()),
     }
 }
 

@@ -65,6 +65,7 @@ fn all_command_line_mistakes_are_reported() {
         busy_poll: Some("1h".into()),
         api: Some("off".into()),
         metrics: Some("localhost".into()),
+        state: None,
     };
     let diagnostics = Config::from_args(&arguments).expect_err("it is broken");
     let path = crate_dir().join("tests/broken/command_line.txt");
@@ -447,6 +448,7 @@ fn command_line_overrides_file() {
         busy_poll: Some("0".into()),
         api: Some("none".into()),
         metrics: Some("127.0.0.1".into()),
+        state: Some("state".into()),
     };
     let text = "[server]\ncores = 1\napi = \"/a.sock\"\n[volume.a]\ndevice = \"/a\"\n";
     let config = Config::parse_with("f", text, &arguments).unwrap_or_else(|e| panic!("{e}"));
@@ -457,6 +459,7 @@ fn command_line_overrides_file() {
     assert_eq!(config.server.listen.len(), 1);
     assert_eq!(config.server.api, ApiSpec::None);
     assert_eq!(config.server.metrics, Some(([127, 0, 0, 1], 9469).into()));
+    assert_eq!(config.server.state, Some("state".into()));
     let names: Vec<_> = config.volumes.iter().map(|volume| volume.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
     assert!(matches!(config.volumes[1].backing, Backing::Device(_)));

@@ -3,17 +3,16 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use crate::api::ApiServer;
+use crate::api::{ApiServer, devices};
 use crate::serve::Server;
-use crate::subsystems::namespace_of;
-use flagstone_config::Config;
+use crate::volume::ServedVolume;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::uri::encoded;
 use flagstone_units::size_text;
 
 /// The announcement: machine-readable lines, then the commands.
 pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
-    let (config, listeners) = (&server.config, server.bound());
+    let listeners = server.bound();
     let mut text = String::new();
     for listener in listeners {
         let _ = writeln!(text, "listening on {listener}");
@@ -24,23 +23,22 @@ pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
     if let Some(address) = &control.metrics {
         let _ = writeln!(text, "metrics on http://{address}/metrics");
     }
-    for (index, volume) in config.volumes.iter().enumerate() {
-        let name = &volume.name;
-        let devices: Vec<String> =
-            volume.backing.devices().iter().map(ToString::to_string).collect();
+    for served in server.volumes() {
+        let (volume, name) = (&served.config, served.name());
+        let devices = devices(&volume.backing);
         let access = if volume.read_only { ", read-only" } else { "" };
-        let geometry = server.volumes[index].get().map(|device| device.geometry());
+        let geometry = served.device.get().map(|device| device.geometry());
         let shape = geometry.map_or("pending".to_owned(), |geometry| {
             format!("{}, blocks of {} B", size_text(geometry.size_bytes), geometry.block_bytes)
         });
         let _ = writeln!(text, "\nvolume {name}: {shape}{access}, on {}", devices.join(", "));
-        if let Some(reason) = server.pending.reason(index) {
+        if let Some(reason) = server.pending.reason(served.number) {
             let _ = writeln!(text, "  not reachable yet, retrying: {reason}");
         }
-        for line in config.performance(volume) {
+        for line in server.config.performance(volume) {
             let _ = writeln!(text, "  {line}");
         }
-        let closed = server.mirror_of(index).filter(|mirrored| mirrored.mirror().is_none());
+        let closed = server.mirror_of(served.number).filter(|mirrored| mirrored.mirror().is_none());
         if let Some(mirrored) = closed {
             let _ = match mirrored.missing() {
                 Some(_) => writeln!(
@@ -57,7 +55,7 @@ pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
             continue;
         }
         for listener in listeners {
-            attach(&mut text, config, index, listener);
+            attach(&mut text, &served, listener);
         }
     }
     if listeners.iter().any(is_wildcard) {
@@ -78,13 +76,14 @@ fn host(address: &SocketAddr) -> String {
     }
 }
 
-fn attach(text: &mut String, config: &Config, index: usize, listener: &ListenSpec) {
-    let volume = &config.volumes[index];
+fn attach(text: &mut String, served: &ServedVolume, listener: &ListenSpec) {
+    let volume = &served.config;
     let _ = match listener {
         ListenSpec::NvmeTcp(address) => {
-            let Some((subsystem, nsid)) = namespace_of(config, index) else { return };
+            let (subsystem, nsid) = (&served.subsystem, served.nsid);
             let note = match subsystem.namespaces.len() {
-                1 => String::new(),
+                // A volume of a pool has a subsystem of its own.
+                0 | 1 => String::new(),
                 _ => format!("   # namespace {nsid}"),
             };
             writeln!(

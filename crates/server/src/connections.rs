@@ -9,7 +9,7 @@ use flagstone_runtime::time;
 use parking_lot::Mutex;
 
 /// How often a drain checks for the end of all connections.
-const DRAIN_PERIOD: Duration = Duration::from_millis(5);
+pub(crate) const DRAIN_PERIOD: Duration = Duration::from_millis(5);
 
 /// All connections of one protocol, on all cores.
 #[derive(Default)]

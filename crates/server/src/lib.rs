@@ -3,6 +3,7 @@
 //! - [`serve`]: startup, serving and shutdown; [`service_manager`]: messages to systemd.
 //! - `stack`: the device stack of a volume; `mirrors`: mirrored volumes; `pending`: volumes whose
 //!   devices are unreachable.
+//! - `pools`: pools and the volumes in them, which are made at run time.
 //! - [`api`]: the documents, actions and metrics; [`http`]: the server and client they travel over.
 
 mod announce;
@@ -12,9 +13,11 @@ pub mod http;
 pub mod limits;
 mod mirrors;
 mod pending;
+mod pools;
 mod reload;
 pub mod serve;
 pub mod service_manager;
 mod signals;
 mod stack;
 mod subsystems;
+mod volume;

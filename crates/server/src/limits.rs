@@ -28,3 +28,16 @@ pub const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
 /// The watchdog is fed this many times in its time limit. systemd advises two; the third covers an
 /// executor that answers late.
 pub const WATCHDOG_SHARE: u32 = 3;
+
+/// Pools of a server. Each takes 64 MiB of map cache and up to 48 MiB of recent changes.
+pub const POOLS_MAX: usize = 16;
+
+/// Largest state file: 16 pools of 16 devices with the longest paths, 4 KiB, fit.
+pub const STATE_FILE_BYTES: u64 = 2 << 20;
+
+/// Pause between attempts to open a pool whose devices cannot be used, and between looks at how full
+/// pools are.
+pub const POOL_PAUSE: Duration = Duration::from_secs(5);
+
+/// Longest wait for the commands of a volume that is taken out of service.
+pub const RETIRE_PATIENCE: Duration = Duration::from_secs(10);

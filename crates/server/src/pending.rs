@@ -24,6 +24,7 @@ use crate::reload::Limits;
 use crate::serve::{ServeError, Server};
 use crate::stack::{Stack, open_stack};
 use crate::subsystems::{add_volume, unservable};
+use crate::volume::ServedVolume;
 use flagstone_blockdev::StatsLayer;
 use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
@@ -64,7 +65,7 @@ impl PendingVolumes {
     }
 
     pub(crate) fn failures(&self, volume: usize) -> u64 {
-        self.failures[volume].get()
+        self.failures.get(volume).map_or(0, Cell::get)
     }
 
     /// Records a failed attempt. Logs each reason once.
@@ -172,8 +173,9 @@ impl Server {
     /// Starts the mirror, if any, and exports the volume. An error leaves nothing behind.
     pub(crate) async fn begin(&self, volume: usize, stack: Stack) -> Result<(), ServeError> {
         let Stack { device, mirrored, layers } = stack;
-        let _ = self.layers[volume].set(layers);
-        let Some(mirrored) = mirrored else { return self.serve_volume(volume, device) };
+        let served = self.configured(volume);
+        let _ = served.layers.set(layers);
+        let Some(mirrored) = mirrored else { return self.serve_volume(&served, device) };
         {
             // Registered before the start, so that a shutdown during it stops the mirror in order.
             let mut mirrors = self.mirrors.borrow_mut();
@@ -181,7 +183,7 @@ impl Server {
             mirrors.insert(place, mirrored.clone());
         }
         let begun = match mirrored.start(&self.target, &self.bandwidth_limits).await {
-            Ok(()) => self.serve_volume(volume, device),
+            Ok(()) => self.serve_volume(&served, device),
             Err(error) => Err(error.into()),
         };
         if begun.is_err() {
@@ -192,17 +194,21 @@ impl Server {
     }
 
     /// Exports an open volume over NVMe/TCP and NBD.
-    fn serve_volume(&self, volume: usize, device: SharedDevice) -> Result<(), ServeError> {
-        let counted = StatsLayer::with(device, self.counters[volume].clone());
+    pub(crate) fn serve_volume(
+        &self,
+        volume: &ServedVolume,
+        device: SharedDevice,
+    ) -> Result<(), ServeError> {
+        let counted = StatsLayer::with(device, volume.counters.clone());
         let device: SharedDevice = Arc::new(counted);
         // The NVMe namespace goes first, because it may be refused. Export names were checked before.
-        add_volume(&self.target, &self.config, volume, &device, &self.machine)?;
-        let config = &self.config.volumes[volume];
+        add_volume(&self.target, volume, &device)?;
+        let config = &volume.config;
         let export = Export::new(config.nbd_export.clone(), device.clone())
             .described(format!("Flagstone volume {}", config.name))
             .read_only(config.read_only);
         self.exports.add(export).map_err(unservable)?;
-        let _ = self.volumes[volume].set(device);
+        let _ = volume.device.set(device);
         Ok(())
     }
 }

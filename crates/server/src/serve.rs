@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{Drain, Exports, NbdServer, ServerOptions};
 use flagstone_nvmf_target as target;
 use flagstone_nvmf_target::Target;
@@ -22,14 +21,15 @@ use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
 use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
+use crate::pools::Pools;
 use crate::reload::Limits;
 use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
-use crate::stack::CountedLayer;
 use crate::subsystems::{nvme_target, unservable};
-use flagstone_blockdev::stats::Counters;
+use crate::volume::ServedVolume;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::{Config, Diagnostics};
+use flagstone_limit::Limit;
 use flagstone_stack::{OpenError, open_limits, own_limit};
 
 /// Time limit for requests in progress at shutdown.
@@ -79,12 +79,9 @@ impl ServeError {
 
 pub(crate) struct Server {
     pub(crate) config: Rc<Config>,
-    /// Devices of the volumes; empty for [`Server::pending`] volumes.
-    pub(crate) volumes: Vec<OnceCell<SharedDevice>>,
-    pub(crate) counters: Vec<Arc<Counters>>,
-    /// By volume, once it is open: its layers except the mirror.
-    pub(crate) layers: Vec<OnceCell<Vec<CountedLayer>>>,
+    pub(crate) volumes: RefCell<Vec<Rc<ServedVolume>>>,
     pub(crate) pending: PendingVolumes,
+    pub(crate) pools: Pools,
     /// Mirrors of the open mirrored volumes, in the order of the volumes.
     pub(crate) mirrors: RefCell<Vec<Rc<MirroredVolume>>>,
     pub(crate) limits: Limits,
@@ -150,9 +147,10 @@ pub async fn serve(
         .map(|index| spawn(server.clone().open_pending(index)).abort_on_drop())
         .collect();
     let reload_config: ReloadConfig = Rc::new(reload_config);
+    let _keeping = spawn(server.clone().keep_pools()).abort_on_drop();
     let control = api::start(&server, &reload_config).await?;
     announce(&announcement(&server, &control));
-    let serving = format!("volumes: {}", server.config.volumes.len());
+    let serving = format!("volumes: {}", server.volumes.borrow().len());
     manager.ready(&serving).await;
     let signal = loop {
         match signals.next().await {
@@ -207,10 +205,9 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     nbd_server.share_buffers(shares.clone());
     target.share_buffers(shares);
     let server = Server {
-        volumes: config.volumes.iter().map(|_| OnceCell::new()).collect(),
-        counters: config.volumes.iter().map(|_| Arc::default()).collect(),
-        layers: config.volumes.iter().map(|_| OnceCell::new()).collect(),
+        volumes: RefCell::new(ServedVolume::configured(&config, &limits.own, &machine)),
         pending,
+        pools: Pools::read(config.server.state.clone(), config.volumes.len()).await,
         mirrors: RefCell::default(),
         limits,
         target,
@@ -236,6 +233,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
             begun => begun?,
         }
     }
+    server.open_pools().await;
     Ok(Some(server))
 }
 
@@ -334,6 +332,10 @@ impl Server {
     /// Shuts down: drains the connections, stops the mirrors, and flushes every volume.
     async fn end(&self, nbd: Vec<JoinHandle<()>>) -> Result<(), ServeError> {
         self.limits.lift();
+        for limiter in self.volumes().iter().filter_map(|volume| volume.limiter.as_ref()) {
+            // The absence of limits is always valid.
+            let _ = limiter.set(Limit::default());
+        }
         self.target.drain();
         self.nbd_drain.begin();
         let nbd_ended = spawn(time::timeout(DRAIN_PATIENCE, async move {
@@ -359,14 +361,15 @@ impl Server {
         for mirror in ended {
             undelivered.extend(mirror.await.unwrap_or_default());
         }
-        for (volume, device) in self.config.volumes.iter().zip(&self.volumes) {
-            let Some(device) = device.get() else { continue };
+        for volume in self.volumes() {
+            let Some(device) = volume.device.get() else { continue };
             // A mirror flushes both legs when it stops.
-            if !volume.read_only && volume.mirror().is_none() {
+            if !volume.config.read_only && volume.config.mirror().is_none() {
                 let flushed = device.flush().await;
-                flushed.map_err(|error| ServeError::Flush(volume.name.clone(), error))?;
+                flushed.map_err(|error| ServeError::Flush(volume.name().to_owned(), error))?;
             }
         }
+        self.pools.close().await;
         match undelivered.is_empty() {
             true => Ok(()),
             false => Err(ServeError::Undelivered(undelivered.join("; "))),

@@ -29,12 +29,16 @@ pub(crate) struct CountedLayer {
 }
 
 impl CountedLayer {
+    pub(crate) fn new(layer: Layer) -> CountedLayer {
+        CountedLayer { layer, below: Arc::default() }
+    }
+
     pub(crate) fn name(&self) -> &'static str {
         layer_name(&self.layer)
     }
 
     /// Lays it over a device.
-    fn over(
+    pub(crate) fn over(
         &self,
         volume: &Volume,
         device: SharedDevice,
@@ -81,7 +85,7 @@ pub(crate) async fn open_stack(
             mirrored = Some(mirror);
             device
         } else {
-            let layer = CountedLayer { layer: layer.clone(), below: Arc::default() };
+            let layer = CountedLayer::new(layer.clone());
             let device = layer.over(volume, device, shared, own)?;
             layers.push(layer);
             device

@@ -8,6 +8,7 @@ use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConf
 
 use crate::mirrors;
 use crate::serve::ServeError;
+use crate::volume::ServedVolume;
 use flagstone_config::{Config, Subsystem};
 
 /// Maximum controllers of a target: IDs end at FFEFh (NVMe over Fabrics 1.1, Connect).
@@ -41,20 +42,35 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
     })
     .map_err(unservable)?;
     for subsystem in &config.subsystems {
-        let name = nqn(&subsystem.nqn)?;
-        let hosts = subsystem.allow_hosts.iter().flatten();
-        let added = target.add_subsystem(SubsystemConfig {
-            nqn: name,
-            serial: config.serial_number(subsystem, machine),
-            allow_hosts: hosts.map(|host| nqn(host)).collect::<Result<_, _>>()?,
-            keys: Default::default(),
-        });
-        added.map_err(unservable)?;
+        let name = add_subsystem(&target, subsystem, config.serial_number(subsystem, machine))?;
         if !subsystem.namespaces.is_empty() {
             target.suspend_connects(&name).map_err(unservable)?;
         }
     }
     Ok(target)
+}
+
+/// Adds a subsystem without namespaces.
+pub(crate) fn add_subsystem(
+    target: &Target,
+    subsystem: &Subsystem,
+    serial: String,
+) -> Result<Nqn, ServeError> {
+    let name = nqn(&subsystem.nqn)?;
+    let allow_hosts = allowed_hosts(subsystem)?;
+    let added = target.add_subsystem(SubsystemConfig {
+        nqn: name,
+        serial,
+        allow_hosts,
+        keys: Default::default(),
+    });
+    added.map_err(unservable)?;
+    Ok(name)
+}
+
+/// The hosts that may connect; none for every host.
+pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Vec<Nqn>, ServeError> {
+    subsystem.allow_hosts.iter().flatten().map(|host| nqn(host)).collect()
 }
 
 /// The subsystem of a volume, and its namespace ID there.
@@ -65,26 +81,23 @@ pub(crate) fn namespace_of(config: &Config, volume: usize) -> Option<(&Subsystem
     })
 }
 
-/// Adds the volume at an index as its configured namespace, and admits hosts to its subsystem.
+/// Adds a volume as the namespace of its subsystem, and admits hosts to that.
 pub(crate) fn add_volume(
-    target: &Arc<Target>,
-    config: &Config,
-    volume: usize,
+    target: &Target,
+    volume: &ServedVolume,
     device: &SharedDevice,
-    machine: &[u8],
 ) -> Result<(), ServeError> {
-    let Some((subsystem, nsid)) = namespace_of(config, volume) else { return Ok(()) };
-    let nqn = nqn(&subsystem.nqn)?;
+    let nqn = nqn(&volume.subsystem.nqn)?;
     let namespace = NamespaceConfig {
-        nsid: Some(nsid),
+        nsid: Some(volume.nsid),
         device: device.clone(),
-        uuid: config.volume_uuid(volume, machine).into_bytes(),
-        read_only: config.volumes[volume].read_only,
+        uuid: volume.uuid.into_bytes(),
+        read_only: volume.config.read_only,
     };
     target.add_namespace(&nqn, namespace).map_err(unservable)?;
     target.resume_connects(&nqn).map_err(unservable)
 }
 
-fn nqn(text: &str) -> Result<Nqn, ServeError> {
+pub(crate) fn nqn(text: &str) -> Result<Nqn, ServeError> {
     Nqn::new(text).map_err(|error| unservable(format!("{text}: {error}")))
 }

@@ -235,6 +235,10 @@ pub async fn open_backing(volume: &Volume) -> Result<SharedDevice, OpenError> {
     };
     let within = |error| within(volume, error);
     match &volume.backing {
+        Backing::Pool(pool) => {
+            let problem = format!("it is in pool {pool}, which only the server opens");
+            Err(volume_error(volume, problem))
+        }
         Backing::Device(spec) => open_device(spec, &options).await.map_err(within),
         Backing::Stripe { chunk_bytes, devices } => {
             let mut children = Vec::with_capacity(devices.len());

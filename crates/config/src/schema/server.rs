@@ -23,6 +23,8 @@ pub static SERVER: Section = Section {
             "Unix socket of the [control API](api.md), which `flagstone status` asks: a path, or `none`. The file has mode 0600. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users without permission to write there. If neither can be created, the server warns and runs without the API.";
         "metrics", Kind::Text("address"), "" =>
             "TCP address that serves [metrics](metrics.md) to Prometheus and nothing else: `ADDRESS:PORT`, port 9469 if omitted. It is not authenticated. Default: none. The API socket serves metrics too.";
+        "state", Kind::Text("directory"), "" =>
+            "Directory that the server owns. It records there which devices belong to which [pool](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; without either, there are no pools.";
         "nvme", Kind::Table(&NVME), "" => "Options of NVMe/TCP.";
         "nbd", Kind::Table(&NBD), "" => "Options of NBD.";
     },

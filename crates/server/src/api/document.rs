@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::mirror_document::MirrorDocument;
+use super::pool_document::PoolPlaceDocument;
 use crate::http::RouteInfo;
 
 named! {
@@ -91,7 +92,7 @@ impl From<RouteInfo> for Resource {
 pub struct VolumesDocument {
     /// Seconds since the server started. Two samples of the counters give rates.
     pub uptime_seconds: f64,
-    /// Volumes, in the order of the configuration.
+    /// Volumes, in the order of the configuration, then those of pools.
     pub volumes: Vec<VolumeDocument>,
 }
 
@@ -129,6 +130,9 @@ pub struct VolumeDocument {
     /// Its mirror; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorDocument>,
+    /// Its place in a pool; absent for volumes of the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pool: Option<PoolPlaceDocument>,
 }
 
 /// An address that a volume is served on.
@@ -179,6 +183,16 @@ pub enum ConnectionDocument {
         /// Address of the client; `unix` for a Unix socket.
         peer: String,
     },
+}
+
+impl ConnectionDocument {
+    /// The host's NQN or address.
+    pub fn host(&self) -> &str {
+        match self {
+            ConnectionDocument::NvmeTcp { host_nqn, .. } => host_nqn,
+            ConnectionDocument::Nbd { peer } => peer,
+        }
+    }
 }
 
 /// I/O of a volume, by kind of call.

@@ -3,7 +3,7 @@
 //! Hosts choose their names, so the number of series has a bound: hosts beyond [`HOSTS_MAX`], and
 //! those that a subsystem does not count separately, are together `host="others"`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use flagstone_nvme::Nqn;
@@ -50,7 +50,9 @@ const COUNTS: [(&str, &str, [HostCount; 2]); 2] = [
 pub(super) fn write(server: &Server, out: &mut Exposition) {
     let mut connections = [ByHost::<u64>::new(), ByHost::new()];
     let mut totals = ByHost::<IoTotals>::new();
-    let nqns = server.config.subsystems.iter().filter_map(|one| Nqn::new(&one.nqn).ok());
+    let volumes = server.volumes();
+    let nqns: BTreeSet<&str> = volumes.iter().map(|volume| &*volume.subsystem.nqn).collect();
+    let nqns = nqns.into_iter().filter_map(|nqn| Nqn::new(nqn).ok());
     for status in nqns.filter_map(|nqn| server.target.subsystem_status(&nqn).ok()) {
         for controller in &status.controllers {
             *connections[0].of(Some(controller.host_nqn.to_string())) +=

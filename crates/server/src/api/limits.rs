@@ -6,14 +6,15 @@ use flagstone_limit::{Limiter, LimiterStatus};
 use super::document::LimitDocument;
 use crate::http::Exposition;
 use crate::serve::Server;
+use crate::volume::ServedVolume;
 
 /// The limits of a volume, from the host's side down.
-pub(super) fn documents(server: &Server, volume: usize) -> Vec<LimitDocument> {
-    let (config, limits) = (&server.config, &server.limits);
-    let documents = config.volumes[volume].layers.iter().filter_map(|layer| match layer {
-        Layer::Limit(_) => Some(document(None, limits.own[volume].as_ref()?)),
+pub(super) fn documents(server: &Server, volume: &ServedVolume) -> Vec<LimitDocument> {
+    let documents = volume.config.layers.iter().filter_map(|layer| match layer {
+        Layer::Limit(_) => Some(document(None, volume.limiter.as_ref()?)),
         Layer::SharedLimit(shared) => {
-            Some(document(Some(&config.limits[*shared].name), &limits.shared[*shared]))
+            let name = &server.config.limits[*shared].name;
+            Some(document(Some(name), &server.limits.shared[*shared]))
         }
         _ => None,
     });
@@ -50,8 +51,9 @@ pub(super) fn metrics(server: &Server, out: &mut Exposition) {
     let shared = config.limits.iter().zip(&limits.shared);
     let shared =
         shared.map(|(limit, limiter)| ([("limit", &*limit.name), ("volume", "")], limiter));
-    let own = config.volumes.iter().zip(&limits.own).filter_map(|(volume, limiter)| {
-        Some(([("limit", ""), ("volume", &*volume.name)], limiter.as_ref()?))
+    let volumes = server.volumes();
+    let own = volumes.iter().filter_map(|volume| {
+        Some(([("limit", ""), ("volume", volume.name())], volume.limiter.as_ref()?))
     });
     let all: Vec<_> =
         shared.chain(own).map(|(labels, limiter)| (labels, limiter.status())).collect();

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use flagstone_runtime::{buf, task};
 
-use super::{Api, host_metrics, limits, mirror, on, pending, process_metrics, volumes};
+use super::{Api, host_metrics, limits, mirror, on, pending, pools, process_metrics, volumes};
 use crate::http::{Exposition, Router};
 use crate::serve::Server;
 
@@ -17,8 +17,13 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
             let mut out = Exposition::new();
             process(&api.server, &mut out);
             process_metrics::write(&mut out);
-            for write in [volumes::metrics, host_metrics::write, pending::metrics, limits::metrics]
-            {
+            for write in [
+                volumes::metrics,
+                host_metrics::write,
+                pending::metrics,
+                limits::metrics,
+                pools::metrics,
+            ] {
                 // Let host I/O on this core proceed.
                 task::yield_now().await;
                 write(&api.server, &mut out);

@@ -49,7 +49,7 @@ impl Api {
 
     fn find_mirror(&self, call: &Call) -> Result<Rc<MirroredVolume>, Problem> {
         let name = call.text("name");
-        let index = self.server.find_volume(name)?;
+        let index = self.server.find_volume(name)?.number;
         if let Some(reason) = self.server.pending.reason(index) {
             return Err(Problem::conflict(format!(
                 "`{name}` is pending, and so is its mirror, because its device is not open: {reason}"

@@ -20,6 +20,8 @@ mod mirror_preview;
 mod mirror_status;
 mod mirror_verify;
 mod pending;
+pub mod pool_document;
+mod pools;
 mod process_metrics;
 mod reload;
 mod volumes;
@@ -39,6 +41,7 @@ use document::{BufferMemoryDocument, IoEngineName, Resource, ServerDocument};
 use mirror_verify::Verify;
 
 pub(crate) use listen::{ApiServer, start};
+pub(crate) use volumes::{connections, devices};
 
 /// Reads the configuration again, for a reload.
 pub(crate) type ReloadConfig = Rc<dyn Fn() -> Result<Config, Diagnostics>>;
@@ -82,6 +85,7 @@ pub(crate) fn router(server: &Rc<Server>, reload_config: &ReloadConfig) -> Route
     );
     volumes::routes(&api, &mut router);
     mirror::routes(&api, &mut router);
+    pools::routes(&api, &mut router);
     reload::routes(&api, &mut router);
     metrics::routes(&api, &mut router);
     let routes = router.routes();
@@ -106,7 +110,7 @@ fn server_document(server: &Server, resources: Vec<Resource>) -> ServerDocument 
         uptime_seconds: server.started.elapsed().as_secs_f64(),
         io_engine: engine.unwrap_or_default(),
         cores: cores().len(),
-        volumes: server.config.volumes.len(),
+        volumes: server.volumes.borrow().len(),
         listen: server.bound().iter().map(ToString::to_string).collect(),
         nvme_connections: server.nvme.count(),
         nbd_connections: server.nbd.connections(),

@@ -5,6 +5,7 @@ use flagstone_runtime::time;
 use super::document::PendingDocument;
 use crate::http::Exposition;
 use crate::serve::Server;
+use crate::volume::ServedVolume;
 
 pub(super) fn document(server: &Server, volume: usize) -> Option<PendingDocument> {
     let pending = server.pending.get(volume)?;
@@ -17,34 +18,35 @@ pub(super) fn document(server: &Server, volume: usize) -> Option<PendingDocument
     })
 }
 
-type VolumeCounter = fn(&Server, usize) -> u64;
+type VolumeCounter = fn(&Server, &ServedVolume) -> u64;
 
 const FAMILIES: [(&str, &str, VolumeCounter); 2] = [
     (
         "flagstone_volume_pending",
         "1 while the volume is pending because its device is unreachable, else 0.",
-        |server, volume| server.pending.get(volume).is_some().into(),
+        |server, volume| server.pending.get(volume.number).is_some().into(),
     ),
     (
         "flagstone_volume_flush_failed",
         "1 once a flush of the volume's device has failed, until the server restarts.",
-        |server, volume| server.has_failed_flush(volume).into(),
+        |_, volume| volume.has_failed_flush().into(),
     ),
 ];
 
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {
+    let volumes = server.volumes();
     for (name, help, count) in FAMILIES {
         let mut family = out.family(name, help);
-        for (index, volume) in server.config.volumes.iter().enumerate() {
-            family.count(&[("volume", &volume.name)], count(server, index));
+        for volume in &volumes {
+            family.count(&[("volume", volume.name())], count(server, volume));
         }
     }
     let help = "Failed attempts to open the volume's device.";
     let mut family = out.family("flagstone_volume_open_failures_total", help);
-    for (index, volume) in server.config.volumes.iter().enumerate() {
-        let failures = server.pending.failures(index);
+    for volume in &volumes {
+        let failures = server.pending.failures(volume.number);
         if failures > 0 {
-            family.count(&[("volume", &volume.name)], failures);
+            family.count(&[("volume", volume.name())], failures);
         }
     }
 }

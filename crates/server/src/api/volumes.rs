@@ -1,5 +1,6 @@
 //! Volumes of the API: their documents and metrics.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use flagstone_blockdev::stats::{Call as IoCall, CallTotals, Totals};
@@ -13,61 +14,64 @@ use flagstone_runtime::task;
 use super::document::{
     ConnectionDocument, IoDocument, ListenerDocument, VolumeDocument, VolumesDocument,
 };
-use super::{Api, limits, on, pending};
+use super::{Api, limits, on, pending, pools};
 use crate::http::{Exposition, Problem, Router};
 use crate::limits::API_BATCH;
 use crate::serve::Server;
 use crate::stack::layer_name;
-use crate::subsystems::namespace_of;
+use crate::volume::ServedVolume;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
-    let description = "All volumes, in the order of the configuration.";
+    let description = "All volumes, in the order of the configuration, then those of pools.";
     router.get("/v1/volumes", description, on(api, async |api, _| Ok(all(&api).await)));
     let description = "One volume: its properties, attached hosts and I/O.";
     router.get(
         "/v1/volumes/{name}",
         description,
         on(api, async |api, call| {
-            let index = api.server.find_volume(call.text("name"))?;
-            Ok(document(&api, index))
+            let volume = api.server.find_volume(call.text("name"))?;
+            Ok(document(&api, &volume))
         }),
     );
 }
 
 impl Server {
-    pub(crate) fn find_volume(&self, name: &str) -> Result<usize, Problem> {
-        let found = self.config.volumes.iter().position(|volume| volume.name == name);
+    pub(crate) fn find_volume(&self, name: &str) -> Result<Rc<ServedVolume>, Problem> {
+        let volumes = self.volumes();
+        let found = volumes.iter().find(|volume| volume.name() == name).cloned();
         found.ok_or_else(|| {
-            let names = self.config.volumes.iter().map(|volume| volume.name.as_str());
+            let names = volumes.iter().map(|volume| volume.name());
             Problem::not_found(format!("there is no volume `{name}`"))
                 .accepting(names.take(MAX_SUGGESTED_NAMES))
         })
     }
+}
 
+impl ServedVolume {
     /// A flush has failed, without a reopen since. For mirrored volumes see the replica instead.
-    pub(super) fn has_failed_flush(&self, volume: usize) -> bool {
-        self.volumes[volume].get().is_some_and(|device| device.must_reopen())
+    pub(super) fn has_failed_flush(&self) -> bool {
+        self.device.get().is_some_and(|device| device.must_reopen())
     }
 }
 
 async fn all(api: &Api) -> VolumesDocument {
     let server = &api.server;
-    let mut volumes = Vec::with_capacity(server.config.volumes.len());
-    for index in 0..server.config.volumes.len() {
+    let served = server.volumes();
+    let mut volumes = Vec::with_capacity(served.len());
+    for (index, volume) in served.iter().enumerate() {
         if index % API_BATCH == API_BATCH - 1 {
             // Let host I/O on this core proceed.
             task::yield_now().await;
         }
-        volumes.push(document(api, index));
+        volumes.push(document(api, volume));
     }
     VolumesDocument { uptime_seconds: server.started.elapsed().as_secs_f64(), volumes }
 }
 
-fn document(api: &Api, index: usize) -> VolumeDocument {
-    let server = &api.server;
-    let volume = &server.config.volumes[index];
+fn document(api: &Api, served: &ServedVolume) -> VolumeDocument {
+    let (server, volume) = (&api.server, &served.config);
     // A pending volume has no device yet.
-    let geometry = server.volumes[index].get().map(|device| device.geometry());
+    let geometry = served.device.get().map(|device| device.geometry());
     let stripe = matches!(volume.backing, Backing::Stripe { .. }).then_some("stripe");
     let layers = volume.layers.iter().map(layer_name);
     VolumeDocument {
@@ -75,33 +79,41 @@ fn document(api: &Api, index: usize) -> VolumeDocument {
         size_bytes: geometry.map_or(0, |geometry| geometry.size_bytes),
         block_bytes: geometry.map_or(0, |geometry| geometry.block_bytes),
         read_only: volume.read_only || geometry.is_some_and(|geometry| geometry.read_only),
-        flush_failed: server.has_failed_flush(index),
-        uuid: server.config.volume_uuid(index, &server.machine).to_string(),
+        flush_failed: served.has_failed_flush(),
+        uuid: served.uuid.to_string(),
         layers: layers.chain(stripe).map(str::to_owned).collect(),
-        devices: volume.backing.devices().iter().map(ToString::to_string).collect(),
-        listeners: listeners(server, index),
-        connections: connections(server, index),
-        io: IoDocument::from(&server.counters[index].totals()),
-        limits: limits::documents(server, index),
-        pending: pending::document(server, index),
-        mirror: server.mirror_of(index).map(|mirrored| api.mirror_document(&mirrored)),
+        devices: devices(&volume.backing),
+        listeners: listeners(server, served),
+        connections: connections(server, served),
+        io: IoDocument::from(&served.counters.totals()),
+        limits: limits::documents(server, served),
+        pending: pending::document(server, served.number),
+        mirror: server.mirror_of(served.number).map(|mirrored| api.mirror_document(&mirrored)),
+        pool: pools::place(server, served),
     }
 }
 
-fn listeners(server: &Server, index: usize) -> Vec<ListenerDocument> {
+/// The devices as the configuration writes them; of a pool `pool:NAME`.
+pub(crate) fn devices(backing: &Backing) -> Vec<String> {
+    match backing {
+        Backing::Pool(pool) => vec![format!("pool:{pool}")],
+        other => other.devices().iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn listeners(server: &Server, volume: &ServedVolume) -> Vec<ListenerDocument> {
     let bound = server.bound();
     let listener = |spec: &ListenSpec| match spec {
         ListenSpec::NvmeTcp(_) => {
-            let (subsystem, namespace) = namespace_of(&server.config, index)?;
-            let nqn = subsystem.nqn.clone();
-            Some(ListenerDocument::NvmeTcp { address: spec.to_string(), nqn, namespace })
+            let (nqn, namespace) = (volume.subsystem.nqn.clone(), volume.nsid);
+            ListenerDocument::NvmeTcp { address: spec.to_string(), nqn, namespace }
         }
-        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => Some(ListenerDocument::Nbd {
+        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => ListenerDocument::Nbd {
             address: spec.to_string(),
-            export: server.config.volumes[index].nbd_export.clone(),
-        }),
+            export: volume.config.nbd_export.clone(),
+        },
     };
-    bound.iter().filter_map(listener).collect()
+    bound.iter().map(listener).collect()
 }
 
 fn controllers(server: &Server, subsystem: &Subsystem) -> Vec<ControllerStatus> {
@@ -110,17 +122,16 @@ fn controllers(server: &Server, subsystem: &Subsystem) -> Vec<ControllerStatus> 
     status.map_or_else(Vec::new, |status| status.controllers)
 }
 
-fn connections(server: &Server, index: usize) -> Vec<ConnectionDocument> {
-    let subsystem = namespace_of(&server.config, index).map(|(subsystem, _)| subsystem);
-    let controllers = subsystem.map(|subsystem| controllers(server, subsystem));
-    let nvme = controllers.into_iter().flatten().map(|controller| ConnectionDocument::NvmeTcp {
+pub(crate) fn connections(server: &Server, volume: &ServedVolume) -> Vec<ConnectionDocument> {
+    let controllers = controllers(server, &volume.subsystem);
+    let nvme = controllers.into_iter().map(|controller| ConnectionDocument::NvmeTcp {
         host_nqn: controller.host_nqn.to_string(),
         controller: controller.id,
         local: controller.local.map(|local| local.to_string()),
         ready: controller.ready,
         queues: controller.queues.len(),
     });
-    let export = &server.config.volumes[index].nbd_export;
+    let export = &volume.config.nbd_export;
     let attached = server.nbd.attached().into_iter().filter(|one| one.export == *export);
     nvme.chain(attached.map(|one| ConnectionDocument::Nbd { peer: one.peer })).collect()
 }
@@ -149,12 +160,13 @@ fn happened(totals: &Totals) -> impl Iterator<Item = (IoCall, &CallTotals)> {
 }
 
 pub(super) fn metrics(server: &Server, out: &mut Exposition) {
-    let names = || server.config.volumes.iter().map(|volume| volume.name.as_str());
-    let totals: Vec<Totals> = server.counters.iter().map(|counters| counters.totals()).collect();
+    let volumes = server.volumes();
+    let names = || volumes.iter().map(|volume| volume.name());
+    let totals: Vec<Totals> = volumes.iter().map(|volume| volume.counters.totals()).collect();
     let mut sizes = out.family("flagstone_volume_size_bytes", "Size of the volume.");
-    for (name, volume) in names().zip(&server.volumes) {
-        if let Some(device) = volume.get() {
-            sizes.count(&[("volume", name)], device.geometry().size_bytes);
+    for volume in &volumes {
+        if let Some(device) = volume.device.get() {
+            sizes.count(&[("volume", volume.name())], device.geometry().size_bytes);
         }
     }
     for (family, help, number) in COUNTS {
@@ -176,28 +188,27 @@ pub(super) fn metrics(server: &Server, out: &mut Exposition) {
             family.histogram(&labels, bounds, latency.count(), latency.sum_ns as f64 / 1e9);
         }
     }
-    layers(server, out);
+    layers(&volumes, out);
     let help = "Attached hosts: NVMe controllers and NBD connections.";
     let mut family = out.family("flagstone_volume_hosts", help);
-    let mut hosts = vec![0; server.config.volumes.len()];
-    for subsystem in &server.config.subsystems {
-        let count = controllers(server, subsystem).len() as u64;
-        subsystem.namespaces.iter().for_each(|index| hosts[*index] += count);
-    }
+    let mut nvme: BTreeMap<&str, usize> = BTreeMap::new();
     let attached = server.nbd.attached();
-    for (index, volume) in server.config.volumes.iter().enumerate() {
-        let nbd = attached.iter().filter(|one| one.export == volume.nbd_export).count();
-        family.count(&[("volume", &volume.name)], hosts[index] + nbd as u64);
+    for volume in &volumes {
+        let nvme = *nvme
+            .entry(&volume.subsystem.nqn)
+            .or_insert_with(|| controllers(server, &volume.subsystem).len());
+        let export = &volume.config.nbd_export;
+        let nbd = attached.iter().filter(|one| one.export == *export).count();
+        family.count(&[("volume", volume.name())], (nvme + nbd) as u64);
     }
 }
 
 /// Calls below each layer: the difference to the layer above, or to the volume, is the layer's own.
-fn layers(server: &Server, out: &mut Exposition) {
+fn layers(volumes: &[Rc<ServedVolume>], out: &mut Exposition) {
     let counted = || {
-        let volumes = server.config.volumes.iter().zip(&server.layers);
-        volumes.flat_map(|(volume, layers)| {
-            let layers = layers.get().into_iter().flatten();
-            layers.map(move |layer| (&*volume.name, layer))
+        volumes.iter().flat_map(|volume| {
+            let layers = volume.layers.get().into_iter().flatten();
+            layers.map(|layer| (volume.name(), layer))
         })
     };
     let mut ios =

@@ -1,0 +1,312 @@
+//! Pools of the API: their documents, metrics, and the orders on them and their volumes.
+//!
+//! An order survives its client.
+
+use std::rc::Rc;
+
+use flagstone_pool::PoolStatus;
+use flagstone_runtime::spawn;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::pool_document::{
+    OrderDocument, PoolAction, PoolDocument, PoolPlaceDocument, PoolStateName, PoolsDocument,
+    UnservedDocument, VolumeAction,
+};
+use super::{Api, on};
+use crate::http::{Call, Exposition, Problem, Router};
+use crate::pools::{
+    DestroyPool, Fullness, MakePool, MakeVolume, Outcome, PoolSlot, PoolState, SetVolume, Settings,
+    used_percent,
+};
+use crate::serve::Server;
+use crate::volume::ServedVolume;
+
+/// Body of an order on a pool. `create` and `import` take `devices`, `create` also `destroy_data`;
+/// `reopen` and `destroy` take `force`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(rename = "PoolOrder")]
+struct PoolBody {
+    dry_run: bool,
+    /// Absolute paths.
+    devices: Vec<String>,
+    /// Devices whose data may be destroyed.
+    destroy_data: Vec<String>,
+    force: bool,
+}
+
+/// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick` and
+/// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to` and
+/// `force`; `delete` `force`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(rename = "VolumeOrder")]
+struct VolumeBody {
+    dry_run: bool,
+    pool: Option<String>,
+    size_bytes: Option<u64>,
+    thick: Option<bool>,
+    /// Keys of a volume's table in a configuration; `set` removes those that are `null`.
+    settings: Map<String, Value>,
+    to: Option<String>,
+    force: bool,
+}
+
+pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
+    router.get("/v1/pools", "All pools.", on(api, async |api, _| Ok(all(&api.server))));
+    let description = "One pool: its devices, space, volumes and health.";
+    router.get(
+        "/v1/pools/{name}",
+        description,
+        on(api, async |api, call| {
+            let name = call.text("name");
+            Ok(document(&api.server, name, &api.server.pools.slot(name)?))
+        }),
+    );
+    let description = "Creates, imports, reopens or destroys a pool, or previews the outcome.";
+    router
+        .post("/v1/pools/{name}/{action}", description, on(api, Api::order_pool))
+        .takes::<PoolBody>();
+    let description = "Creates, grows, changes, renames or deletes a volume of a pool, or previews \
+                       the outcome.";
+    router
+        .post("/v1/volumes/{name}/{action}", description, on(api, Api::order_volume))
+        .takes::<VolumeBody>();
+}
+
+/// The body, without members that the order does not take.
+fn body<T: DeserializeOwned>(call: &Call, takes: &[&str]) -> Result<T, Problem> {
+    call.without_query()?;
+    let body: Map<String, Value> = call.json()?;
+    let accepted = || takes.iter().copied().chain(["dry_run"]);
+    if let Some(other) = body.keys().find(|key| !accepted().any(|member| member == *key)) {
+        let problem = Problem::invalid(format!("this order has no member `{other}`"));
+        return Err(problem.accepting(accepted()));
+    }
+    serde_json::from_value(Value::Object(body))
+        .map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))
+}
+
+fn missing(member: &str) -> Problem {
+    Problem::invalid(format!("`{member}` is missing"))
+}
+
+fn unknown_action<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Problem {
+    Problem::not_found(format!("there is no order `{name}`")).accepting(known)
+}
+
+/// Runs an order to its end, even if its client goes away.
+async fn run(
+    name: String,
+    dry_run: bool,
+    work: impl Future<Output = Result<Outcome, Problem>> + 'static,
+) -> Result<OrderDocument, Problem> {
+    let stopping = || Problem::stopping("the server is stopping: nothing was confirmed");
+    let Outcome { changed, outcome, data_loss, next } =
+        spawn(work).await.unwrap_or_else(|_| Err(stopping()))?;
+    Ok(OrderDocument { name, changed, dry_run, outcome, data_loss, next })
+}
+
+impl Api {
+    async fn order_pool(self: Rc<Self>, call: Call) -> Result<OrderDocument, Problem> {
+        let (name, word) = (call.text("name").to_owned(), call.text("action"));
+        let known = PoolAction::ALL.map(PoolAction::name);
+        let action = PoolAction::ALL.into_iter().find(|action| action.name() == word);
+        let action = action.ok_or_else(|| unknown_action(word, known))?;
+        let takes: &[&str] = match action {
+            PoolAction::Create => &["devices", "destroy_data"],
+            PoolAction::Import => &["devices"],
+            PoolAction::Reopen | PoolAction::Destroy => &["force"],
+        };
+        let PoolBody { dry_run, devices, destroy_data, force } = body(&call, takes)?;
+        tracing::info!(user = ?call.user, pool = name, %action, dry_run, "pool order requested");
+        let server = self.server.clone();
+        let make = MakePool { name: name.clone(), devices, destroy_data, dry_run };
+        let destroy = DestroyPool { name: name.clone(), force, dry_run };
+        let work = async move {
+            match action {
+                PoolAction::Create => server.create_pool(make).await,
+                PoolAction::Import => server.import_pool(make).await,
+                PoolAction::Reopen => server.reopen_pool(destroy).await,
+                PoolAction::Destroy => server.destroy_pool(destroy).await,
+            }
+        };
+        run(name, dry_run, work).await
+    }
+
+    async fn order_volume(self: Rc<Self>, call: Call) -> Result<OrderDocument, Problem> {
+        let (name, word) = (call.text("name").to_owned(), call.text("action"));
+        let known = VolumeAction::ALL.map(VolumeAction::name);
+        let action = VolumeAction::ALL.into_iter().find(|action| action.name() == word);
+        let action = action.ok_or_else(|| unknown_action(word, known))?;
+        let takes: &[&str] = match action {
+            VolumeAction::Create => &["pool", "size_bytes", "thick", "settings"],
+            VolumeAction::Resize => &["size_bytes"],
+            VolumeAction::Set => &["thick", "settings", "force"],
+            VolumeAction::Rename => &["to", "force"],
+            VolumeAction::Delete => &["force"],
+        };
+        let given: VolumeBody = body(&call, takes)?;
+        let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, force } = given;
+        tracing::info!(user = ?call.user, volume = name, %action, dry_run, "volume order requested");
+        let (server, of) = (self.server.clone(), name.clone());
+        let work = async move {
+            let size = size_bytes.ok_or_else(|| missing("size_bytes"));
+            let settings: Settings = settings;
+            match action {
+                VolumeAction::Create => {
+                    let pool = pool.ok_or_else(|| missing("pool"))?;
+                    let (size_bytes, thick) = (size?, thick.unwrap_or_default());
+                    let make = MakeVolume { name: of, pool, size_bytes, thick, settings, dry_run };
+                    server.create_volume(make).await
+                }
+                VolumeAction::Resize => server.resize_volume(&of, size?, dry_run).await,
+                VolumeAction::Set => {
+                    let set = SetVolume { name: of, thick, settings, force, dry_run };
+                    server.set_volume(set).await
+                }
+                VolumeAction::Rename => {
+                    let to = to.ok_or_else(|| missing("to"))?;
+                    server.rename_volume(&of, &to, force, dry_run).await
+                }
+                VolumeAction::Delete => server.delete_volume(&of, force, dry_run).await,
+            }
+        };
+        run(name, dry_run, work).await
+    }
+}
+
+fn all(server: &Server) -> PoolsDocument {
+    let slots = server.pools.slots();
+    PoolsDocument { pools: slots.iter().map(|(name, slot)| document(server, name, slot)).collect() }
+}
+
+fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
+    let base = PoolDocument {
+        name: name.to_owned(),
+        devices: slot.devices.clone(),
+        ..PoolDocument::default()
+    };
+    let status = match &slot.state {
+        PoolState::Open(pool) => pool.status(),
+        PoolState::Closed { reason, is_absent } => {
+            let next = match is_absent {
+                true => format!(
+                    "its creation did not complete, or its devices were replaced: run flagstone \
+                     pool create {name} again, or flagstone pool destroy {name}"
+                ),
+                false => format!(
+                    "correct the device, which is retried; if it has another path, run flagstone \
+                     pool import {name} DEVICE…"
+                ),
+            };
+            let (state, reason) = (PoolStateName::Closed, Some(reason.clone()));
+            return PoolDocument { state, reason, next: Some(next), ..base };
+        }
+    };
+    let unserved = slot
+        .unserved
+        .iter()
+        .map(|(name, reason)| UnservedDocument { name: name.clone(), reason: reason.clone() });
+    let of_pool =
+        |volume: &&Rc<ServedVolume>| volume.pool.as_ref().is_some_and(|place| place.pool == name);
+    let mut volumes: Vec<String> =
+        server.volumes().iter().filter(of_pool).map(|volume| volume.name().to_owned()).collect();
+    volumes.sort();
+    let state = match status.failed {
+        Some(_) => PoolStateName::Failed,
+        None => PoolStateName::Open,
+    };
+    PoolDocument {
+        state,
+        reason: status.failed.map(|error| error.to_string()),
+        id: Some(status.id.to_string()),
+        capacity_bytes: status.capacity_bytes,
+        used_bytes: status.used_bytes,
+        reserved_bytes: status.reserved_bytes,
+        used_percent: used_percent(&status),
+        threshold_percent: Fullness::of(&status).0,
+        volumes,
+        unserved: unserved.collect(),
+        checkpoints: status.checkpoints,
+        cleaned_segments: status.cleaned_segments,
+        copied_bytes: status.copied_blocks * flagstone_pool::limits::BLOCK_BYTES as u64,
+        next: next(name, &status, slot),
+        ..base
+    }
+}
+
+/// Advice about an open pool.
+fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
+    if status.failed.is_some() {
+        return Some(format!("check its devices, then run flagstone pool reopen {name}"));
+    }
+    if let Some((volume, _)) = slot.unserved.first_key_value() {
+        return Some(format!("correct the settings: flagstone volume set {volume}"));
+    }
+    match Fullness::of(status).0 {
+        0 => None,
+        100 => {
+            Some("new writes fail: delete volumes, or discard data (fstrim) on hosts".to_owned())
+        }
+        _ => Some("delete volumes, or discard data (fstrim) on hosts".to_owned()),
+    }
+}
+
+/// The place of a volume in its pool.
+pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceDocument> {
+    let place = volume.pool.as_ref()?;
+    let PoolState::Open(pool) = server.pools.slot(&place.pool).ok()?.state else { return None };
+    let info = pool.volume(volume.name())?;
+    Some(PoolPlaceDocument {
+        name: place.pool.clone(),
+        thick: info.thick,
+        used_bytes: info.used_bytes,
+        settings: place.settings.clone(),
+    })
+}
+
+type PoolNumber = fn(&PoolDocument) -> u64;
+
+const FAMILIES: [(&str, &str, PoolNumber); 9] = [
+    ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
+        (pool.state == PoolStateName::Open).into()
+    }),
+    ("flagstone_pool_capacity_bytes", "Space for volumes and their maps.", |pool| {
+        pool.capacity_bytes
+    }),
+    ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
+    (
+        "flagstone_pool_reserved_bytes",
+        "Space reserved for thick volumes beyond what they use.",
+        |pool| pool.reserved_bytes,
+    ),
+    (
+        "flagstone_pool_threshold_percent",
+        "The highest of 80, 90, 95 and 100 percent that used and reserved space have reached, or 0.",
+        |pool| pool.threshold_percent,
+    ),
+    ("flagstone_pool_volumes_unserved", "Volumes of the pool that are not served.", |pool| {
+        pool.unserved.len() as u64
+    }),
+    ("flagstone_pool_checkpoints_total", "Checkpoints.", |pool| pool.checkpoints),
+    ("flagstone_pool_cleaned_segments_total", "Segments that the cleaner emptied.", |pool| {
+        pool.cleaned_segments
+    }),
+    ("flagstone_pool_copied_bytes_total", "Bytes that the cleaner copied.", |pool| {
+        pool.copied_bytes
+    }),
+];
+
+pub(super) fn metrics(server: &Server, out: &mut Exposition) {
+    let pools = all(server).pools;
+    for (name, help, number) in FAMILIES {
+        let mut family = out.family(name, help);
+        for pool in &pools {
+            family.count(&[("pool", &pool.name)], number(pool));
+        }
+    }
+}

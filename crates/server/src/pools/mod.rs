@@ -1,0 +1,420 @@
+//! Pools: opened at the start from the state directory, and their volumes, which are made at run
+//! time.
+//!
+//! Invariants:
+//! - one order at a time changes pools and their volumes ([`Pools::order`]);
+//! - a pool is in the state file before its devices are written, so that a crash loses none. A pool
+//!   whose devices were not written yet is closed, and creating it again completes the order;
+//! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither does
+//!   a volume whose settings cannot be used.
+
+mod fullness;
+mod orders;
+pub(crate) mod settings;
+mod state_directory;
+mod volume_orders;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::SharedDevice;
+use flagstone_config::names::Uuid;
+use flagstone_config::{Layer, Subsystem, Volume};
+use flagstone_limit::{Limit, Limiter, RateLimitLayer};
+use flagstone_pool::{NamedDevice, Pool, VolumeInfo};
+use flagstone_runtime::sync::{Permit, Semaphore};
+use flagstone_runtime::time;
+use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
+
+pub(crate) use fullness::{Fullness, used_percent};
+pub(crate) use orders::{DestroyPool, MakePool, Outcome};
+pub(crate) use settings::Settings;
+use state_directory::{PoolEntry, StateDirectory};
+pub(crate) use volume_orders::{MakeVolume, SetVolume};
+
+use crate::http::Problem;
+use crate::limits::POOL_PAUSE;
+use crate::serve::{ServeError, Server};
+use crate::stack::CountedLayer;
+use crate::subsystems::{add_subsystem, nqn};
+use crate::volume::{PoolPlace, ServedVolume};
+
+/// Pools of a server.
+pub(crate) struct Pools {
+    /// Why there are none, without a usable directory.
+    state: Result<StateDirectory, String>,
+    slots: RefCell<BTreeMap<String, PoolSlot>>,
+    order: Rc<Semaphore>,
+    /// Number of the next volume made at run time.
+    next_number: Cell<usize>,
+}
+
+/// A pool in the state file.
+#[derive(Clone)]
+pub(crate) struct PoolSlot {
+    /// Paths of its devices.
+    pub(crate) devices: Vec<String>,
+    pub(crate) state: PoolState,
+    /// Volumes that are not served, and why.
+    pub(crate) unserved: BTreeMap<String, String>,
+    pub(crate) fullness: Fullness,
+}
+
+#[derive(Clone)]
+pub(crate) enum PoolState {
+    Open(Pool),
+    Closed {
+        /// Failure of the last attempt to open it.
+        reason: String,
+        /// Its devices are not part of a pool: the creation did not complete.
+        is_absent: bool,
+    },
+}
+
+impl PoolSlot {
+    fn closed(devices: Vec<String>, error: OpenPoolError) -> PoolSlot {
+        let OpenPoolError { reason, is_absent } = error;
+        let state = PoolState::Closed { reason, is_absent };
+        PoolSlot { devices, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
+    }
+
+    fn open(devices: Vec<String>, pool: Pool) -> PoolSlot {
+        let (unserved, fullness) = (BTreeMap::new(), Fullness::default());
+        PoolSlot { devices, state: PoolState::Open(pool), unserved, fullness }
+    }
+}
+
+/// Why a pool is not open.
+struct OpenPoolError {
+    reason: String,
+    is_absent: bool,
+}
+
+impl From<String> for OpenPoolError {
+    fn from(reason: String) -> OpenPoolError {
+        OpenPoolError { reason, is_absent: false }
+    }
+}
+
+impl Pools {
+    /// Locks the state directory of the configuration, or of the service manager, and reads it.
+    /// `first_number` is that of the first volume made at run time.
+    pub(crate) async fn read(configured: Option<PathBuf>, first_number: usize) -> Pools {
+        let inherited = || std::env::var_os("STATE_DIRECTORY").filter(|path| !path.is_empty());
+        let path = configured.or_else(|| inherited().map(PathBuf::from));
+        let read = match &path {
+            Some(path) => StateDirectory::open(path).await,
+            None => Err("this server has no state directory: start it with --state DIRECTORY, or \
+                         write `state` in [server]"
+                .to_owned()),
+        };
+        if let (Err(why), Some(_)) = (&read, &path) {
+            tracing::error!("no pools are served: {why}");
+        }
+        let (state, entries) = match read {
+            Ok((state, entries)) => (Ok(state), entries),
+            Err(why) => (Err(why), Vec::new()),
+        };
+        let not_yet = || OpenPoolError::from("it is not open yet".to_owned());
+        let slots = entries
+            .into_iter()
+            .map(|entry| (entry.name, PoolSlot::closed(entry.devices, not_yet())));
+        Pools {
+            state,
+            slots: RefCell::new(slots.collect()),
+            order: Semaphore::new(1),
+            next_number: Cell::new(first_number),
+        }
+    }
+
+    /// All pools by name.
+    pub(crate) fn slots(&self) -> BTreeMap<String, PoolSlot> {
+        self.slots.borrow().clone()
+    }
+
+    /// # Errors
+    /// 404.
+    pub(crate) fn slot(&self, name: &str) -> Result<PoolSlot, Problem> {
+        let slots = self.slots.borrow();
+        slots.get(name).cloned().ok_or_else(|| {
+            let known = slots.keys().map(String::as_str);
+            Problem::not_found(format!("there is no pool `{name}`")).accepting(known)
+        })
+    }
+
+    /// An open pool.
+    ///
+    /// # Errors
+    /// 404, or 409 with the reason why it is closed.
+    fn open_pool(&self, name: &str) -> Result<Pool, Problem> {
+        match self.slot(name)?.state {
+            PoolState::Open(pool) => Ok(pool),
+            PoolState::Closed { reason, .. } => {
+                Err(Problem::conflict(format!("pool {name} is not open: {reason}")))
+            }
+        }
+    }
+
+    async fn order(&self) -> Permit {
+        self.order.acquire(1).await
+    }
+
+    /// The directory that an order writes to.
+    fn writable(&self) -> Result<&StateDirectory, Problem> {
+        self.state.as_ref().map_err(|why| Problem::conflict(why.clone()))
+    }
+
+    /// Records the pools as they are, with `change` in place of the devices of one.
+    async fn record(&self, name: &str, change: Option<&[String]>) -> Result<(), Problem> {
+        let mut entries: BTreeMap<String, Vec<String>> =
+            self.slots().into_iter().map(|(name, slot)| (name, slot.devices)).collect();
+        match change {
+            Some(devices) => drop(entries.insert(name.to_owned(), devices.to_vec())),
+            None => drop(entries.remove(name)),
+        }
+        let entries = entries.into_iter().map(|(name, devices)| PoolEntry { name, devices });
+        self.writable()?.write(entries.collect()).await.map_err(failed)
+    }
+
+    fn insert(&self, name: &str, slot: PoolSlot) {
+        self.slots.borrow_mut().insert(name.to_owned(), slot);
+    }
+
+    fn number(&self) -> usize {
+        self.next_number.replace(self.next_number.get() + 1)
+    }
+
+    /// Checkpoints and closes every pool, at shutdown.
+    pub(crate) async fn close(&self) {
+        for (name, slot) in self.slots() {
+            if let PoolState::Open(pool) = slot.state
+                && let Err(error) = pool.close().await
+            {
+                tracing::warn!(
+                    "pool {name} was not closed in order, and recovers at its next start: {error}"
+                );
+            }
+        }
+    }
+}
+
+/// 500: a device, the pool or the system failed.
+fn failed(why: impl Into<String>) -> Problem {
+    Problem::new(500, "failed", "A device or the peer failed", why)
+}
+
+async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
+    let mut devices = Vec::with_capacity(paths.len());
+    for path in paths {
+        let spec = path.parse().map_err(|error| format!("{path}: {error}"))?;
+        let opened = open_device(&spec, &OpenOptions::default()).await;
+        let device = opened.map_err(|error| error.to_string())?;
+        devices.push(NamedDevice { name: path.clone(), device });
+    }
+    Ok(devices)
+}
+
+/// Opens the pool `name`, whose devices these are.
+async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
+    let devices = open_devices(paths).await?;
+    let pool = Pool::open(devices).await.map_err(|error| OpenPoolError {
+        is_absent: matches!(error, flagstone_pool::PoolError::NotAPool { .. }),
+        reason: error.to_string(),
+    })?;
+    let found = pool.status().name;
+    if found != name {
+        let _ = pool.close().await;
+        let devices = paths.join(", ");
+        return Err(format!("{devices} hold pool {found}, not {name}").into());
+    }
+    Ok(pool)
+}
+
+impl Server {
+    /// Opens the pools, and serves their volumes.
+    pub(crate) async fn open_pools(&self) {
+        let _order = self.pools.order().await;
+        for (name, slot) in self.pools.slots() {
+            if let PoolState::Closed { reason, .. } = slot.state {
+                self.try_open(&name, slot.devices, &reason).await;
+            }
+        }
+    }
+
+    /// Opens a closed pool, and logs a new reason for a failure.
+    async fn try_open(&self, name: &str, devices: Vec<String>, last_reason: &str) {
+        match open_pool(name, &devices).await {
+            Ok(pool) => {
+                self.pools.insert(name, PoolSlot::open(devices, pool.clone()));
+                self.serve_pool(name, &pool);
+                tracing::info!("pool {name} is open");
+            }
+            Err(error) => {
+                if error.reason != last_reason {
+                    tracing::error!(
+                        "pool {name} is not open, and its volumes are not served: {}; see flagstone \
+                         pool status {name}",
+                        error.reason
+                    );
+                }
+                self.pools.insert(name, PoolSlot::closed(devices, error));
+            }
+        }
+    }
+
+    /// Retries closed pools and watches how full the open ones are, for as long as the server runs.
+    pub(crate) async fn keep_pools(self: Rc<Self>) {
+        loop {
+            time::sleep(POOL_PAUSE).await;
+            let is_closed = |slot: &PoolSlot| matches!(slot.state, PoolState::Closed { .. });
+            if self.pools.slots.borrow().values().any(is_closed) {
+                self.open_pools().await;
+            }
+            self.pools.watch();
+        }
+    }
+
+    /// Serves every volume of a pool.
+    fn serve_pool(&self, name: &str, pool: &Pool) {
+        for info in pool.volumes() {
+            if let Err(why) = self.serve_pool_volume(name, pool, &info) {
+                tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
+                let mut slots = self.pools.slots.borrow_mut();
+                let slot = slots.get_mut(name).expect("the pool is open");
+                slot.unserved.insert(info.name, why);
+            }
+        }
+    }
+
+    /// Serves a volume as its settings say.
+    ///
+    /// # Errors
+    /// Why it cannot be served.
+    fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
+        let settings = settings::from_properties(&info.properties)?;
+        let checked = settings::volume(&self.config, name, &info.name, &settings);
+        let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;
+        self.check_names(&volume, &subsystem, None)?;
+        let device = pool.open_volume(&info.name).map_err(|error| error.to_string())?;
+        let uuid = volume.uuid.unwrap_or_else(|| Uuid::from_bytes(info.uuid.0));
+        let place = PoolPlace { pool: name.to_owned(), settings };
+        let served = self.serve_new(volume, subsystem, uuid, place, device);
+        served.map_err(|error| error.to_string())?;
+        if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
+            slot.unserved.remove(&info.name);
+        }
+        Ok(())
+    }
+
+    /// Checks that no other volume has the name, NQN, export or UUID; `own` is the volume itself.
+    fn check_names(
+        &self,
+        volume: &Volume,
+        subsystem: &Subsystem,
+        own: Option<usize>,
+    ) -> Result<(), String> {
+        for other in self.volumes().iter().filter(|other| Some(other.number) != own) {
+            let taken = [
+                ("name", other.name() == volume.name),
+                ("NQN", other.subsystem.nqn == subsystem.nqn),
+                ("NBD export", other.config.nbd_export == volume.nbd_export),
+                ("UUID", volume.uuid == Some(other.uuid)),
+            ];
+            if let Some((what, _)) = taken.iter().find(|(_, taken)| *taken) {
+                return Err(format!("volume {} has this {what} already", other.name()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds subsystem, namespace and export of a volume. An error leaves nothing behind.
+    fn serve_new(
+        &self,
+        volume: Volume,
+        subsystem: Subsystem,
+        uuid: Uuid,
+        place: PoolPlace,
+        device: SharedDevice,
+    ) -> Result<(), ServeError> {
+        let (device, layers, limiter) = self.stack_on_pool(&volume, device)?;
+        let serial = self.config.serial_number(&subsystem, &self.machine);
+        let served = ServedVolume {
+            number: self.pools.number(),
+            config: volume,
+            subsystem,
+            nsid: 1,
+            uuid,
+            device: Default::default(),
+            counters: Arc::default(),
+            layers: layers.into(),
+            limiter: Some(limiter),
+            pool: Some(place),
+        };
+        let name = add_subsystem(&self.target, &served.subsystem, serial)?;
+        if let Err(error) = self.serve_volume(&served, device) {
+            let _ = self.target.remove_subsystem(&name);
+            return Err(error);
+        }
+        self.volumes.borrow_mut().push(Rc::new(served));
+        Ok(())
+    }
+
+    /// The layers of a volume over its device. A rate limit is always among them, so that it can be
+    /// set at run time.
+    fn stack_on_pool(
+        &self,
+        volume: &Volume,
+        mut device: SharedDevice,
+    ) -> Result<(SharedDevice, Vec<CountedLayer>, Arc<Limiter>), ServeError> {
+        let own = own_limit(volume)?;
+        let has_limit = own.is_some();
+        let unlimited = || Limiter::new(Limit::default()).expect("no limit is valid");
+        let limiter = own.unwrap_or_else(unlimited);
+        let mut layers = Vec::new();
+        for layer in volume.layers.iter().rev() {
+            let layer = CountedLayer::new(layer.clone());
+            device = layer.over(volume, device, &self.limits.shared, Some(&limiter))?;
+            layers.push(layer);
+        }
+        if !has_limit {
+            device = Arc::new(RateLimitLayer::new(device, limiter.clone()));
+        }
+        check_block_size(volume, &device)?;
+        layers.reverse();
+        Ok((device, layers, limiter))
+    }
+
+    /// Takes a volume out of service: its hosts are disconnected, and their commands have ended.
+    ///
+    /// # Errors
+    /// Commands did not end in time; hosts are disconnected.
+    async fn retire(&self, volume: &ServedVolume) -> Result<(), String> {
+        self.volumes.borrow_mut().retain(|other| other.number != volume.number);
+        let export = self.exports.remove(&volume.config.nbd_export);
+        self.nbd.disconnect(&volume.config.nbd_export);
+        let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
+        let _ = self.target.suspend_connects(&nqn);
+        let _ = self.target.remove_namespace(&nqn, volume.nsid);
+        let ended = async {
+            let _ = self.target.drained(&nqn).await;
+            while export.as_ref().is_some_and(|export| Arc::strong_count(export) > 1) {
+                time::sleep(crate::connections::DRAIN_PERIOD).await;
+            }
+        };
+        let ended = time::timeout(crate::limits::RETIRE_PATIENCE, ended).await;
+        let _ = self.target.remove_subsystem(&nqn);
+        ended.map_err(|_| format!("commands of volume {} have not ended", volume.name()))
+    }
+
+    /// The own limit of a volume, live.
+    fn set_limit(volume: &Volume, limiter: &Limiter) -> Result<(), String> {
+        let own = volume.layers.iter().find_map(|layer| match layer {
+            Layer::Limit(limit) => Some(limit.numbers),
+            _ => None,
+        });
+        limiter.set(own.unwrap_or_default()).map_err(|error| error.to_string())
+    }
+}

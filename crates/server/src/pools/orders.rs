@@ -1,0 +1,328 @@
+//! Orders on pools: create, import, reopen and destroy. A dry run takes the same steps up to the
+//! first change.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
+use flagstone_pool::{CreateOptions, Pool};
+use flagstone_runtime::spawn_blocking;
+use flagstone_units::display::size;
+
+use super::state_directory::{PoolEntry, check_entry};
+use super::{PoolSlot, PoolState, failed, open_devices, open_pool};
+use crate::api::connections;
+use crate::http::Problem;
+use crate::limits::POOLS_MAX;
+use crate::serve::Server;
+use crate::volume::ServedVolume;
+
+/// Result of an order, or of its dry run.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    pub(crate) changed: bool,
+    pub(crate) outcome: String,
+    /// The data that is lost.
+    pub(crate) data_loss: Option<String>,
+    /// The next step for the operator.
+    pub(crate) next: Option<String>,
+}
+
+impl Outcome {
+    pub(super) fn unchanged(outcome: impl Into<String>) -> Outcome {
+        Outcome { outcome: outcome.into(), ..Outcome::default() }
+    }
+
+    pub(super) fn changed(outcome: impl Into<String>) -> Outcome {
+        Outcome { changed: true, outcome: outcome.into(), ..Outcome::default() }
+    }
+
+    pub(super) fn losing(self, data: Option<String>) -> Outcome {
+        Outcome { data_loss: data, ..self }
+    }
+
+    pub(super) fn with_next(self, next: impl Into<String>) -> Outcome {
+        Outcome { next: Some(next.into()), ..self }
+    }
+}
+
+/// `pool create` and `pool import`.
+pub(crate) struct MakePool {
+    pub(crate) name: String,
+    pub(crate) devices: Vec<String>,
+    /// Devices whose data may be destroyed, exactly as named.
+    pub(crate) destroy_data: Vec<String>,
+    pub(crate) dry_run: bool,
+}
+
+/// `pool destroy` and `pool reopen`.
+pub(crate) struct DestroyPool {
+    pub(crate) name: String,
+    /// Although hosts are attached, or the pool cannot be opened.
+    pub(crate) force: bool,
+    pub(crate) dry_run: bool,
+}
+
+impl Server {
+    /// Creates a pool on empty devices, or on those whose data may be destroyed.
+    pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let MakePool { name, devices, destroy_data, dry_run } = &order;
+        if let Some(outcome) = self.check_new_pool(name, devices)? {
+            return Ok(outcome);
+        }
+        for device in destroy_data.iter().filter(|device| !devices.contains(device)) {
+            return Err(Problem::invalid(format!(
+                "{device} is to be destroyed, but is no device of the pool"
+            )));
+        }
+        let mut lost = Vec::new();
+        for device in devices {
+            check_device(device, destroy_data.contains(device)).await?;
+            if destroy_data.contains(device) {
+                lost.push(device.as_str());
+            }
+        }
+        let opened = open_devices(devices).await.map_err(Problem::conflict)?;
+        let bytes: u64 = opened.iter().map(|named| named.device.geometry().size_bytes).sum();
+        let loss = (!lost.is_empty()).then(|| format!("everything on {}", lost.join(" and ")));
+        let mut outcome = Outcome::changed(format!(
+            "pool {name} has {} on {}{}",
+            size(bytes),
+            devices.join(" and "),
+            match devices.len() {
+                1 => "",
+                _ => ", without redundancy: the loss of one device loses the pool",
+            }
+        ))
+        .losing(loss)
+        .with_next(format!("flagstone volume create NAME --pool {name} --size SIZE"));
+        if *dry_run {
+            return Ok(outcome);
+        }
+        // First, so that a crash leaves no pool that the server does not know.
+        self.pools.record(name, Some(devices)).await?;
+        let overwrite = !lost.is_empty();
+        let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
+        let pool = match Pool::create(opened, &options).await {
+            Ok(pool) => pool,
+            Err(error) => {
+                self.pools.record(name, None).await?;
+                self.pools.slots.borrow_mut().remove(name);
+                return Err(Problem::conflict(error.to_string()));
+            }
+        };
+        let capacity = size(pool.status().capacity_bytes);
+        outcome.outcome += &format!("; {capacity} are for volumes");
+        self.pools.insert(name, PoolSlot::open(devices.clone(), pool));
+        tracing::info!("pool {name} was created on {}", devices.join(", "));
+        Ok(outcome)
+    }
+
+    /// Checks a pool that is to be created. The outcome, if it exists with these devices.
+    fn check_new_pool(&self, name: &str, devices: &[String]) -> Result<Option<Outcome>, Problem> {
+        self.pools.writable()?;
+        let entry = PoolEntry { name: name.to_owned(), devices: devices.to_vec() };
+        check_entry(&entry).map_err(Problem::invalid)?;
+        let slots = self.pools.slots();
+        match slots.get(name) {
+            Some(PoolSlot { state: PoolState::Open(_), devices: own, .. }) if own == devices => {
+                return Ok(Some(Outcome::unchanged(format!("pool {name} exists already"))));
+            }
+            Some(PoolSlot { state: PoolState::Open(_), devices: own, .. }) => {
+                let own = own.join(" and ");
+                return Err(Problem::conflict(format!("pool {name} exists already, on {own}")));
+            }
+            // The creation did not complete.
+            Some(PoolSlot { state: PoolState::Closed { is_absent: true, .. }, .. }) => {}
+            Some(PoolSlot { state: PoolState::Closed { reason, .. }, .. }) => {
+                return Err(Problem::conflict(format!(
+                    "pool {name} exists already, and is not open: {reason}"
+                )));
+            }
+            None if slots.len() >= POOLS_MAX => {
+                return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
+            }
+            None => {}
+        }
+        self.check_unused(name, devices)?;
+        Ok(None)
+    }
+
+    /// Checks that no other pool has one of the devices.
+    fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
+        for (other, slot) in self.pools.slots().iter().filter(|(other, _)| *other != name) {
+            if let Some(device) = slot.devices.iter().find(|device| devices.contains(device)) {
+                return Err(Problem::conflict(format!("{device} is a device of pool {other}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over a pool that exists on these devices: from another machine, or with other paths.
+    pub(crate) async fn import_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let MakePool { name, devices, dry_run, .. } = &order;
+        self.pools.writable()?;
+        let entry = PoolEntry { name: name.clone(), devices: devices.clone() };
+        check_entry(&entry).map_err(Problem::invalid)?;
+        self.check_unused(name, devices)?;
+        let slots = self.pools.slots();
+        if matches!(slots.get(name), Some(PoolSlot { state: PoolState::Open(_), .. })) {
+            return Ok(Outcome::unchanged(format!("pool {name} is open already")));
+        }
+        if slots.len() >= POOLS_MAX && !slots.contains_key(name) {
+            return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
+        }
+        if *dry_run {
+            open_devices(devices).await.map_err(Problem::conflict)?;
+            return Ok(Outcome::changed(format!(
+                "pool {name} is opened, if these are its devices"
+            )));
+        }
+        let pool = open_pool(name, devices).await;
+        let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
+        if let Err(problem) = self.pools.record(name, Some(devices)).await {
+            let _ = pool.close().await;
+            return Err(problem);
+        }
+        self.pools.insert(name, PoolSlot::open(devices.clone(), pool.clone()));
+        self.serve_pool(name, &pool);
+        let volumes = pool.status().volumes;
+        Ok(Outcome::changed(format!("pool {name} is open and has {volumes} volumes"))
+            .with_next(format!("flagstone pool status {name}")))
+    }
+
+    /// Closes a pool and opens it again: the way out after a device failed.
+    pub(crate) async fn reopen_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let DestroyPool { name, force, dry_run } = &order;
+        let slot = self.pools.slot(name)?;
+        let loss = match &slot.state {
+            PoolState::Open(pool) if pool.status().failed.is_none() => {
+                return Ok(Outcome::unchanged(format!(
+                    "pool {name} has not failed: nothing to do"
+                )));
+            }
+            PoolState::Open(_) => {
+                Some("writes since the last flush, although they were acknowledged".to_owned())
+            }
+            PoolState::Closed { .. } => None,
+        };
+        let volumes = self.volumes_of(name);
+        self.check_detached(&volumes, *force)?;
+        let outcome = Outcome::changed(format!("pool {name} is opened again")).losing(loss);
+        if *dry_run {
+            return Ok(outcome);
+        }
+        for volume in volumes {
+            self.retire(&volume).await.map_err(failed)?;
+        }
+        let PoolSlot { devices, state, .. } = slot;
+        let waiting = super::OpenPoolError::from("it is being opened again".to_owned());
+        self.pools.insert(name, PoolSlot::closed(devices.clone(), waiting));
+        // Closes the devices, which are locked.
+        drop(state);
+        self.try_open(name, devices, "").await;
+        self.pools.open_pool(name).map(|_| outcome)
+    }
+
+    /// Removes a pool with its volumes, and makes its devices free for other use.
+    pub(crate) async fn destroy_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let DestroyPool { name, force, dry_run } = &order;
+        self.pools.writable()?;
+        let Ok(slot) = self.pools.slot(name) else {
+            return Ok(Outcome::unchanged(format!("there is no pool {name}: nothing to do")));
+        };
+        let outcome = match &slot.state {
+            PoolState::Open(pool) => {
+                let infos = pool.volumes();
+                let listed = infos
+                    .iter()
+                    .map(|info| format!("{} ({} used)", info.name, size(info.used_bytes)));
+                let listed: Vec<String> = listed.collect();
+                let loss = (!listed.is_empty()).then(|| format!("volumes {}", listed.join(", ")));
+                Outcome::changed(format!(
+                    "pool {name} is removed from {}",
+                    slot.devices.join(" and ")
+                ))
+                .losing(loss)
+            }
+            PoolState::Closed { is_absent: true, .. } => Outcome::changed(format!(
+                "pool {name}, whose creation did not complete, is forgotten"
+            )),
+            PoolState::Closed { reason, .. } if !force => {
+                return Err(Problem::conflict(format!(
+                    "pool {name} is not open: {reason}; to forget it and leave its devices as they \
+                     are, use --force"
+                )));
+            }
+            PoolState::Closed { .. } => Outcome::changed(format!(
+                "pool {name} is forgotten, and its devices stay as they are"
+            ))
+            .with_next(format!("flagstone pool import {name} DEVICE… brings it back")),
+        };
+        let volumes = self.volumes_of(name);
+        self.check_detached(&volumes, *force)?;
+        if *dry_run {
+            return Ok(outcome);
+        }
+        for volume in volumes {
+            if let Err(why) = self.retire(&volume).await {
+                tracing::warn!("{why}; pool {name} is destroyed nevertheless");
+            }
+        }
+        if let PoolState::Open(pool) = slot.state {
+            pool.destroy().await.map_err(|error| failed(error.to_string()))?;
+        }
+        self.pools.record(name, None).await?;
+        self.pools.slots.borrow_mut().remove(name);
+        tracing::info!("pool {name} was destroyed");
+        Ok(outcome)
+    }
+
+    fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
+        let mut volumes = self.volumes();
+        volumes.retain(|volume| volume.pool.as_ref().is_some_and(|place| place.pool == pool));
+        volumes
+    }
+
+    /// # Errors
+    /// 409 with the hosts that are attached.
+    pub(super) fn check_detached(
+        &self,
+        volumes: &[Rc<ServedVolume>],
+        force: bool,
+    ) -> Result<(), Problem> {
+        for volume in volumes.iter().filter(|_| !force) {
+            let hosts = connections(self, volume);
+            if let Some(host) = hosts.first() {
+                let name = volume.name();
+                return Err(Problem::conflict(format!(
+                    "{} hosts are attached to volume {name}, {} first: detach them, or use --force",
+                    hosts.len(),
+                    host.host()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a device may become part of a pool.
+async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
+    let name = device.to_owned();
+    let access = GuardedAccess::Write { agreed, own_file: false };
+    let check = move || guard::check_path(&name, &PathBuf::from(&name), access);
+    let checked =
+        spawn_blocking("guard", check).await.map_err(|error| failed(error.to_string()))?;
+    match checked {
+        Ok(GuardVerdict::Free) => Ok(()),
+        Ok(GuardVerdict::Absent) => Err(Problem::conflict(format!(
+            "{device} does not exist: make a file first (truncate -s 10G FILE), or look for the \
+             disk with lsblk"
+        ))),
+        Err(refused) => Err(Problem::conflict(refused.to_string())),
+    }
+}

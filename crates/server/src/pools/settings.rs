@@ -1,0 +1,166 @@
+//! Settings of a volume made at run time: the keys of its table in a configuration, as JSON.
+//!
+//! The pool keeps them as properties of the volume, with a version. They are checked with the code
+//! that checks a configuration, when they are set and whenever they are read.
+
+use std::collections::BTreeMap;
+
+use flagstone_config::{Config, Diagnostics, Subsystem, Volume};
+use serde_json::{Map, Value};
+
+use crate::http::Problem;
+
+/// Keys of a volume's table, with their values.
+pub(crate) type Settings = Map<String, Value>;
+
+const VERSION_KEY: &str = "settings.version";
+const VERSION: &str = "1";
+const TABLE_KEY: &str = "settings";
+
+/// The properties that keep the settings in a pool.
+pub(crate) fn to_properties(settings: &Settings) -> BTreeMap<String, String> {
+    let table = serde_json::to_string(settings).expect("a map of JSON values is JSON");
+    let properties = [(VERSION_KEY, VERSION.to_owned()), (TABLE_KEY, table)];
+    properties.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// The settings that a pool keeps.
+///
+/// # Errors
+/// Why they cannot be used.
+pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<Settings, String> {
+    match properties.get(VERSION_KEY).map(String::as_str) {
+        Some(VERSION) => {}
+        Some(other) => {
+            return Err(format!("its settings have version {other}: use a newer Flagstone"));
+        }
+        None if properties.is_empty() => return Ok(Settings::new()),
+        None => return Err("its settings have no version".to_owned()),
+    }
+    let table = properties.get(TABLE_KEY).map_or("{}", String::as_str);
+    serde_json::from_str(table).map_err(|error| format!("its settings cannot be read: {error}"))
+}
+
+/// Replaces the settings that `change` has; `null` removes one (RFC 7396, at the top level).
+pub(crate) fn merge(settings: &mut Settings, change: &Settings) {
+    for (key, value) in change {
+        match value {
+            Value::Null => drop(settings.remove(key)),
+            value => drop(settings.insert(key.clone(), value.clone())),
+        }
+    }
+}
+
+/// The volume that the settings describe.
+///
+/// # Errors
+/// Every mistake.
+pub(crate) fn volume(
+    config: &Config,
+    pool: &str,
+    name: &str,
+    settings: &Settings,
+) -> Result<(Volume, Subsystem), Diagnostics> {
+    let keys =
+        settings.iter().map(|(key, value)| format!("{} = {}\n", toml_text(key), toml(value)));
+    let (volume, mut subsystem) = config.pool_volume(pool, name, &keys.collect::<String>())?;
+    // They would be indices into the configuration's volumes.
+    subsystem.namespaces.clear();
+    Ok((volume, subsystem))
+}
+
+/// The mistakes as a problem of the API.
+pub(crate) fn problem(diagnostics: &Diagnostics) -> Problem {
+    Problem::invalid(text(diagnostics))
+}
+
+/// The mistakes on one line.
+pub(crate) fn text(diagnostics: &Diagnostics) -> String {
+    let items = diagnostics.items().iter().map(|item| format!("{}: {}", item.message, item.help));
+    items.collect::<Vec<_>>().join("; ")
+}
+
+/// A JSON value as TOML. A value that TOML lacks becomes a mistake in the syntax.
+fn toml(value: &Value) -> String {
+    match value {
+        Value::Object(table) => {
+            let keys =
+                table.iter().map(|(key, value)| format!("{} = {}", toml_text(key), toml(value)));
+            format!("{{ {} }}", keys.collect::<Vec<_>>().join(", "))
+        }
+        Value::Array(values) => {
+            format!("[{}]", values.iter().map(toml).collect::<Vec<_>>().join(", "))
+        }
+        Value::String(text) => toml_text(text),
+        other => other.to_string(),
+    }
+}
+
+/// A basic string; its escapes are those of JSON, and DEL in addition.
+fn toml_text(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_config::Layer;
+    use serde_json::json;
+
+    fn settings(value: Value) -> Settings {
+        value.as_object().unwrap().clone()
+    }
+
+    fn config() -> Config {
+        Config::parse("f", "[volume.a]\ndevice = \"null:1GiB\"\n").unwrap()
+    }
+
+    #[test]
+    fn settings_survive_the_pool() {
+        let given = settings(json!({
+            "limit": {"iops": 15000, "throughput": "240MB/s"},
+            "allow_hosts": ["nqn.2026-01.io.h:größe"],
+            "read_only": true,
+            "nbd_export": "a \"b\" \\ c",
+        }));
+        let read = from_properties(&to_properties(&given)).unwrap();
+        assert_eq!(read, given);
+        let (volume, subsystem) = volume(&config(), "fast", "db", &read).unwrap();
+        assert_eq!(volume.nbd_export, "a \"b\" \\ c");
+        assert!(matches!(volume.layers[..], [Layer::Limit(_)]));
+        assert_eq!(subsystem.allow_hosts.unwrap(), ["nqn.2026-01.io.h:größe"]);
+        assert_eq!(from_properties(&BTreeMap::new()), Ok(Settings::new()));
+    }
+
+    #[test]
+    fn null_removes_a_setting() {
+        let mut now = settings(json!({"read_only": true, "limit": {"iops": 5}}));
+        merge(&mut now, &settings(json!({"limit": null, "nbd_export": "x"})));
+        assert_eq!(now, settings(json!({"read_only": true, "nbd_export": "x"})));
+    }
+
+    #[test]
+    fn hostile_properties_are_refused() {
+        let of = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
+            pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+        };
+        for properties in [
+            of(&[("settings.version", "2"), ("settings", "{}")]),
+            of(&[("settings", "{}")]),
+            of(&[("settings.version", "1"), ("settings", "[")]),
+            of(&[("settings.version", "1"), ("settings", "[]")]),
+        ] {
+            assert!(from_properties(&properties).is_err(), "{properties:?}");
+        }
+        for (key, value) in [
+            ("read_only", json!("yes")),
+            ("x]\n[server", json!(1)),
+            ("nbd_export", json!("a\u{7f}\n")),
+            ("read_only", json!(null)),
+            ("device", json!("/dev/sda")),
+        ] {
+            let hostile = Settings::from_iter([(key.to_owned(), value)]);
+            assert!(volume(&config(), "fast", "db", &hostile).is_err(), "{key}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! State directory: the file `pools.json`, which records the devices of each pool.
+//!
+//! Invariants: one server at a time uses a directory, by a lock; the file is replaced as a whole, and
+//! is durable when a write returns. A file that cannot be read is never replaced.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_config::names::check_volume_name;
+use flagstone_pool::limits::{DEVICES_MAX, POOL_NAME_MAX};
+use flagstone_runtime::{spawn_blocking, time};
+use serde::{Deserialize, Serialize};
+
+use crate::limits::{POOLS_MAX, STATE_FILE_BYTES};
+
+const VERSION: u32 = 1;
+
+/// How long to wait for the lock of a server that is stopping, and between two attempts.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// A pool and the paths of its devices.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PoolEntry {
+    pub(crate) name: String,
+    pub(crate) devices: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Document {
+    version: u32,
+    pools: Vec<PoolEntry>,
+}
+
+/// A locked directory.
+#[derive(Clone, Debug)]
+pub(crate) struct StateDirectory {
+    path: PathBuf,
+    _lock: Arc<File>,
+}
+
+impl StateDirectory {
+    /// Locks the directory, which is created if necessary, and reads the pools.
+    ///
+    /// # Errors
+    /// What happened, and the way out.
+    pub(crate) async fn open(path: &Path) -> Result<(StateDirectory, Vec<PoolEntry>), String> {
+        let begun = time::now();
+        loop {
+            let owned = path.to_owned();
+            let opened = spawn_blocking("state", move || open_now(owned)).await;
+            match opened.map_err(|error| error.to_string())? {
+                Ok(opened) => return Ok(opened),
+                Err((true, _)) if begun.elapsed() < LOCK_PATIENCE => time::sleep(LOCK_PAUSE).await,
+                Err((_, why)) => return Err(why),
+            }
+        }
+    }
+
+    /// Replaces the pools, durably.
+    ///
+    /// # Errors
+    /// What happened; the former file remains.
+    pub(crate) async fn write(&self, pools: Vec<PoolEntry>) -> Result<(), String> {
+        let path = self.path.clone();
+        let written = spawn_blocking("state", move || write_now(&path, pools)).await;
+        written.and_then(|written| written).map_err(|error| {
+            format!("the state in {} cannot be written: {error}", self.path.display())
+        })
+    }
+}
+
+fn open_now(path: PathBuf) -> Result<(StateDirectory, Vec<PoolEntry>), (bool, String)> {
+    let failed = |error: io::Error| {
+        (false, format!("the state directory {} cannot be used: {error}", path.display()))
+    };
+    fs::create_dir_all(&path).map_err(failed)?;
+    let lock = File::options().create(true).append(true).open(path.join("lock")).map_err(failed)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let path = path.display();
+            return Err((true, format!("another server uses the state directory {path}")));
+        }
+        Err(TryLockError::Error(error)) => return Err(failed(error)),
+    }
+    let pools = read_now(&path.join("pools.json")).map_err(|why| (false, why))?;
+    Ok((StateDirectory { path, _lock: Arc::new(lock) }, pools))
+}
+
+fn read_now(path: &Path) -> Result<Vec<PoolEntry>, String> {
+    let refused = |why: &dyn std::fmt::Display| {
+        format!(
+            "{} cannot be used: {why}; restore it, or move it away and import the pools again with flagstone pool import",
+            path.display()
+        )
+    };
+    let mut text = Vec::new();
+    match File::options().read(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(refused(&error)),
+        Ok(file) => file.take(STATE_FILE_BYTES + 1).read_to_end(&mut text),
+    }
+    .map_err(|error| refused(&error))?;
+    parse(&text).map_err(|why| refused(&why))
+}
+
+fn parse(text: &[u8]) -> Result<Vec<PoolEntry>, String> {
+    if text.len() as u64 > STATE_FILE_BYTES {
+        return Err("it is too large".to_owned());
+    }
+    let version = serde_json::from_slice::<serde_json::Value>(text)
+        .map_err(|error| error.to_string())?["version"]
+        .as_u64();
+    if version != Some(VERSION.into()) {
+        return Err("it is of another version of Flagstone".to_owned());
+    }
+    let document: Document = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    if document.pools.len() > POOLS_MAX {
+        return Err(format!("it has more than {POOLS_MAX} pools"));
+    }
+    for (index, pool) in document.pools.iter().enumerate() {
+        check_entry(pool)?;
+        if document.pools[..index].iter().any(|other| other.name == pool.name) {
+            return Err(format!("it has pool {} twice", pool.name));
+        }
+    }
+    Ok(document.pools)
+}
+
+/// Checks the name and the paths of a pool.
+///
+/// # Errors
+/// The mistake.
+pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
+    if check_volume_name(&pool.name).is_err() || pool.name.len() > POOL_NAME_MAX {
+        return Err(format!(
+            "a pool name has 1 to {POOL_NAME_MAX} letters, digits, `-`, `_` or `.`, the first a \
+             letter or a digit"
+        ));
+    }
+    if !(1..=DEVICES_MAX).contains(&pool.devices.len()) {
+        return Err(format!("a pool has 1 to {DEVICES_MAX} devices"));
+    }
+    for (index, device) in pool.devices.iter().enumerate() {
+        if !Path::new(device).is_absolute() || device.contains('\0') {
+            return Err(format!("`{device}` is not the absolute path of a disk or file"));
+        }
+        if pool.devices[..index].contains(device) {
+            return Err(format!("{device} is named twice"));
+        }
+    }
+    Ok(())
+}
+
+fn write_now(path: &Path, pools: Vec<PoolEntry>) -> io::Result<()> {
+    let text = serde_json::to_vec_pretty(&Document { version: VERSION, pools })?;
+    let new = path.join("pools.json.new");
+    let mut file = File::options().create(true).write(true).truncate(true).open(&new)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs::rename(new, path.join("pools.json"))?;
+    File::options().read(true).open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(name: &str, devices: &[&str]) -> PoolEntry {
+        let devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        PoolEntry { name: name.to_owned(), devices }
+    }
+
+    #[test]
+    fn pools_survive_and_directory_is_locked() {
+        flagstone_runtime::block_on(async {
+            let scratch = tempfile::tempdir().unwrap();
+            let path = scratch.path().join("a/b");
+            let (directory, pools) = StateDirectory::open(&path).await.unwrap();
+            assert_eq!(pools, []);
+            let pools = vec![entry("fast", &["/dev/x", "/dev/y"])];
+            directory.write(pools.clone()).await.unwrap();
+            assert!(matches!(open_now(path.clone()), Err((true, _))));
+            drop(directory);
+            assert_eq!(StateDirectory::open(&path).await.unwrap().1, pools);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn unusable_files_are_refused() {
+        for (text, part) in [
+            ("", "EOF"),
+            ("{\"version\":2,\"pools\":7}", "another version"),
+            ("{\"version\":1,\"pools\":[{\"name\":\"a/b\",\"devices\":[\"/x\"]}]}", "pool name"),
+            ("{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[\"x\"]}]}", "absolute"),
+            ("{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[]}]}", "1 to 16"),
+            (
+                "{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[\"/x\",\"/x\"]}]}",
+                "named twice",
+            ),
+        ] {
+            let refused = parse(text.as_bytes()).unwrap_err();
+            assert!(refused.contains(part), "{text}: {refused}");
+        }
+        assert!(parse(&vec![b' '; STATE_FILE_BYTES as usize + 1]).is_err());
+    }
+}

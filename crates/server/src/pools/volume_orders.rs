@@ -1,0 +1,395 @@
+//! Orders on volumes of pools: create, resize, set, rename and delete. A dry run takes the same
+//! steps up to the first change.
+
+use std::rc::Rc;
+
+use flagstone_config::{Subsystem, Volume};
+use flagstone_pool::limits::BLOCK_BYTES;
+use flagstone_pool::{Pool, VolumeError, VolumeInfo, VolumeOptions};
+use flagstone_units::display::size;
+use flagstone_units::size_text;
+use serde_json::Value;
+
+use super::orders::Outcome;
+use super::settings::{self, Settings};
+use super::{PoolState, failed};
+use crate::http::Problem;
+use crate::serve::Server;
+use crate::subsystems::{allowed_hosts, nqn};
+use crate::volume::{PoolPlace, ServedVolume};
+
+/// `volume create`
+pub(crate) struct MakeVolume {
+    pub(crate) name: String,
+    pub(crate) pool: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) thick: bool,
+    pub(crate) settings: Settings,
+    pub(crate) dry_run: bool,
+}
+
+/// `volume set`
+pub(crate) struct SetVolume {
+    pub(crate) name: String,
+    /// `None` leaves the reservation as it is.
+    pub(crate) thick: Option<bool>,
+    /// Settings to replace; `null` removes one.
+    pub(crate) settings: Settings,
+    pub(crate) force: bool,
+    pub(crate) dry_run: bool,
+}
+
+/// A volume of a pool that is open, served or not.
+struct Found {
+    pool_name: String,
+    pool: Pool,
+    info: VolumeInfo,
+    served: Option<Rc<ServedVolume>>,
+}
+
+impl Server {
+    /// Finds a volume of a pool; `None` if there is none of this name.
+    ///
+    /// # Errors
+    /// 409 for a volume of the configuration.
+    fn find_in_pools(&self, name: &str) -> Result<Option<Found>, Problem> {
+        for (pool_name, slot) in self.pools.slots() {
+            let PoolState::Open(pool) = slot.state else { continue };
+            let Some(info) = pool.volume(name) else { continue };
+            let is_own = |volume: &&Rc<ServedVolume>| {
+                let place = volume.pool.as_ref();
+                volume.name() == name && place.is_some_and(|place| place.pool == pool_name)
+            };
+            let served = self.volumes().iter().find(is_own).cloned();
+            return Ok(Some(Found { pool_name, pool, info, served }));
+        }
+        match self.volumes().iter().any(|volume| volume.name() == name) {
+            true => Err(Problem::conflict(format!(
+                "volume {name} is in the configuration: change it there"
+            ))),
+            false => Ok(None),
+        }
+    }
+
+    fn required(&self, name: &str) -> Result<Found, Problem> {
+        let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
+        self.find_in_pools(name)?.ok_or_else(|| {
+            Problem::not_found(format!("no pool has a volume `{name}`"))
+                .accepting(known().map(|volume| volume.name().to_owned()))
+        })
+    }
+
+    /// Checks the settings of a volume, and that nothing of it is taken.
+    fn checked(
+        &self,
+        pool: &str,
+        name: &str,
+        settings: &Settings,
+        own: Option<usize>,
+    ) -> Result<(Volume, Subsystem), Problem> {
+        let checked = settings::volume(&self.config, pool, name, settings);
+        let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
+        self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
+        if volume.block_size_bytes.is_some_and(|block| block != BLOCK_BYTES as u32) {
+            return Err(Problem::invalid("volumes of pools have blocks of 4096 B, no others"));
+        }
+        Ok((volume, subsystem))
+    }
+
+    /// Creates a volume and serves it.
+    pub(crate) async fn create_volume(&self, order: MakeVolume) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let MakeVolume { name, pool: pool_name, size_bytes, thick, settings, dry_run } = &order;
+        let pool = self.pools.open_pool(pool_name)?;
+        let mut settings = settings.clone();
+        settings.retain(|_, value| *value != Value::Null);
+        if let Some(found) = self.find_in_pools(name)? {
+            let same = found.pool_name == *pool_name
+                && found.info.size_bytes == *size_bytes
+                && found.info.thick == *thick
+                && settings::from_properties(&found.info.properties).as_ref() == Ok(&settings);
+            return match same {
+                true => Ok(Outcome::unchanged(format!("volume {name} exists already"))),
+                false => Err(Problem::conflict(format!(
+                    "volume {name} exists already in pool {}, with another size or other settings",
+                    found.pool_name
+                ))),
+            };
+        }
+        self.checked(pool_name, name, &settings, None)?;
+        if *size_bytes == 0 || !size_bytes.is_multiple_of(4096) {
+            return Err(Problem::invalid("the size is a positive multiple of 4096 bytes"));
+        }
+        let status = pool.status();
+        let free = status.capacity_bytes.saturating_sub(status.used_bytes + status.reserved_bytes);
+        if *thick && *size_bytes > free {
+            return Err(no_space(pool_name, free));
+        }
+        let kind = if *thick { "thick, its space is reserved" } else { "thin" };
+        let full = size_text(*size_bytes);
+        let mut outcome =
+            Outcome::changed(format!("volume {name} of {full}, {kind}, is in pool {pool_name}"))
+                .with_next(format!("flagstone volume show {name} has the addresses to attach"));
+        if !*thick && *size_bytes > free {
+            outcome.outcome += &format!(
+                "; it is larger than the free space of {}, and writes fail when the pool is full",
+                size(free)
+            );
+        }
+        if *dry_run {
+            return Ok(outcome);
+        }
+        let properties = settings::to_properties(&settings);
+        let options = VolumeOptions { size_bytes: *size_bytes, thick: *thick, properties };
+        let created = pool.create_volume(name, &options).await;
+        let device = created.map_err(|error| problem(pool_name, error))?;
+        let info = device.info().ok_or_else(|| failed("the volume was deleted"))?;
+        if let Err(why) = self.serve_pool_volume(pool_name, &pool, &info) {
+            // Such as a block size that its stack cannot have: nothing stays behind.
+            drop(device);
+            pool.delete_volume(name).await.map_err(|error| problem(pool_name, error))?;
+            return Err(Problem::conflict(why));
+        }
+        tracing::info!("volume {name} of {full} was created in pool {pool_name}");
+        Ok(outcome)
+    }
+
+    /// Grows a volume; hosts learn of it.
+    pub(crate) async fn resize_volume(
+        &self,
+        name: &str,
+        size_bytes: u64,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let Found { pool_name, pool, info, served } = self.required(name)?;
+        let (from, to) = (size_text(info.size_bytes), size_text(size_bytes));
+        if size_bytes == info.size_bytes {
+            return Ok(Outcome::unchanged(format!("volume {name} has {from} already")));
+        }
+        if size_bytes < info.size_bytes {
+            return Err(Problem::conflict(format!(
+                "volume {name} has {from}, and volumes do not shrink: data would be lost"
+            )));
+        }
+        if !size_bytes.is_multiple_of(4096) {
+            return Err(Problem::invalid("the size is a multiple of 4096 bytes"));
+        }
+        let status = pool.status();
+        let free = status.capacity_bytes.saturating_sub(status.used_bytes + status.reserved_bytes);
+        if info.thick && size_bytes - info.size_bytes > free {
+            return Err(no_space(&pool_name, free));
+        }
+        let outcome = Outcome::changed(format!(
+            "volume {name} grows from {from} to {to}; NVMe hosts see it at once, NBD clients when \
+             they connect again"
+        ));
+        if dry_run {
+            return Ok(outcome);
+        }
+        let resized = pool.resize_volume(name, size_bytes).await;
+        resized.map_err(|error| problem(&pool_name, error))?;
+        if let Some(served) = served {
+            let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
+            let told = self.target.resize_namespace(&nqn, served.nsid);
+            told.map_err(|error| failed(error.to_string()))?;
+        }
+        tracing::info!("volume {name} was grown from {from} to {to}");
+        Ok(outcome)
+    }
+
+    /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume out
+    /// of service for a moment, and so needs detached hosts.
+    pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let SetVolume { name, thick, settings: change, force, dry_run } = &order;
+        let Found { pool_name, pool, info, served } = self.required(name)?;
+        let before = settings::from_properties(&info.properties);
+        let mut settings = before.clone().unwrap_or_default();
+        settings::merge(&mut settings, change);
+        let thick = thick.unwrap_or(info.thick);
+        if before.as_ref() == Ok(&settings) && thick == info.thick {
+            return Ok(Outcome::unchanged(format!("volume {name} has these settings already")));
+        }
+        let own = served.as_ref().map(|served| served.number);
+        let (volume, subsystem) = self.checked(&pool_name, name, &settings, own)?;
+        let live = served.clone().filter(|served| is_live(served, &volume, &subsystem));
+        if live.is_none() {
+            self.check_detached(served.as_slice(), *force)?;
+        }
+        let outcome = Outcome::changed(match &live {
+            Some(_) => format!("volume {name} is changed while hosts are attached"),
+            None => {
+                format!("volume {name} is taken out of service and served with its new settings")
+            }
+        });
+        if *dry_run {
+            return Ok(outcome);
+        }
+        let properties = settings::to_properties(&settings);
+        let set = pool.set_volume(name, thick, properties).await;
+        set.map_err(|error| problem(&pool_name, error))?;
+        match live {
+            Some(served) => {
+                self.set_live(&served, volume, subsystem, settings).map_err(failed)?;
+            }
+            None => self.serve_again(&pool_name, &pool, served, name).await?,
+        }
+        tracing::info!("volume {name} has new settings");
+        Ok(outcome)
+    }
+
+    fn set_live(
+        &self,
+        served: &ServedVolume,
+        volume: Volume,
+        subsystem: Subsystem,
+        settings: Settings,
+    ) -> Result<(), String> {
+        if let Some(limiter) = &served.limiter {
+            Server::set_limit(&volume, limiter)?;
+        }
+        let set_hosts = || {
+            let hosts = allowed_hosts(&subsystem)?;
+            let nqn = nqn(&subsystem.nqn)?;
+            self.target.set_allowed_hosts(&nqn, hosts).map_err(crate::subsystems::unservable)
+        };
+        if subsystem.allow_hosts != served.subsystem.allow_hosts {
+            set_hosts().map_err(|error| error.to_string())?;
+        }
+        let place = served.pool.as_ref().map(|place| PoolPlace { settings, ..place.clone() });
+        let changed =
+            Rc::new(ServedVolume { config: volume, subsystem, pool: place, ..served.clone() });
+        let mut volumes = self.volumes.borrow_mut();
+        if let Some(place) = volumes.iter_mut().find(|other| other.number == served.number) {
+            *place = changed;
+        }
+        Ok(())
+    }
+
+    /// Serves a volume as the pool has it now.
+    async fn serve_again(
+        &self,
+        pool_name: &str,
+        pool: &Pool,
+        served: Option<Rc<ServedVolume>>,
+        name: &str,
+    ) -> Result<(), Problem> {
+        if let Some(served) = served {
+            self.retire(&served).await.map_err(failed)?;
+        }
+        let info = pool.volume(name);
+        let info = info.ok_or_else(|| failed("the volume was deleted"))?;
+        self.serve_pool_volume(pool_name, pool, &info).map_err(|why| {
+            let mut slots = self.pools.slots.borrow_mut();
+            if let Some(slot) = slots.get_mut(pool_name) {
+                slot.unserved.insert(name.to_owned(), why.clone());
+            }
+            failed(format!("volume {name} is changed, but not served: {why}"))
+        })
+    }
+
+    /// Renames a volume. Its UUID stays; its NQN and export change with the name unless they are
+    /// set.
+    pub(crate) async fn rename_volume(
+        &self,
+        name: &str,
+        to: &str,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        if self.find_in_pools(name)?.is_none() && self.find_in_pools(to)?.is_some() {
+            let outcome = format!("there is a volume {to}, and none named {name}: nothing to do");
+            return Ok(Outcome::unchanged(outcome));
+        }
+        let Found { pool_name, pool, info, served } = self.required(name)?;
+        if name == to {
+            return Ok(Outcome::unchanged(format!("the volume is named {to} already")));
+        }
+        if self.find_in_pools(to)?.is_some() {
+            return Err(Problem::conflict(format!("there is a volume {to} already")));
+        }
+        let settings = settings::from_properties(&info.properties).map_err(Problem::conflict)?;
+        let own = served.as_ref().map(|served| served.number);
+        self.checked(&pool_name, to, &settings, own)?;
+        self.check_detached(served.as_slice(), force)?;
+        let outcome = Outcome::changed(format!("volume {name} is renamed to {to}"));
+        if dry_run {
+            return Ok(outcome);
+        }
+        let renamed = pool.rename_volume(name, to).await;
+        renamed.map_err(|error| problem(&pool_name, error))?;
+        if let Some(slot) = self.pools.slots.borrow_mut().get_mut(&pool_name) {
+            slot.unserved.remove(name);
+        }
+        self.serve_again(&pool_name, &pool, served, to).await?;
+        tracing::info!("volume {name} was renamed to {to}");
+        Ok(outcome)
+    }
+
+    /// Deletes a volume with its data.
+    pub(crate) async fn delete_volume(
+        &self,
+        name: &str,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let Some(Found { pool_name, pool, info, served }) = self.find_in_pools(name)? else {
+            return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
+        };
+        self.check_detached(served.as_slice(), force)?;
+        let (full, used) = (size_text(info.size_bytes), size(info.used_bytes));
+        let outcome = Outcome::changed(format!("volume {name} is deleted from pool {pool_name}"))
+            .losing(Some(format!("volume {name} of {full}, of which {used} are used")));
+        if dry_run {
+            return Ok(outcome);
+        }
+        if let Some(served) = served
+            && let Err(why) = self.retire(&served).await
+        {
+            tracing::warn!("{why}; it is deleted nevertheless");
+        }
+        let deleted = pool.delete_volume(name).await;
+        deleted.map_err(|error| problem(&pool_name, error))?;
+        if let Some(slot) = self.pools.slots.borrow_mut().get_mut(&pool_name) {
+            slot.unserved.remove(name);
+        }
+        tracing::info!("volume {name} was deleted from pool {pool_name}");
+        Ok(outcome)
+    }
+}
+
+/// Whether only numbers of the limit and allowed hosts differ.
+fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> bool {
+    let others = |volume: &Volume| {
+        let mut volume = volume.clone();
+        volume.layers.retain(|layer| !matches!(layer, flagstone_config::Layer::Limit(_)));
+        volume
+    };
+    let allow_hosts = served.subsystem.allow_hosts.clone();
+    let has_same_limits = served.config.layers.len() == volume.layers.len() || {
+        // The limit goes to the top of a stack that was made without one.
+        let is_first =
+            matches!(volume.layers.first(), None | Some(flagstone_config::Layer::Limit(_)));
+        is_first || volume.layers.len() < served.config.layers.len()
+    };
+    others(&served.config) == others(volume)
+        && has_same_limits
+        && served.subsystem == Subsystem { allow_hosts, ..subsystem.clone() }
+}
+
+fn no_space(pool: &str, free: u64) -> Problem {
+    let free = size(free);
+    Problem::conflict(format!("pool {pool} has {free} free: reserve less, or make the volume thin"))
+}
+
+fn problem(pool: &str, error: VolumeError) -> Problem {
+    match error {
+        VolumeError::Io(error) => {
+            failed(format!("pool {pool} cannot write: {error}; see flagstone pool status {pool}"))
+        }
+        refused => Problem::conflict(refused.to_string()),
+    }
+}
