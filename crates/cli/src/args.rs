@@ -22,6 +22,7 @@ use crate::lab::args::LabArgs;
 use crate::logging::LogFormat;
 use crate::mirror::args::MirrorArgs;
 use crate::plan::args::PlanArgs;
+use crate::pool::args::{PoolArgs, VolumeArgs};
 use crate::status::StatusArgs;
 use crate::words::{CRASHES, IO_ENGINES, PATTERNS, one_of};
 
@@ -49,6 +50,10 @@ pub(crate) enum Command {
     Status(StatusArgs),
     /// Create, watch and control the mirrors of volumes
     Mirror(MirrorArgs),
+    /// Create, watch and control pools, from which volumes are made while the server runs
+    Pool(PoolArgs),
+    /// Create, show and change volumes of pools
+    Volume(VolumeArgs),
     /// Measure or verify a device with the built-in load generator
     Load(LoadArgs),
     /// Write a commented configuration file for a disk, a mirrored pair or a limited volume
@@ -137,7 +142,7 @@ pub(crate) struct ManArgs {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(group(ArgGroup::new("source").args(["file", "volumes"]).required(true).multiple(true)))]
+#[command(group(ArgGroup::new("source").args(["file", "volumes", "state"]).required(true).multiple(true)))]
 pub(crate) struct ServeArgs {
     /// The configuration file, or a directory of files *.toml
     pub(crate) file: Option<PathBuf>,

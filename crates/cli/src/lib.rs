@@ -8,6 +8,7 @@ mod bench;
 mod check;
 mod columns;
 mod completions;
+mod confirm;
 mod doctor;
 pub mod exit;
 mod init;
@@ -19,6 +20,7 @@ mod mirror;
 mod output;
 pub mod panic;
 mod plan;
+mod pool;
 mod serve;
 mod status;
 mod support;
@@ -39,6 +41,8 @@ pub fn run() -> Exit {
         Command::Load(args) => load::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Mirror(args) => mirror::run(&args),
+        Command::Pool(args) => pool::run_pool(&args),
+        Command::Volume(args) => pool::run_volume(&args),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Plan(args) => plan::run(&args),
@@ -52,12 +56,14 @@ pub fn run() -> Exit {
 }
 
 /// Options that several commands share, by the name of their list in `docs/cli.md`.
-pub fn option_groups() -> [(&'static str, clap::Command); 11] {
+pub fn option_groups() -> [(&'static str, clap::Command); 13] {
     let group = || clap::Command::new("group");
     [
         ("query", status::QueryArgs::augment_args(group())),
         ("mirror-actions", mirror::args::VolumeArgs::augment_args(group())),
         ("mirror-peer", mirror::args::PeerArgs::augment_args(group())),
+        ("pool-orders", pool::args::OrderArgs::augment_args(group())),
+        ("volume-settings", pool::args::SettingArgs::augment_args(group())),
         ("plan-machine", plan::args::MachineArgs::augment_args(group())),
         ("plan-disk", plan::args::DiskArgs::augment_args(group())),
         ("plan-jobs", plan::args::JobArgs::augment_args(group())),

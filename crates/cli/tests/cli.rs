@@ -170,6 +170,11 @@ fn cli_reference_matches_clap() {
     assert!(status == options_beyond(&find(&["mirror", "status"]), &query));
     let actions = ids(&["query", "mirror-actions"]);
     let mirror = |name: &str| options_beyond(&find(&["mirror", name]), &actions);
+    let orders = ids(&["pool-orders", "volume-settings"]);
+    let pool = |name: &str| options_beyond(&find(&["pool", name]), &orders);
+    let volume = |name: &str| options_beyond(&find(&["volume", name]), &orders);
+    assert!(pool("reopen") == pool("destroy"));
+    assert!(status == options_beyond(&find(&["volume", "show"]), &query));
     let peers = ids(&["mirror-peer"]);
     let mirror_peer = |name: &str| options_beyond(&find(&["mirror", name]), &peers);
     let on_disks = ids(&["plan-disk", "plan-jobs", "plan-output"]);
@@ -204,6 +209,13 @@ fn cli_reference_matches_clap() {
         ("options:mirror-resolve".to_owned(), mirror_peer("resolve")),
         ("options:mirror-grow".to_owned(), mirror("grow")),
         ("options:mirror-move-log".to_owned(), mirror("move-log")),
+        ("options:pool-create".to_owned(), pool("create")),
+        ("options:pool-destroy".to_owned(), pool("destroy")),
+        ("options:volume-create".to_owned(), volume("create")),
+        ("options:volume-resize".to_owned(), volume("resize")),
+        ("options:volume-set".to_owned(), volume("set")),
+        ("options:volume-rename".to_owned(), volume("rename")),
+        ("options:volume-delete".to_owned(), volume("delete")),
         ("options:bench-run".to_owned(), bench("run")),
         ("options:bench-diskspd".to_owned(), bench("diskspd")),
         ("options:bench-compare".to_owned(), bench("compare")),

@@ -8,14 +8,13 @@ mod request;
 mod show;
 mod show_all;
 
-use std::io::{self, IsTerminal as _};
-
 use flagstone_runtime::time;
 use flagstone_server::api::document::VolumesDocument;
 use flagstone_server::api::mirror_document::{ActionDocument, MirrorAction, MirrorDocument};
 use flagstone_server::http::encode;
 use serde_json::Value;
 
+use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::{complain, json, print};
 use crate::status::server::read;
@@ -116,7 +115,11 @@ async fn act(request: &ActionRequest) -> Result<Exit, Failure> {
     if request.asks_first && !request.dry_run {
         let (_, answer) = send(request, true)?;
         if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.changed)
-            && !is_agreed(request, &answer.outcome, data_loss)
+            && !is_agreed(
+                &format!("mirror {} {}", request.action, request.volume),
+                &answer.outcome,
+                data_loss,
+            )
         {
             return Ok(Exit::Usage);
         }
@@ -156,25 +159,6 @@ fn send(request: &ActionRequest, dry_run: bool) -> Result<(String, ActionDocumen
     let text = server.post_text(&path, &body)?;
     let answer = read(text.as_bytes())?;
     Ok((text, answer))
-}
-
-/// Asks a person to confirm the data loss. Without a terminal the answer is no.
-fn is_agreed(request: &ActionRequest, outcome: &str, data_loss: &str) -> bool {
-    complain(&format!("{outcome}\ndata loss: {data_loss}\n"));
-    if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-        complain(&format!(
-            "flagstone: error: nothing was done: confirm with `flagstone mirror {} {} --yes`\n",
-            request.action, request.volume
-        ));
-        return false;
-    }
-    complain("continue? Type yes: ");
-    let mut answer = String::new();
-    let agreed = io::stdin().read_line(&mut answer).is_ok() && answer.trim() == "yes";
-    if !agreed {
-        complain("nothing was done\n");
-    }
-    agreed
 }
 
 #[cfg(test)]

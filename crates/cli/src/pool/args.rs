@@ -1,0 +1,229 @@
+//! Options of `flagstone pool` and `flagstone volume`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Subcommand};
+use flagstone_units::parse_size;
+
+use crate::completions;
+use crate::status::{QueryArgs, StatusArgs};
+
+#[derive(Debug, Args)]
+pub(crate) struct PoolArgs {
+    #[command(subcommand)]
+    pub(crate) command: PoolCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PoolCommand {
+    /// Create a pool on devices, from which volumes are made
+    Create(CreatePoolArgs),
+    /// Show pools: space, volumes, health, and the next step
+    Status(PoolStatusArgs),
+    /// Open an existing pool: from another machine, or when its devices have other paths
+    Import(ImportArgs),
+    /// Close a pool after a device failed, and open it again
+    Reopen(PoolForceArgs),
+    /// Remove a pool with all its volumes
+    Destroy(PoolForceArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeArgs {
+    #[command(subcommand)]
+    pub(crate) command: VolumeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Create a volume in a pool, and serve it
+    Create(CreateVolumeArgs),
+    /// Show all volumes, as flagstone status does
+    List(QueryArgs),
+    /// Show one volume, as flagstone status VOLUME does
+    Show(StatusArgs),
+    /// Grow a volume while hosts use it
+    Resize(ResizeArgs),
+    /// Change the settings of a volume
+    Set(SetArgs),
+    /// Give a volume another name
+    Rename(RenameArgs),
+    /// Delete a volume with its data
+    Delete(DeleteArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct OrderArgs {
+    /// Show the effect of the order, and change nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print the server's JSON document (docs/api.md)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Unix socket of the server's API; the default sockets if not given
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CreatePoolArgs {
+    /// Name of the new pool
+    pub(crate) name: String,
+    /// Its disks or files, 1 to 16
+    #[arg(required = true)]
+    pub(crate) devices: Vec<PathBuf>,
+    /// A device, exactly as written, if its data may be destroyed (repeatable)
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) destroy_data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PoolStatusArgs {
+    /// Show this pool only
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ImportArgs {
+    /// Name of the pool
+    pub(crate) name: String,
+    /// All its disks or files
+    #[arg(required = true)]
+    pub(crate) devices: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PoolForceArgs {
+    /// The pool
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ForceArgs {
+    /// Proceed although hosts are attached, which are disconnected, or a pool cannot be opened
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CreateVolumeArgs {
+    /// Name of the new volume
+    pub(crate) name: String,
+    /// The pool that stores it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: String,
+    /// Size, such as 200GiB; may exceed the space of the pool
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) size: u64,
+    /// Reserve the whole size in the pool
+    #[arg(long)]
+    pub(crate) thick: bool,
+    #[command(flatten)]
+    pub(crate) settings: SettingArgs,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+/// Settings of a volume: keys of its table in the configuration.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SettingArgs {
+    /// Rate limit: a key of `limit` in the configuration, such as iops=15000 (repeatable)
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) limit: Vec<(String, String)>,
+    /// Host that may connect over NVMe/TCP; every host if not given (repeatable)
+    #[arg(long, value_name = "NQN")]
+    pub(crate) allow_host: Vec<String>,
+    /// Logical block size that hosts see
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) block_size: Option<String>,
+    /// Refuse writes
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Another key of the volume's table, such as nbd_export=data or shared_limit=vm (repeatable)
+    #[arg(long = "setting", value_name = "KEY=VALUE", value_parser = key_value)]
+    pub(crate) others: Vec<(String, String)>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ResizeArgs {
+    /// The volume
+    #[arg(add = completions::volumes())]
+    pub(crate) name: String,
+    /// Its new size, such as 300GiB
+    #[arg(value_parser = size)]
+    pub(crate) size: u64,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("reservation").args(["thick", "thin"])))]
+pub(crate) struct SetArgs {
+    /// The volume
+    #[arg(add = completions::volumes())]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) settings: SettingArgs,
+    /// Remove a setting, such as limit or allow_hosts (repeatable)
+    #[arg(long, value_name = "KEY")]
+    pub(crate) unset: Vec<String>,
+    /// Reserve the whole size in the pool
+    #[arg(long)]
+    pub(crate) thick: bool,
+    /// Reserve no space
+    #[arg(long)]
+    pub(crate) thin: bool,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RenameArgs {
+    /// The volume
+    #[arg(add = completions::volumes())]
+    pub(crate) name: String,
+    /// Its new name
+    pub(crate) to: String,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DeleteArgs {
+    /// The volume
+    #[arg(add = completions::volumes())]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as iops=15000")?;
+    Ok((key.to_owned(), value.to_owned()))
+}

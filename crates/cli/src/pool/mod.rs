@@ -1,0 +1,248 @@
+//! `flagstone pool` and `flagstone volume`: orders to the running server, and the state of its
+//! pools. An order that loses data needs confirmation: a dry run tells the loss.
+
+pub(crate) mod args;
+mod show;
+
+use std::path::PathBuf;
+
+use flagstone_runtime::time;
+use flagstone_server::api::pool_document::{OrderDocument, PoolDocument, PoolsDocument};
+use flagstone_server::http::encode;
+use serde_json::{Map, Value, json};
+
+use crate::confirm::is_agreed;
+use crate::exit::{Exit, Failure};
+use crate::output::print;
+use crate::status::server::{ApiClient, read};
+use crate::status::{self, StatusArgs, run_client};
+use args::{
+    OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs, VolumeCommand,
+};
+
+/// An order, ready to be sent.
+struct Order {
+    /// `pool` or `volume`.
+    kind: &'static str,
+    name: String,
+    action: &'static str,
+    body: Map<String, Value>,
+    /// Ask for confirmation of data loss.
+    asks_first: bool,
+    args: OrderArgs,
+}
+
+pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
+    run_client(async || match &args.command {
+        PoolCommand::Status(args) => watch(args).await,
+        command => act(&pool_order(command)?),
+    })
+}
+
+pub(crate) fn run_volume(args: &VolumeArgs) -> Result<Exit, Failure> {
+    match &args.command {
+        VolumeCommand::List(query) => {
+            status::run(&StatusArgs { volume: None, query: query.clone() })
+        }
+        VolumeCommand::Show(args) if args.volume.is_none() => {
+            Err(Failure::usage("name the volume to show; flagstone volume list shows all"))
+        }
+        VolumeCommand::Show(args) => status::run(args),
+        command => run_client(async || act(&volume_order(command)?)),
+    }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// The server has another working directory.
+fn absolute(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
+    let path = |path: &PathBuf| {
+        let path = std::path::absolute(path).map_err(Failure::failed)?;
+        let text = path.to_str().map(str::to_owned);
+        text.ok_or_else(|| Failure::usage(format!("{} is not UTF-8", path.display())))
+    };
+    paths.iter().map(path).collect()
+}
+
+fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
+    let (action, name, body, asks_first, args) = match command {
+        PoolCommand::Create(args) => {
+            let devices = absolute(&args.devices)?;
+            let destroyed = absolute(&args.destroy_data)?;
+            let body = json!({"devices": devices, "destroy_data": destroyed});
+            ("create", &args.name, body, false, &args.order)
+        }
+        PoolCommand::Import(args) => {
+            let body = json!({"devices": absolute(&args.devices)?});
+            ("import", &args.name, body, false, &args.order)
+        }
+        PoolCommand::Reopen(args) => {
+            ("reopen", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
+        }
+        PoolCommand::Destroy(args) => {
+            ("destroy", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
+        }
+        PoolCommand::Status(_) => unreachable!("it is no order"),
+    };
+    let (kind, body, args) = ("pool", object(body), args.clone());
+    Ok(Order { kind, name: name.clone(), action, body, asks_first, args })
+}
+
+fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
+    let (action, name, body, asks_first, args) = match command {
+        VolumeCommand::Create(args) => {
+            let settings = settings(&args.settings);
+            let body = json!({"pool": args.pool, "size_bytes": args.size, "thick": args.thick,
+                              "settings": settings});
+            ("create", &args.name, body, false, &args.order)
+        }
+        VolumeCommand::Resize(args) => {
+            ("resize", &args.name, json!({"size_bytes": args.size}), false, &args.order)
+        }
+        VolumeCommand::Set(args) => {
+            let mut settings = settings(&args.settings);
+            settings.extend(args.unset.iter().map(|key| (key.clone(), Value::Null)));
+            let mut body = object(json!({"settings": settings, "force": args.force.force}));
+            if args.thick || args.thin {
+                body.insert("thick".to_owned(), args.thick.into());
+            }
+            ("set", &args.name, Value::Object(body), false, &args.order)
+        }
+        VolumeCommand::Rename(args) => {
+            let body = json!({"to": args.to, "force": args.force.force});
+            ("rename", &args.name, body, false, &args.order)
+        }
+        VolumeCommand::Delete(args) => {
+            ("delete", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
+        }
+        VolumeCommand::List(_) | VolumeCommand::Show(_) => unreachable!("they are no orders"),
+    };
+    let (kind, body, args) = ("volume", object(body), args.clone());
+    Ok(Order { kind, name: name.clone(), action, body, asks_first, args })
+}
+
+/// A value as the configuration has it: a number, true or false, or a text.
+fn value(text: &str) -> Value {
+    match (text.parse::<u64>(), text) {
+        (Ok(number), _) => number.into(),
+        (_, "true") => true.into(),
+        (_, "false") => false.into(),
+        (_, text) => text.into(),
+    }
+}
+
+fn settings(args: &SettingArgs) -> Map<String, Value> {
+    let mut settings = Map::new();
+    if !args.limit.is_empty() {
+        let keys = args.limit.iter().map(|(key, text)| (key.clone(), value(text)));
+        settings.insert("limit".to_owned(), Value::Object(keys.collect()));
+    }
+    if !args.allow_host.is_empty() {
+        settings.insert("allow_hosts".to_owned(), args.allow_host.clone().into());
+    }
+    if let Some(size) = &args.block_size {
+        settings.insert("block_size".to_owned(), value(size));
+    }
+    if args.read_only {
+        settings.insert("read_only".to_owned(), true.into());
+    }
+    settings.extend(args.others.iter().map(|(key, text)| (key.clone(), value(text))));
+    settings
+}
+
+fn act(order: &Order) -> Result<Exit, Failure> {
+    if order.asks_first && !order.args.dry_run {
+        let (_, answer) = send(order, true)?;
+        let command = format!("{} {} {}", order.kind, order.action, order.name);
+        if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.changed)
+            && !is_agreed(&command, &answer.outcome, data_loss)
+        {
+            return Ok(Exit::Usage);
+        }
+    }
+    let (body, answer) = send(order, order.args.dry_run)?;
+    let text = if order.args.json { body } else { show::order(&answer) };
+    Ok(print(&text, Exit::Success))
+}
+
+fn send(order: &Order, dry_run: bool) -> Result<(String, OrderDocument), Failure> {
+    let mut body = order.body.clone();
+    body.insert("dry_run".to_owned(), dry_run.into());
+    let path = format!("/v1/{}s/{}/{}", order.kind, encode(&order.name), order.action);
+    let mut server = ApiClient::find(order.args.api.as_ref())?;
+    let text = server.post_text(&path, &Value::Object(body).to_string())?;
+    let answer = read(text.as_bytes())?;
+    Ok((text, answer))
+}
+
+async fn watch(args: &PoolStatusArgs) -> Result<Exit, Failure> {
+    let path = match &args.name {
+        Some(name) => format!("/v1/pools/{}", encode(name)),
+        None => "/v1/pools".to_owned(),
+    };
+    let mut server = args.query.server()?;
+    loop {
+        let body = server.get_text(&path)?;
+        let text = match (args.query.json, &args.name) {
+            (true, _) => args.query.as_json(body)?,
+            (false, Some(_)) => show::pool(&read::<PoolDocument>(body.as_bytes())?),
+            (false, None) => show::pools(&read::<PoolsDocument>(body.as_bytes())?.pools),
+        };
+        if !args.query.show(&text)? {
+            return Ok(Exit::Success);
+        }
+        time::sleep(args.query.interval).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser as _;
+
+    fn order(line: &str) -> Order {
+        let cli = crate::args::Cli::try_parse_from(line.split(' ')).unwrap();
+        match cli.command {
+            crate::args::Command::Volume(args) => volume_order(&args.command).unwrap(),
+            crate::args::Command::Pool(args) => pool_order(&args.command).unwrap(),
+            _ => panic!("{line} is no order"),
+        }
+    }
+
+    #[test]
+    fn options_become_settings_of_the_configuration() {
+        let create = order(
+            "flagstone volume create db --pool fast --size 2GiB --limit iops=15000 --limit \
+             throughput=240MB/s --allow-host nqn.2026-01.io.h:1 --block-size 512 --read-only \
+             --setting nbd_export=data",
+        );
+        let settings = json!({
+            "limit": {"iops": 15000, "throughput": "240MB/s"},
+            "allow_hosts": ["nqn.2026-01.io.h:1"],
+            "block_size": 512,
+            "read_only": true,
+            "nbd_export": "data",
+        });
+        assert_eq!((create.kind, create.action), ("volume", "create"));
+        let expected = json!({"pool": "fast", "size_bytes": 2_u64 << 30, "thick": false, "settings": settings});
+        assert_eq!(Value::Object(create.body), expected);
+        let set = order("flagstone volume set db --unset limit --thin");
+        let expected = json!({"settings": {"limit": null}, "force": false, "thick": false});
+        assert_eq!(Value::Object(set.body), expected);
+    }
+
+    #[test]
+    fn devices_are_sent_as_absolute_paths() {
+        let create = order("flagstone pool create fast /dev/x disk --destroy-data disk");
+        let disk = std::env::current_dir().unwrap().join("disk");
+        assert_eq!(create.body["devices"], json!(["/dev/x", disk]));
+        assert_eq!(create.body["destroy_data"], json!([disk]));
+        assert!(order("flagstone pool destroy fast").asks_first);
+        assert!(!order("flagstone pool destroy fast --yes").asks_first);
+    }
+}

@@ -1,0 +1,106 @@
+//! Text of pools, and of orders on them and their volumes.
+
+use std::fmt::Write as _;
+
+use flagstone_server::api::pool_document::{OrderDocument, PoolDocument, PoolStateName};
+use flagstone_units::display::size;
+
+use crate::columns::{Left, Right, lines};
+
+pub(super) fn order(order: &OrderDocument) -> String {
+    let prefix = match (order.dry_run, order.changed) {
+        (true, true) => "would be done: ",
+        _ => "",
+    };
+    let mut text = format!("{prefix}{}\n", order.outcome);
+    if let Some(loss) = order.data_loss.as_ref().filter(|_| order.dry_run && order.changed) {
+        let _ = writeln!(text, "data loss: {loss}");
+    }
+    if let Some(next) = &order.next {
+        let _ = writeln!(text, "next: {next}");
+    }
+    text
+}
+
+/// A line for each pool, then what needs the operator.
+pub(super) fn pools(pools: &[PoolDocument]) -> String {
+    if pools.is_empty() {
+        return "no pools; next: flagstone pool create NAME DEVICE…\n".to_owned();
+    }
+    let head = [
+        ("pool", Left),
+        ("state", Left),
+        ("capacity", Right),
+        ("used", Right),
+        ("reserved", Right),
+        ("full", Right),
+        ("volumes", Right),
+    ];
+    let rows: Vec<Vec<String>> = pools
+        .iter()
+        .map(|pool| {
+            let known = |text: String| if pool.id.is_some() { text } else { "-".to_owned() };
+            vec![
+                pool.name.clone(),
+                pool.state.to_string(),
+                known(size(pool.capacity_bytes)),
+                known(size(pool.used_bytes)),
+                known(size(pool.reserved_bytes)),
+                known(format!("{} %", pool.used_percent)),
+                known((pool.volumes.len() + pool.unserved.len()).to_string()),
+            ]
+        })
+        .collect();
+    let mut text: String = lines(&head, &rows).iter().map(|line| format!("{line}\n")).collect();
+    for pool in pools.iter().filter(|pool| needs_operator(pool)) {
+        let _ = writeln!(text);
+        text += &advice(pool);
+    }
+    text
+}
+
+fn needs_operator(pool: &PoolDocument) -> bool {
+    pool.state != PoolStateName::Open || !pool.unserved.is_empty() || pool.next.is_some()
+}
+
+pub(super) fn pool(pool: &PoolDocument) -> String {
+    let mut text = format!("pool {}: {}\n", pool.name, pool.state);
+    let _ = writeln!(text, "  on {}", pool.devices.join(", "));
+    if let Some(id) = &pool.id {
+        let _ = writeln!(text, "  UUID {id}");
+        let _ = writeln!(
+            text,
+            "  {} used and {} reserved of {}: {} %",
+            size(pool.used_bytes),
+            size(pool.reserved_bytes),
+            size(pool.capacity_bytes),
+            pool.used_percent
+        );
+        let _ = writeln!(
+            text,
+            "  {} checkpoints; the cleaner emptied {} segments and copied {}",
+            pool.checkpoints,
+            pool.cleaned_segments,
+            size(pool.copied_bytes)
+        );
+        let _ = match pool.volumes.is_empty() {
+            true => writeln!(text, "  no volumes"),
+            false => writeln!(text, "  volumes {}", pool.volumes.join(", ")),
+        };
+    }
+    text + &advice(pool)
+}
+
+fn advice(pool: &PoolDocument) -> String {
+    let mut text = String::new();
+    if let Some(reason) = &pool.reason {
+        let _ = writeln!(text, "pool {} is {}: {reason}", pool.name, pool.state);
+    }
+    for volume in &pool.unserved {
+        let _ = writeln!(text, "volume {} is not served: {}", volume.name, volume.reason);
+    }
+    if let Some(next) = &pool.next {
+        let _ = writeln!(text, "next: {next}");
+    }
+    text
+}

@@ -1,0 +1,241 @@
+//! Pools and volumes made at run time: real servers, hosts and orders, across SIGKILL.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+use flagstone_tests::http::{ask, get};
+use flagstone_tests::load::Load;
+use flagstone_tests::process::until;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::server::{Server, binary};
+use serde_json::Value;
+
+const LISTENERS: [&str; 2] = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
+
+const VERIFIED: &str = "--rw randwrite --bs 4k --depth 8 --ios 2000 --verify --size 8MiB";
+
+/// A server with a state directory, and a volume `own` of its configuration.
+struct Bed {
+    server: Server,
+    scratch: Scratch,
+}
+
+impl Bed {
+    fn start() -> Bed {
+        let scratch = Scratch::new();
+        let state = scratch.join("state");
+        let own = format!("own={}", scratch.disk("own", 16 << 20).display());
+        let arguments = ["--state", state.to_str().expect("temporary paths are UTF-8")];
+        Bed { server: Server::start_with(&[&own], &LISTENERS, &arguments), scratch }
+    }
+
+    fn device(&self, name: &str) -> PathBuf {
+        self.scratch.disk(name, 1 << 30)
+    }
+
+    fn output(&self, line: &str) -> Output {
+        let mut command = Command::new(binary());
+        command.args(line.split(' ')).arg("--api").arg(self.server.api()).stdin(Stdio::null());
+        command.output().expect("flagstone runs")
+    }
+
+    /// Standard output of a successful command.
+    #[track_caller]
+    fn run(&self, line: &str) -> String {
+        let output = self.output(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{line}: {errors}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Standard error of a refused command.
+    #[track_caller]
+    fn refused(&self, line: &str) -> String {
+        let output = self.output(line);
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert_ne!(output.status.code(), Some(0), "{line}: {printed}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    fn pool(&self) -> Value {
+        get(&self.server.api(), "/v1/pools/fast")
+    }
+
+    /// Creates pool `fast` on a device of 1 GiB.
+    fn with_pool() -> (Bed, PathBuf) {
+        let bed = Bed::start();
+        let device = bed.device("disk");
+        bed.run(&format!("pool create fast {}", device.display()));
+        (bed, device)
+    }
+}
+
+fn size_of(target: &str) -> u64 {
+    let results = Load::start(target, "--rw randread --ios 1").wait().assert_complete();
+    results["device"]["size_bytes"].as_u64().expect("a size")
+}
+
+#[test]
+fn volume_of_pool_survives_sigkill() {
+    let (mut bed, _) = Bed::with_pool();
+    let created = bed.run("volume create db --pool fast --size 4GiB --limit iops=100000");
+    assert!(created.contains("volume db of 4GiB, thin") && created.contains("next:"), "{created}");
+    assert!(created.contains("larger than the free space"), "{created}");
+    let state = bed.scratch.join("verify");
+    for (target, lines) in
+        [(bed.server.nvme_uri("db"), VERIFIED), (bed.server.nbd_uri("db"), VERIFIED)]
+    {
+        Load::start(&target, lines).wait().assert_complete();
+    }
+    let target = bed.server.nvme_uri("db");
+    let line = "--rw randwrite --bs 4k --depth 8 --fua --size 8MiB --ios 2000";
+    let mut load = Load::start_verified(&target, line, &state);
+    load.wait_for_records(&state, 700);
+    bed.server.restart();
+    load.wait().assert_complete();
+    let volume = get(&bed.server.api(), "/v1/volumes/db");
+    assert_eq!(volume["pool"]["name"], "fast", "{volume:#}");
+    assert_eq!(volume["pool"]["settings"]["limit"]["iops"], 100_000, "{volume:#}");
+    assert_eq!(volume["devices"][0], "pool:fast");
+    let status = bed.run("pool status fast");
+    assert!(status.contains("pool fast: open") && status.contains("volumes db"), "{status}");
+}
+
+#[test]
+fn orders_are_idempotent_and_dry_runs_change_nothing() {
+    let (bed, device) = Bed::with_pool();
+    let again = bed.run(&format!("pool create fast {}", device.display()));
+    assert!(again.contains("exists already"), "{again}");
+    let create = "volume create db --pool fast --size 64MiB";
+    let dry = bed.run(&format!("{create} --dry-run"));
+    assert!(dry.starts_with("would be done: volume db"), "{dry}");
+    assert_eq!(ask(&bed.server.api(), "GET", "/v1/volumes/db").status, 404);
+    bed.run(create);
+    assert!(bed.run(create).contains("exists already"));
+    assert!(bed.refused("volume create db --pool fast --size 65MiB").contains("another size"));
+    assert!(bed.refused("volume create own --pool fast --size 64MiB").contains("configuration"));
+    assert!(bed.refused("volume create x --pool none --size 64MiB").contains("no pool `none`"));
+    let mistaken = "volume create x --pool fast --size 64MiB --limit iopz=5";
+    assert!(bed.refused(mistaken).contains("unknown key `iopz`"));
+    assert!(bed.refused("volume resize db 32MiB").contains("do not shrink"));
+    let nqn = "--setting nqn=nqn.2026-01.io.flagstone:db";
+    let taken = bed.refused(&format!("volume create x --pool fast --size 64MiB {nqn}"));
+    assert!(taken.contains("NQN already"), "{taken}");
+    assert!(bed.refused("volume delete db").contains("--yes"));
+    assert!(bed.run("volume delete db --dry-run").contains("data loss: volume db of 64MiB"));
+    assert!(bed.run("volume delete db --yes").contains("deleted"));
+    assert!(bed.run("volume delete db --yes").contains("nothing to do"));
+    assert!(bed.run("volume list").contains("own"));
+    let json: Value = serde_json::from_str(&bed.run("pool destroy fast --yes --json")).unwrap();
+    assert_eq!(json["changed"], true);
+    assert!(bed.run("pool destroy fast --yes").contains("nothing to do"));
+    // The device is free again.
+    bed.run(&format!("pool create other {0} --destroy-data {0}", device.display()));
+}
+
+#[test]
+fn attached_hosts_see_growth_and_keep_their_volume() {
+    let (bed, _) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB --block-size 4096");
+    let (nvme, nbd) = (bed.server.nvme_uri("db"), bed.server.nbd_uri("db"));
+    let mut load = Load::start(&nvme, "--rw randread --time 60s");
+    let api = bed.server.api();
+    let attached = || get(&api, "/v1/volumes/db")["connections"].as_array().map(Vec::len) > Some(0);
+    until("the load is attached", attached, || bed.server.output());
+    for order in ["delete db --yes", "rename db other", "set db --read-only"] {
+        let refused = bed.refused(&format!("volume {order}"));
+        assert!(refused.contains("hosts are attached"), "{order}: {refused}");
+    }
+    let set = bed.run("volume set db --limit iops=50000");
+    assert!(set.contains("while hosts are attached"), "{set}");
+    bed.run("volume resize db 128MiB");
+    assert_eq!(size_of(&nvme), 128 << 20);
+    assert_eq!(size_of(&nbd), 128 << 20);
+    load.kill();
+    bed.run("volume rename db other --force");
+    assert_eq!(size_of(&bed.server.nbd_uri("other")), 128 << 20);
+    assert_eq!(ask(&api, "GET", "/v1/volumes/db").status, 404);
+    bed.run("volume set other --read-only --force");
+    let failed = Load::start(&bed.server.nvme_uri("other"), "--rw randwrite --ios 1").wait();
+    assert!(failed.log.contains("read-only"), "{}", failed.log);
+    bed.run("volume delete other --yes --force");
+    assert_eq!(
+        Load::start(&bed.server.nvme_uri("other"), "--rw randread --ios 1").wait().code,
+        Some(1)
+    );
+}
+
+#[test]
+fn full_pool_fails_writes_and_warns() {
+    let (bed, _) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 4GiB");
+    for (target, part) in
+        [(bed.server.nvme_uri("db"), "no_space"), (bed.server.nbd_uri("db"), "no_space")]
+    {
+        let filled = Load::start(&target, "--rw write --bs 1MiB --depth 8 --ios 2000").wait();
+        assert_eq!(filled.code, Some(1), "{}", filled.log);
+        assert!(filled.results["errors"].to_string().contains(part), "{:#}", filled.results);
+    }
+    let pool = bed.pool();
+    assert!(pool["threshold_percent"].as_u64() >= Some(95), "{pool:#}");
+    assert!(pool["next"].as_str().is_some_and(|next| next.contains("delete volumes")), "{pool:#}");
+    let warned = || bed.server.output().contains("pool fast is");
+    until("the log has a warning", warned, || bed.server.output());
+    Load::start(&bed.server.nvme_uri("db"), "--rw randread --ios 100").wait().assert_complete();
+    bed.run("volume delete db --yes --force");
+    let empty = || bed.pool()["used_percent"].as_u64() < Some(20);
+    until("the space is free", empty, || format!("{:#}", bed.pool()));
+    bed.run("volume create new --pool fast --size 64MiB");
+    Load::start(&bed.server.nvme_uri("new"), VERIFIED).wait().assert_complete();
+}
+
+#[test]
+fn devices_with_data_are_refused() {
+    let bed = Bed::start();
+    let device = bed.device("precious");
+    std::fs::File::options()
+        .write(true)
+        .open(&device)
+        .and_then(|file| std::os::unix::fs::FileExt::write_all_at(&file, b"data", 5 << 20))
+        .expect("the file can be written");
+    let create = format!("pool create fast {}", device.display());
+    let refused = bed.refused(&create);
+    assert!(refused.contains("--destroy-data"), "{refused}");
+    assert!(bed.refused("pool create fast /dev/no-such-disk").contains("/dev/no-such-disk"));
+    let pools = get(&bed.server.api(), "/v1/pools");
+    assert_eq!(pools["pools"], serde_json::json!([]));
+    bed.run(&format!("{create} --destroy-data {}", device.display()));
+}
+
+#[test]
+fn missing_and_moved_devices_keep_other_volumes_served() {
+    let (mut bed, device) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB");
+    Load::start(&bed.server.nvme_uri("db"), VERIFIED).wait().assert_complete();
+    let moved = bed.scratch.join("moved");
+    bed.server.kill();
+    std::fs::rename(&device, &moved).unwrap();
+    bed.server.restart();
+    Load::start(&bed.server.nvme_uri("own"), VERIFIED).wait().assert_complete();
+    let pool = bed.pool();
+    let reason = pool["reason"].as_str().expect("it is closed");
+    assert!(reason.contains(device.to_str().unwrap()), "{reason}");
+    assert!(bed.run("pool status").contains("flagstone pool import fast"));
+    bed.run(&format!("pool import fast {}", moved.display()));
+    Load::start(&bed.server.nvme_uri("db"), VERIFIED).wait().assert_complete();
+    // A copy of the device is refused, by name.
+    let copy = bed.scratch.join("copy");
+    std::fs::copy(&moved, &copy).unwrap();
+    bed.server.kill();
+    std::fs::write(
+        bed.scratch.join("state/pools.json"),
+        format!(
+            "{{\"version\":1,\"pools\":[{{\"name\":\"fast\",\"devices\":[{moved:?},{copy:?}]}}]}}"
+        ),
+    )
+    .unwrap();
+    bed.server.restart();
+    let reason = bed.pool()["reason"].to_string();
+    assert!(reason.contains("copies of the same device"), "{reason}");
+    bed.run(&format!("pool import fast {}", moved.display()));
+}
