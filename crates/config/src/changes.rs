@@ -1,6 +1,6 @@
 //! Changes between two configurations: the keys that a running server applies only at its next start.
 
-use crate::{Config, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume};
+use crate::{Config, Host, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume};
 
 /// Adds `PREFIX.KEY` for each field that differs; a field is called like its key, or `field: key`.
 /// Every field is named, so that the compiler finds a forgotten field.
@@ -42,6 +42,17 @@ impl Config {
         for old in &self.peers {
             if let Some(new) = read.peers.iter().find(|new| new.name == old.name) {
                 compare_peers(old, new, &mut keys);
+            }
+        }
+        let names = |config: &Config| -> Vec<String> {
+            config.hosts.iter().map(|host| format!("host.{}", host.name)).collect()
+        };
+        add_or_removed(&names(self), &names(read), &mut keys);
+        for old in &self.hosts {
+            if let Some(new) = read.hosts.iter().find(|new| new.name == old.name) {
+                compare!(keys, format!("host.{}", old.name), Host, old, new, {
+                    nqn, key_file, controller_key_file
+                }, elsewhere { name });
             }
         }
         compare_subsystems(self, read, &mut keys);
@@ -127,7 +138,7 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address, host_addresses, connections, timeout, compression,
+        address, key_file, host_addresses, connections, timeout, compression,
         max_bytes_per_s: bandwidth_max
     }, elsewhere { name });
 }

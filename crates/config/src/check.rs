@@ -13,7 +13,8 @@ use flagstone_runtime::IoEngine;
 use super::diagnostic::{Located, Message, Place, Report};
 use super::mirror::RawMirror;
 use super::model::{
-    Backing, Config, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit, Subsystem, Volume,
+    Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit, Subsystem,
+    Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
@@ -32,6 +33,8 @@ pub(crate) struct RawConfig {
     /// The shared limits with their names, which the parser keeps unique.
     pub(crate) limits: Vec<(Located<String>, Provisioned)>,
     pub(crate) subsystems: Vec<RawSubsystem>,
+    /// A host with a mistake keeps its name.
+    pub(crate) hosts: Vec<(Located<String>, Option<Host>)>,
     pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
 }
 
@@ -104,6 +107,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     let shared = resolve_limits(&raw, report);
     let peers = super::mirror::check_mirrors(&raw, &listen, report);
     let subsystems = resolve_subsystems(&raw, report);
+    check_hosts(&raw, report);
     if report.count() > 0 {
         return None;
     }
@@ -121,6 +125,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
             .map(|(name, limit)| SharedLimit { name: name.value, limit })
             .collect(),
         subsystems,
+        hosts: raw.hosts.into_iter().filter_map(|(_, host)| host).collect(),
         peers: raw.peers.into_iter().filter_map(|(_, peer)| peer).collect(),
     })
 }
@@ -135,6 +140,27 @@ fn listen_or_default(listen: Option<Vec<Located<ListenSpec>>>) -> Vec<Located<Li
             .map(|value| Located { value, place: Place::Whole })
             .collect()
     })
+}
+
+/// Each host has one key, and a volume with keys admits only hosts with keys.
+fn check_hosts(raw: &RawConfig, report: &Report) {
+    let mut nqns = Once::new("host", "write one [host.NAME] for each NQN", report);
+    for (name, host) in &raw.hosts {
+        if let Some(host) = host {
+            nqns.add(&host.nqn, &name.place);
+        }
+    }
+    let volumes = raw.volumes.iter().map(|volume| &volume.allow_hosts);
+    let lists = volumes.chain(raw.subsystems.iter().map(|subsystem| &subsystem.allow_hosts));
+    for list in lists.flatten() {
+        let keyed = |nqn: &&String| nqns.seen.contains_key(*nqn);
+        let without = list.value.iter().find(|nqn| !keyed(nqn));
+        if let (true, Some(nqn)) = (list.value.iter().any(|nqn| keyed(&nqn)), without) {
+            let message = format!("{nqn} has no key, and other hosts of the list have one");
+            let help = format!("write [host.NAME] with nqn = \"{nqn}\" and key_file = \"/PATH\"");
+            report.error(&list.place, message, help);
+        }
+    }
 }
 
 fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {

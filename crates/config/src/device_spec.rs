@@ -5,7 +5,8 @@
 //! memory:1GiB                                 bytes in memory, gone with the process
 //! null:1TiB                                   reads zeroes, forgets writes
 //! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
-//!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & nsid=1
+//!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & key-file=PATH &
+//!              controller-key-file=PATH & nsid=1
 //! nbd://HOST[:10809]/[EXPORT]                 an NBD export (the NBD URI specification)
 //! nbd+unix:///[EXPORT]?socket=PATH            the same over a Unix socket
 //! ```
@@ -23,6 +24,7 @@ use crate::limits::{
     MIN_DEVICE_BYTES,
 };
 use crate::names::{self, NameError};
+use crate::read::key_path;
 pub use crate::uri::{AuthorityError, Host, HostPort};
 use crate::uri::{encoded, parse_authority, percent_decode, split_scheme};
 use flagstone_units::{SizeError, format_size, parse_size};
@@ -62,6 +64,10 @@ pub struct NvmeTcpSpec {
     pub data_digest: bool,
     /// The NQN that this side calls itself; `None` for the machine's own.
     pub host_nqn: Option<String>,
+    /// Absolute path of the key that this side proves.
+    pub key_file: Option<PathBuf>,
+    /// Absolute path of the key that the target has to prove.
+    pub controller_key_file: Option<PathBuf>,
     /// The namespace identifier; `None` for the only one there is.
     pub namespace_id: Option<u32>,
 }
@@ -285,6 +291,8 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
         header_digest: false,
         data_digest: false,
         host_nqn: None,
+        key_file: None,
+        controller_key_file: None,
         namespace_id: None,
     };
     for (key, value) in parse_query(parts.query)? {
@@ -322,10 +330,19 @@ fn set_nvme_option(
             spec.host_nqn = Some(nqn);
         }
         ("hostnqn", None) => return Err(OptionValue("hostnqn needs a value: write hostnqn=NQN")),
+        ("key-file" | "controller-key-file", path) => {
+            let path = path.ok_or(OptionValue("key-file needs a path: write key-file=/PATH"))?;
+            let path = Some(key_path(&path).map_err(OptionValue)?);
+            match key {
+                "key-file" => spec.key_file = path,
+                _ => spec.controller_key_file = path,
+            }
+        }
         (key, _) => {
             return Err(DeviceSpecError::UnknownOption {
                 key: shortened(key),
-                known: "queues, header-digest, data-digest, hostnqn, nsid",
+                known: "queues, header-digest, data-digest, hostnqn, key-file, \
+                        controller-key-file, nsid",
             });
         }
     }
@@ -421,6 +438,13 @@ impl fmt::Display for NvmeTcpSpec {
         }
         if let Some(nqn) = &self.host_nqn {
             option(f, format_args!("hostnqn={}", encoded(nqn)))?;
+        }
+        for (name, path) in
+            [("key-file", &self.key_file), ("controller-key-file", &self.controller_key_file)]
+        {
+            if let Some(path) = path {
+                option(f, format_args!("{name}={}", encoded(&path.to_string_lossy())))?;
+            }
         }
         if let Some(nsid) = self.namespace_id {
             option(f, format_args!("nsid={nsid}"))?;

@@ -101,6 +101,9 @@ fn mistakes_are_explained() {
         ("nvme-tcp://h/nqn.2026-01.a:b?data-digest=1", "take no value"),
         ("nvme-tcp://h/nqn.2026-01.a:b?hostnqn=x", "nqn.YYYY-MM"),
         ("nvme-tcp://h/nqn.2026-01.a:b?hostnqn", "hostnqn=NQN"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?key-file", "key-file=/PATH"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?key-file=k", "an absolute path"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?controller-key-file=DHHC-1:00:x:", "this is a key"),
         ("nvme-tcp://h/nqn.2026-01.a:b?nsid=1&nsid=1", "twice"),
         ("nvme-tcp://h/nqn.2026-01.a:b?depth=1", "unknown option `depth`"),
         ("nvme-tcp://h/nqn.2026-01.a:b%2", "percent"),
@@ -138,12 +141,13 @@ fn nvme() -> impl Strategy<Value = DeviceSpec> {
         proptest::option::of(1u16..=MAX_IO_QUEUES),
         any::<(bool, bool)>(),
         proptest::option::of(nqn()),
+        proptest::option::of("/[^\\x00:]{1,20}".prop_map(PathBuf::from)),
         proptest::option::of(1..=MAX_NAMESPACE_ID),
     );
     let addresses = (host_port(), proptest::collection::vec(host_port(), 0..3));
     (addresses, nqn(), options).prop_map(|(addresses, subsystem_nqn, options)| {
         let (address, other_addresses) = addresses;
-        let (queues, (header_digest, data_digest), host_nqn, namespace_id) = options;
+        let (queues, (header_digest, data_digest), host_nqn, key_file, namespace_id) = options;
         DeviceSpec::NvmeTcp(NvmeTcpSpec {
             address,
             other_addresses,
@@ -152,6 +156,8 @@ fn nvme() -> impl Strategy<Value = DeviceSpec> {
             header_digest,
             data_digest,
             host_nqn,
+            controller_key_file: key_file.clone(),
+            key_file,
             namespace_id,
         })
     })

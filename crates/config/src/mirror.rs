@@ -10,6 +10,7 @@ use super::diagnostic::{Located, Place, Report};
 use super::model::{Layer, Mirror, Peer};
 use super::performance;
 use super::profile::Catalogs;
+use super::read::key_path;
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
 use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
@@ -67,9 +68,11 @@ pub(crate) fn read_peer(
     let host_addresses = reader
         .list("host_addresses", MAX_HOST_ADDRESSES, |text| parse_authority(text, NVME_TCP_PORT))
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
+    let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
     let named = name.value.clone();
     let peer = address.map(|address| Peer {
         name: named,
+        key_file,
         host_addresses,
         address: address.value,
         connections,
@@ -206,6 +209,7 @@ pub(crate) fn check_mirrors(
     for volume in &raw.volumes {
         for mirror in mirrors(volume) {
             check_peers(mirror, raw.server.node.as_ref(), &peers, report);
+            check_keys(raw, mirror, &peers, report);
             check_rates(raw, mirror, &peers, report);
             check_surroundings(raw, volume, mirror, listen, report);
             check_intent_log(volume, mirror, &mut taken, report);
@@ -247,6 +251,28 @@ fn check_peers(
             let related = ("this node is named at", &node.place);
             report.error_with(&name.place, "the peer is this node itself", help, related);
         }
+    }
+}
+
+/// A replica admits all its peers by key, or none.
+fn check_keys(
+    raw: &RawConfig,
+    mirror: &RawMirror,
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    let found = mirror.peers.iter().filter_map(|name| {
+        let (_, peer) = &raw.peers[*peers.get(&name.value)?];
+        Some((name, peer.as_ref()?.key_file.is_some()))
+    });
+    let (with, without): (Vec<_>, Vec<_>) = found.partition(|(_, keyed)| *keyed);
+    if let (Some((keyed, _)), Some((open, _))) = (with.first(), without.first()) {
+        let message = format!(
+            "peer `{}` has a `key_file` and peer `{}` has none, so it cannot reach the replica",
+            keyed.value, open.value
+        );
+        let help = format!("write key_file = \"/PATH\" in [peer.{}]", open.value);
+        report.error(&open.place, message, help);
     }
 }
 

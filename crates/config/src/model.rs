@@ -23,6 +23,8 @@ pub struct Config {
     pub volumes: Vec<Volume>,
     pub limits: Vec<SharedLimit>,
     pub peers: Vec<Peer>,
+    /// The hosts that have keys, in the order of the file.
+    pub hosts: Vec<Host>,
     /// The NVMe subsystems: first the file's, then one for each volume outside of them.
     /// Every volume is a namespace of exactly one.
     pub subsystems: Vec<Subsystem>,
@@ -111,11 +113,26 @@ pub enum Layer {
     Mirror(Box<Mirror>),
 }
 
+/// `[host.NAME]`: a host that has to authenticate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its name in the file.
+    pub name: String,
+    /// Its NQN; no two are the same.
+    pub nqn: String,
+    /// Absolute path of its key.
+    pub key_file: PathBuf,
+    /// Absolute path of the key that the server proves to it.
+    pub controller_key_file: Option<PathBuf>,
+}
+
 /// `[peer.NAME]`: another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     pub name: String,
     pub address: HostPort,
+    /// Absolute path of the key that both nodes prove.
+    pub key_file: Option<PathBuf>,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
@@ -271,6 +288,12 @@ pub struct Subsystem {
 }
 
 impl Config {
+    /// The hosts that may connect to a subsystem with their keys; if there are any, no others may.
+    pub fn hosts_of(&self, subsystem: &Subsystem) -> impl Iterator<Item = &Host> {
+        let allowed = subsystem.allow_hosts.as_ref();
+        self.hosts.iter().filter(move |host| allowed.is_none_or(|list| list.contains(&host.nqn)))
+    }
+
     /// The UUID of the volume at `index`: the configured one, or one derived from `machine` (the
     /// machine's identity), the subsystem's NQN and the volume's name, so that it is the same at
     /// every start. The UUID of a mirrored volume is the same on all its nodes, as hosts see one

@@ -1,7 +1,7 @@
 //! Reader of the file's tables: values with their source locations. Checks of a single value are
 //! here, checks of several in [`super::check`].
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use toml_edit::Item;
 
@@ -11,7 +11,7 @@ use flagstone_runtime::IoEngine;
 use super::diagnostic::{Located, Place, Report};
 use super::layers;
 use super::mirror;
-use super::model::{Nbd, Nvme};
+use super::model::{Host, Nbd, Nvme};
 use super::performance;
 use super::profile::Catalogs;
 use super::reader::{Reader, bare, place_of, suggestion};
@@ -25,7 +25,7 @@ use crate::limits::{
 use crate::listen_spec::ListenSpec;
 use crate::names::{self, NameError};
 
-const ROOT: [&str; 5] = ["server", "volume", "limit", "subsystem", "peer"];
+const ROOT: [&str; 6] = ["server", "volume", "limit", "subsystem", "host", "peer"];
 
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
@@ -44,6 +44,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let volumes = tables("volume", &schema::VOLUME, MAX_VOLUMES);
     let limits = tables("limit", &schema::LIMIT, MAX_SHARED_LIMITS);
     let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
+    let hosts = tables("host", &schema::HOST, MAX_ALLOWED_HOSTS);
     let peers = tables("peer", &schema::PEER, MAX_PEERS);
     let catalogs = Catalogs::default();
     RawConfig {
@@ -61,6 +62,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
             .into_iter()
             .map(|(name, reader)| read_subsystem(name, &reader))
             .collect(),
+        hosts: hosts.into_iter().map(|(name, reader)| read_host(name, &reader)).collect(),
         peers: peers.into_iter().map(|(name, reader)| mirror::read_peer(name, &reader)).collect(),
     }
 }
@@ -199,6 +201,38 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
         value: list.entries.into_iter().map(|entry| entry.value).collect(),
         place: list.place,
     })
+}
+
+fn read_host(name: Located<String>, reader: &Reader<'_>) -> (Located<String>, Option<Host>) {
+    for (key, help) in [("nqn", "nqn = \"NQN\""), ("key_file", "key_file = \"/PATH\"")] {
+        if !reader.has(key) {
+            let message = reader.message(|title| format!("[{title}] has no {key}"));
+            reader.report().error(reader.place(), message, format!("write {help}"));
+        }
+    }
+    let nqn = reader.checked("nqn", names::check_nqn);
+    let key_file = reader.parsed("key_file", key_path);
+    let controller = reader.parsed("controller_key_file", key_path).map(|path| path.value);
+    let own_name = name.value.clone();
+    let host = nqn.zip(key_file).map(|(nqn, key_file)| Host {
+        name: own_name,
+        nqn: nqn.value,
+        key_file: key_file.value,
+        controller_key_file: controller,
+    });
+    (name, host)
+}
+
+/// Path of a key. A key itself is refused without being repeated.
+pub(crate) fn key_path(text: &str) -> Result<PathBuf, &'static str> {
+    if text.contains("DHHC-1:") || text.contains("NVMeTLSkey-1:") {
+        return Err("this is a key: write it to a file of mode 0600, and the file's path here");
+    }
+    let path = Path::new(text);
+    match path.is_absolute() && !text.contains('\0') {
+        true => Ok(path.to_owned()),
+        false => Err("write an absolute path, such as /etc/flagstone/keys/NAME"),
+    }
 }
 
 fn read_backing(reader: &Reader<'_>) -> Option<RawBacking> {

@@ -21,10 +21,10 @@ pub use limit::{BURST, LIMIT};
 pub use mirror::{MIRROR, PEER};
 pub use profile::PROFILE;
 pub use server::{NBD, NVME, SERVER};
-pub use volume::{DELAY, FAULT, STRIPE, SUBSYSTEM, VOLUME};
+pub use volume::{DELAY, FAULT, HOST, STRIPE, SUBSYSTEM, VOLUME};
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 14] = [
+pub static SECTIONS: [&Section; 15] = [
     &SERVER,
     &NVME,
     &NBD,
@@ -38,5 +38,6 @@ pub static SECTIONS: [&Section; 14] = [
     &PROFILE,
     &BURST,
     &SUBSYSTEM,
+    &HOST,
     &PEER,
 ];

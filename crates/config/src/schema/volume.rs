@@ -87,6 +87,19 @@ pub static STRIPE: Section = Section {
     profile: false,
 };
 
+/// `[host.NAME]`
+pub static HOST: Section = Section {
+    path: "host.NAME",
+    keys: keys! {
+        "nqn", Kind::Text("NQN"), "" => "The host's NQN. Required.";
+        "key_file", Kind::Text("path"), "" =>
+            "Absolute path of the host's key, which it has to prove. Required.";
+        "controller_key_file", Kind::Text("path"), "" =>
+            "Absolute path of the key that this server proves to the host, if the host asks for it (`--dhchap-ctrl-secret` of nvme-cli). Default: none.";
+    },
+    profile: false,
+};
+
 /// `[subsystem.NAME]`
 pub static SUBSYSTEM: Section = Section {
     path: "subsystem.NAME",
