@@ -96,6 +96,13 @@ impl Secret {
         Zeroizing::new(format!("DHHC-1:{id:02}:{}:", base64.as_str()))
     }
 
+    /// Fingerprint: 16 hexadecimal digits, the same for the same secret. Nobody learns a random
+    /// secret from it.
+    pub fn fingerprint(&self) -> String {
+        let digest = Hash::Sha256.hmac(b"flagstone key fingerprint", &[self.text().as_bytes()]);
+        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
     /// Bytes of the secret: 32, 48 or 64.
     pub fn length(&self) -> usize {
         self.bytes.len()
@@ -149,6 +156,10 @@ mod tests {
         assert_eq!((secret.length(), secret.transformation()), (32, None));
         assert_eq!(secret.text().as_str(), SAMPLE);
         assert_eq!(format!("{secret:?}"), "Secret(32 bytes)");
+        let other = Secret::new(&[7; 32], None).unwrap();
+        assert_eq!(secret.fingerprint(), Secret::parse(SAMPLE).unwrap().fingerprint());
+        assert_ne!(secret.fingerprint(), other.fingerprint());
+        assert_eq!(secret.fingerprint().len(), 16);
     }
 
     #[test]

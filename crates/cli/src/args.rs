@@ -18,6 +18,7 @@ use flagstone_units::{format_size, parse_duration, parse_size};
 
 use crate::bench::args::BenchArgs;
 use crate::doctor::DoctorArgs;
+use crate::key::KeyArgs;
 use crate::lab::args::LabArgs;
 use crate::logging::LogFormat;
 use crate::mirror::args::MirrorArgs;
@@ -60,6 +61,8 @@ pub(crate) enum Command {
     Init(InitArgs),
     /// Check a configuration file without serving anything
     Check(CheckArgs),
+    /// Make and check keys for authentication
+    Key(KeyArgs),
     /// Predict the limits and prices of cloud disks, and the limit that binds
     Plan(PlanArgs),
     /// Find host settings that cost performance, and change them on request

@@ -3,6 +3,7 @@
 use std::io;
 
 use flagstone_config::{Arguments, Checked, Config, Diagnostic, Diagnostics};
+use flagstone_stack::keys;
 use serde::Serialize;
 
 use crate::args::CheckArgs;
@@ -19,6 +20,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
     Ok(match (Config::check(&args.file, &Arguments::default()), args.json) {
         (Ok(Checked { config, warnings }), false) => {
             warnings.iter().for_each(show);
+            for error in keys::check(&config) {
+                complain(&format!("warning: {error}\n"));
+            }
             print(&summary(&name, &config), Exit::Success)
         }
         (Ok(checked), true) => print(&json(&name, Ok(&checked)), Exit::Success),

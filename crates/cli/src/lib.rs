@@ -12,6 +12,7 @@ mod confirm;
 mod doctor;
 pub mod exit;
 mod init;
+mod key;
 mod lab;
 mod load;
 pub mod logging;
@@ -45,6 +46,7 @@ pub fn run() -> Exit {
         Command::Volume(args) => pool::run_volume(&args),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Key(args) => key::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(args) => bench::run(&args),

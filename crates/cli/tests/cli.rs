@@ -237,6 +237,8 @@ fn cli_reference_matches_clap() {
         ("options:plan-table".to_owned(), plan_alone("table")),
         ("options:plan-catalog".to_owned(), options(&find(&["plan", "catalog"]))),
         ("options:check".to_owned(), of("check")),
+        ("options:key-generate".to_owned(), options(&find(&["key", "generate"]))),
+        ("options:key-check".to_owned(), options(&find(&["key", "check"]))),
         ("options:status".to_owned(), status),
         ("options:doctor".to_owned(), of("doctor")),
         ("options:completions".to_owned(), of("completions")),

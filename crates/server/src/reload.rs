@@ -8,6 +8,7 @@ use flagstone_limit::{Limit, Limiter};
 
 use crate::api::document::ReloadDocument;
 use flagstone_config::{Config, Diagnostics, Layer, Provisioned, Volume};
+use flagstone_stack::keys;
 
 pub(crate) struct Limits {
     /// Limiters of [`Config::limits`], in its order.
@@ -30,6 +31,13 @@ impl Limits {
         let limits_changed = self.apply(running, &read);
         let changed = limits_changed;
         tracing::info!(changed, "reloaded the configuration and applied its limits");
+        let (keys_changed, unusable) = keys::reload();
+        if keys_changed > 0 {
+            tracing::info!(keys_changed, "connections made from now on use the changed keys");
+        }
+        for error in unusable {
+            tracing::error!("the keys that were read before stay in use: {error}");
+        }
         let next_start_keys = running.keys_for_next_start(&read);
         if !next_start_keys.is_empty() {
             let keys = next_start_keys.join(", ");

@@ -1,7 +1,9 @@
 //! NVMe subsystems and namespaces of the configured volumes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flagstone_auth::KeyPair;
 use flagstone_blockdev::SharedDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
@@ -10,6 +12,7 @@ use crate::mirrors;
 use crate::serve::ServeError;
 use crate::volume::ServedVolume;
 use flagstone_config::{Config, Subsystem};
+use flagstone_stack::keys;
 
 /// Maximum controllers of a target: IDs end at FFEFh (NVMe over Fabrics 1.1, Connect).
 const MAX_CONTROLLERS: u32 = 65_519;
@@ -42,7 +45,7 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
     })
     .map_err(unservable)?;
     for subsystem in &config.subsystems {
-        let name = add_subsystem(&target, subsystem, config.serial_number(subsystem, machine))?;
+        let name = add_subsystem(&target, config, subsystem, machine)?;
         if !subsystem.namespaces.is_empty() {
             target.suspend_connects(&name).map_err(unservable)?;
         }
@@ -53,16 +56,17 @@ pub(crate) fn nvme_target(config: &Config, machine: &[u8]) -> Result<Arc<Target>
 /// Adds a subsystem without namespaces.
 pub(crate) fn add_subsystem(
     target: &Target,
+    config: &Config,
     subsystem: &Subsystem,
-    serial: String,
+    machine: &[u8],
 ) -> Result<Nqn, ServeError> {
     let name = nqn(&subsystem.nqn)?;
     let allow_hosts = allowed_hosts(subsystem)?;
     let added = target.add_subsystem(SubsystemConfig {
         nqn: name,
-        serial,
+        serial: config.serial_number(subsystem, machine),
         allow_hosts,
-        keys: Default::default(),
+        keys: keys_of(config, subsystem)?,
     });
     added.map_err(unservable)?;
     Ok(name)
@@ -71,6 +75,15 @@ pub(crate) fn add_subsystem(
 /// The hosts that may connect; none for every host.
 pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Vec<Nqn>, ServeError> {
     subsystem.allow_hosts.iter().flatten().map(|host| nqn(host)).collect()
+}
+
+/// Keys of the hosts that may connect.
+fn keys_of(config: &Config, subsystem: &Subsystem) -> Result<BTreeMap<Nqn, KeyPair>, ServeError> {
+    let keys = config.hosts_of(subsystem).map(|host| {
+        let pair = keys::pair(&host.key_file, host.controller_key_file.as_deref());
+        Ok((nqn(&host.nqn)?, pair.map_err(unservable)?))
+    });
+    keys.collect()
 }
 
 /// The subsystem of a volume, and its namespace ID there.

@@ -3,6 +3,7 @@
 //!
 //! Mirrored volumes are excluded: their layer needs the server's nodes and peers.
 
+pub mod keys;
 mod open;
 mod remote;
 

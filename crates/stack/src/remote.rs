@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use flagstone_auth::KeyPair;
 use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
@@ -10,6 +11,7 @@ use flagstone_nvme::{Nqn, Status};
 use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
 
+use crate::keys;
 use crate::open::OpenOptions;
 use flagstone_config::device_spec::{Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
 
@@ -63,11 +65,18 @@ fn explain_nvme(error: &HostError) -> String {
             }
             Status::CONNECT_INVALID_HOST => {
                 return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
-                        to allow_hosts, or call it by one that is there (?hostnqn=NQN)"
+                        to allow_hosts and, if other hosts have keys, in a [host.NAME]; or call it \
+                        by one that is there (?hostnqn=NQN)"
                     .to_owned();
             }
             _ => "",
         },
+        HostError::KeyRequired => {
+            "; write ?key-file=PATH in the device, or key_file in the [peer.NAME]"
+        }
+        HostError::Authentication(_) | HostError::NoProof => {
+            "; compare `flagstone key check FILE` on both sides"
+        }
         HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port?",
         _ => "",
     };
@@ -110,6 +119,7 @@ pub(crate) async fn open_nvme(
     let default = HostOptions::default();
     let host = HostOptions {
         host_nqn: spec.host_nqn.as_deref().map(nqn).transpose()?,
+        keys: keys_of(spec)?,
         nsid: spec.namespace_id,
         queues: spec.queues.or(options.queues).unwrap_or(default.queues),
         queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
@@ -127,6 +137,18 @@ pub(crate) async fn open_nvme(
     }
     let host = HostOptions { loss_timeout: PATHS_PATIENCE, command_timeout: PATH_PATIENCE, ..host };
     Ok(MultipathDevice::connect(addresses, &subsystem, host).await?)
+}
+
+/// Without a key of its own, a host has nothing to ask the controller's key for.
+fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, Failure> {
+    let controller = spec.controller_key_file.as_deref();
+    match &spec.key_file {
+        Some(host) => Ok(Some(keys::pair(host, controller).map_err(|error| error.to_string())?)),
+        None if controller.is_some() => {
+            Err("controller-key-file needs key-file too".to_owned().into())
+        }
+        None => Ok(None),
+    }
 }
 
 pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, Failure> {

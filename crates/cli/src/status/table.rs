@@ -140,8 +140,16 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     text.push_str("\nattached\n");
     for connection in &volume.connections {
         let _ = match connection {
-            ConnectionDocument::NvmeTcp { host_nqn, controller, queues, ready, .. } => {
-                let state = if *ready { "" } else { ", not enabled yet" };
+            ConnectionDocument::NvmeTcp {
+                host_nqn,
+                controller,
+                queues,
+                authenticated,
+                ready,
+                ..
+            } => {
+                let proven = if *authenticated { ", authenticated" } else { "" };
+                let state = if *ready { proven } else { ", not enabled yet" };
                 writeln!(
                     text,
                     "  NVMe/TCP  {host_nqn}  controller {controller}, {queues} connections{state}"

@@ -172,6 +172,8 @@ pub enum ConnectionDocument {
         controller: u16,
         /// Local address of the connection.
         local: Option<String>,
+        /// The host has proven its key.
+        authenticated: bool,
         /// The host has enabled the controller.
         ready: bool,
         /// Number of queues, including the admin queue; each is a TCP connection.

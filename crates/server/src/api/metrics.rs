@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use flagstone_nvmf_target::FailureReason;
 use flagstone_runtime::{buf, task};
 
 use super::{Api, host_metrics, limits, mirror, on, pending, pools, process_metrics, volumes};
@@ -43,6 +44,14 @@ fn process(server: &Server, out: &mut Exposition) {
     out.family("flagstone_connections", "Connections; each NVMe/TCP queue is one.")
         .count(&[("protocol", "nvme-tcp")], server.nvme.count() as u64)
         .count(&[("protocol", "nbd")], server.nbd.connections() as u64);
+    let totals = server.target.authentication_totals();
+    let help = "NVMe/TCP queues whose hosts proved their keys.";
+    out.family("flagstone_authentications_total", help).count(&[], totals.succeeded);
+    let help = "Failed authentications of NVMe/TCP hosts, by reason.";
+    let mut failures = out.family("flagstone_authentication_failures_total", help);
+    for (reason, count) in FailureReason::ALL.iter().zip(totals.failed) {
+        failures.count(&[("reason", reason.name())], count);
+    }
     let memory = [
         (
             "flagstone_buffer_memory_limit_bytes",

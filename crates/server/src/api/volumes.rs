@@ -128,6 +128,7 @@ pub(crate) fn connections(server: &Server, volume: &ServedVolume) -> Vec<Connect
         host_nqn: controller.host_nqn.to_string(),
         controller: controller.id,
         local: controller.local.map(|local| local.to_string()),
+        authenticated: controller.authenticated,
         ready: controller.ready,
         queues: controller.queues.len(),
     });

@@ -29,6 +29,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use flagstone_auth::KeyPair;
 use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::io::queue::QueueLimits;
@@ -56,7 +57,7 @@ use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{Host, HostPort};
 use flagstone_config::{self as config, Config, Peer};
-use flagstone_stack::OpenError;
+use flagstone_stack::{OpenError, keys};
 
 pub(crate) use create::{CreateError, block_size_mismatch};
 use granularity::shape;
@@ -97,6 +98,8 @@ pub(crate) struct MirroredVolume {
     volume_tag: u64,
     own_host: Nqn,
     peer_hosts: Vec<Nqn>,
+    /// Keys with the peers, in the order of `links`.
+    peer_keys: Vec<Option<KeyPair>>,
     leg: SharedDevice,
     /// The same device as `leg`, reopened with `open_local_device` if there is one.
     reopenable: Arc<ReopenableDevice>,
@@ -178,6 +181,11 @@ impl MirroredVolume {
             peers: links.iter().map(|peer| peer.name.clone()).collect(),
             own_host: host(&node)?,
             peer_hosts: links.iter().map(|peer| host(&peer.name)).collect::<Result<_, _>>()?,
+            peer_keys: links
+                .iter()
+                .map(peer_keys)
+                .collect::<Result<_, _>>()
+                .map_err(|error| failed(error.to_string()))?,
             node,
             name: volume.name.clone(),
             config: mirror.clone(),
@@ -389,7 +397,7 @@ impl MirroredVolume {
             nqn: self.replica_nqn,
             serial: serial_of(derived_uuid(&[self.replica_nqn.to_string().as_bytes()])),
             allow_hosts: self.peer_hosts.clone(),
-            keys: BTreeMap::new(),
+            keys: self.keys_by_host(),
         };
         let uuid = derived_uuid(&[b"replica", &volume.0, self.node.as_bytes()]);
         if let Err(error) =
@@ -400,6 +408,12 @@ impl MirroredVolume {
             return Err(error.to_string());
         }
         Ok(mirror)
+    }
+
+    /// Keys that peers have to prove before they reach the replica.
+    fn keys_by_host(&self) -> BTreeMap<Nqn, KeyPair> {
+        let hosts = self.peer_hosts.iter().copied().zip(&self.peer_keys);
+        hosts.filter_map(|(host, keys)| Some((host, keys.clone()?))).collect()
     }
 
     /// The target, once the volume was started.
@@ -442,6 +456,7 @@ impl MirroredVolume {
         let peer = &self.links[leg];
         let options = HostOptions {
             host_nqn: Some(self.own_host),
+            keys: self.peer_keys[leg].clone(),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,
@@ -529,4 +544,10 @@ impl MirroredVolume {
         };
         undelivered.into_iter().map(lacks).collect()
     }
+}
+
+/// Both nodes prove the same key to each other.
+fn peer_keys(peer: &Peer) -> Result<Option<KeyPair>, keys::KeyError> {
+    let ring = peer.key_file.as_deref().map(keys::ring).transpose()?;
+    Ok(ring.as_ref().map(KeyPair::shared))
 }

@@ -340,7 +340,6 @@ impl Server {
         device: SharedDevice,
     ) -> Result<(), ServeError> {
         let (device, layers, limiter) = self.stack_on_pool(&volume, device)?;
-        let serial = self.config.serial_number(&subsystem, &self.machine);
         let served = ServedVolume {
             number: self.pools.number(),
             config: volume,
@@ -353,7 +352,7 @@ impl Server {
             limiter: Some(limiter),
             pool: Some(place),
         };
-        let name = add_subsystem(&self.target, &served.subsystem, serial)?;
+        let name = add_subsystem(&self.target, &self.config, &served.subsystem, &self.machine)?;
         if let Err(error) = self.serve_volume(&served, device) {
             let _ = self.target.remove_subsystem(&name);
             return Err(error);

@@ -1,0 +1,121 @@
+//! `flagstone key`: makes and checks keys for the authentication of NVMe/TCP hosts and peers.
+//!
+//! A key is printed only if `generate` is asked for no file; `check` shows a fingerprint.
+
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use flagstone_auth::{Hash, Secret};
+use flagstone_runtime::{block_on, random_u64};
+use flagstone_stack::keys;
+use zeroize::Zeroizing;
+
+use crate::exit::{Exit, Failure};
+use crate::output::print;
+
+#[derive(Debug, Args)]
+pub(crate) struct KeyArgs {
+    #[command(subcommand)]
+    action: KeyAction,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeyAction {
+    /// Make a random key, as `nvme gen-dhchap-key` does
+    Generate(GenerateArgs),
+    /// Check key files, and show fingerprints to compare with other machines
+    Check(CheckArgs),
+}
+
+#[derive(Debug, Args)]
+struct GenerateArgs {
+    /// File to write, with mode 0600; it must not exist. The key is printed if there is none
+    file: Option<PathBuf>,
+    /// Bytes of the key: 32, 48 or 64; those of --hmac if not given
+    #[arg(long, value_name = "N")]
+    length: Option<usize>,
+    /// Hash function that binds the key to its owner's NQN
+    #[arg(long, value_enum, value_name = "HASH", default_value = "sha256")]
+    hmac: Transformation,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    /// The files: one key on a line, or two while one replaces the other
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Transformation {
+    None,
+    Sha256,
+    Sha384,
+    Sha512,
+}
+
+impl Transformation {
+    fn hash(self) -> Option<Hash> {
+        match self {
+            Self::None => None,
+            Self::Sha256 => Some(Hash::Sha256),
+            Self::Sha384 => Some(Hash::Sha384),
+            Self::Sha512 => Some(Hash::Sha512),
+        }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &KeyArgs) -> Result<Exit, Failure> {
+    match &args.action {
+        KeyAction::Generate(args) => generate(args),
+        KeyAction::Check(args) => check(args),
+    }
+}
+
+fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
+    let hash = args.hmac.hash();
+    let length = args.length.unwrap_or(hash.map_or(32, Hash::digest_bytes));
+    let usage = |error: flagstone_auth::SecretError| Failure::usage(error);
+    let mut bytes = Zeroizing::new(vec![0; length.min(64)]);
+    let drawn = block_on(async {
+        for part in bytes.chunks_mut(8) {
+            part.copy_from_slice(&random_u64().to_le_bytes()[..part.len()]);
+        }
+    });
+    drawn.map_err(|error| Failure::failed(error))?;
+    let secret = Secret::new(&bytes, hash).map_err(usage)?;
+    let text = Zeroizing::new(format!("{}\n", secret.text().as_str()));
+    let Some(file) = &args.file else { return Ok(print(&text, Exit::Success)) };
+    let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    let written = written.and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()
+    });
+    written
+        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
+    let line = format!("{}: fingerprint {}\n", file.display(), secret.fingerprint());
+    Ok(print(&line, Exit::Success))
+}
+
+fn check(args: &CheckArgs) -> Result<Exit, Failure> {
+    let mut text = String::new();
+    for file in &args.files {
+        let secrets = keys::read(file).map_err(|error| Failure::failed(error))?;
+        for (index, secret) in secrets.iter().enumerate() {
+            let bits = secret.length() * 8;
+            let use_of = if index == 0 { "proven and accepted" } else { "accepted" };
+            let _ = writeln!(
+                text,
+                "{}: {bits} bits, {use_of}, fingerprint {}",
+                file.display(),
+                secret.fingerprint()
+            );
+        }
+    }
+    Ok(print(&text, Exit::Success))
+}
