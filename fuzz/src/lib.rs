@@ -23,6 +23,7 @@ pub mod nbd_client;
 pub mod nbd_handshake;
 pub mod nbd_request;
 pub mod nbd_server;
+pub mod nvme_authentication;
 pub mod nvme_command;
 pub mod nvme_host;
 pub mod nvme_pdu;

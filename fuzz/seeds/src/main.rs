@@ -36,6 +36,7 @@ fn main() -> io::Result<()> {
     nvme::pdu(&corpus)?;
     nvme::commands(&corpus)?;
     nvme::replies(&corpus)?;
+    nvme::authentication(&corpus)?;
     nvme::tampered(&corpus)?;
     nbd::handshakes(&corpus)?;
     nbd::requests(&corpus)?;

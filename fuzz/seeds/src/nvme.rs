@@ -2,6 +2,8 @@
 
 use std::io;
 
+use flagstone_auth::message::Body;
+use flagstone_auth::{Explanation, Group, Hash, Message};
 use flagstone_nvme::command::admin::{Abort, GetLogPage, Identify};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
@@ -272,6 +274,57 @@ pub(crate) fn replies(corpus: &Corpus) -> io::Result<()> {
     put(6, "smart", &[0, 0x2c, 1, 100, 10])?;
     let status = Status::CONNECT_INVALID_PARAMETERS.dnr();
     put(7, "completion", Cqe::with_result(1, status, 0x1_0100).bytes())
+}
+
+/// `nvme_authentication`: one message of each kind, for both sides, and a secret.
+pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
+    let (hash, group) = (Hash::Sha256, Group::Null);
+    let (digest, none) = (vec![7; 32], Vec::new());
+    let sequence = 1;
+    for (name, body) in [
+        (
+            "negotiate",
+            Body::Negotiate {
+                concatenation: 0,
+                hashes: Hash::ALL.into(),
+                groups: Group::ALL.into(),
+            },
+        ),
+        (
+            "challenge",
+            Body::Challenge {
+                hash,
+                group,
+                sequence,
+                challenge: digest.clone(),
+                public_value: none.clone(),
+            },
+        ),
+        (
+            "reply",
+            Body::Reply {
+                response: digest.clone(),
+                challenge: Some(digest.clone()),
+                sequence,
+                public_value: none,
+            },
+        ),
+        ("success1", Body::Success1 { digest_bytes: 32, response: Some(digest) }),
+        ("success2", Body::Success2),
+        ("failure1", Body::Failure1(Explanation::Failed)),
+        ("failure2", Body::Failure2(Explanation::Failed)),
+    ] {
+        let message = Message { transaction: 7, body }.encode();
+        corpus.put("nvme_authentication", name, &[&[0], &message[..]].concat())?;
+        let length = (message.len() as u16).to_le_bytes();
+        for (side, choice) in [("controller", 1), ("host", 2)] {
+            let name = format!("{side}-{name}");
+            let input = [&[choice], &length[..], &message[..]].concat();
+            corpus.put("nvme_authentication", &name, &input)?;
+        }
+    }
+    let secret = b"\x03DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
+    corpus.put("nvme_authentication", "secret", secret)
 }
 
 /// `nvme_host`: PDUs in place of the target's messages on each connection, and between them.
