@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::limits::{
     MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_PLACES, MAX_SHOWN_VALUE_CHARS,
 };
+use crate::redact;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Place {
@@ -296,14 +297,16 @@ impl Diagnostic {
         let (origin, line, column, excerpt) = match (mistake.place, file) {
             (Place::Text(span), Some(source)) => {
                 let (name, text, span) = source.part(&span);
-                let (line, column, excerpt) = locate(text, span);
+                let (line, column, mut excerpt) = locate(text, span);
+                // A key in the place of its path must not reach a log.
+                excerpt.text = redact::mask(&excerpt.text);
                 (name.to_owned(), Some(line), Some(column), excerpt)
             }
             (Place::Argument(argument), _) => (argument, None, None, Excerpt::default()),
             _ => (source_name(file), None, None, Excerpt::default()),
         };
         let Mistake { severity, message, help, count, .. } = mistake;
-        let (message, origin) = (message.text, printable(&origin));
+        let (message, origin) = (redact::text(&message.text), printable(&origin));
         Diagnostic { severity, line, column, message, help, note, count, also_at, origin, excerpt }
     }
 

@@ -54,6 +54,18 @@ pub fn text(text: &str) -> String {
     out
 }
 
+/// A line with each byte of its secrets replaced by `*`, so that places in it stay.
+pub(crate) fn mask(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    while let Some((at, length)) = first_secret(&line[out.len()..]) {
+        let start = out.len();
+        out += &line[start..start + at];
+        out += &"*".repeat(length);
+    }
+    let rest = out.len();
+    out + &line[rest..]
+}
+
 /// Start and length of the first secret of a line.
 fn first_secret(line: &str) -> Option<(usize, usize)> {
     let end = |from: usize, stops: &[char]| {
