@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::sync::SharedNotify;
-use flagstone_runtime::{CoreLocal, random_u64, spawn_detached};
+use flagstone_runtime::{CoreLocal, random_u64, spawn, spawn_detached};
 use parking_lot::Mutex;
 
 use super::shared::{Opened, Shared, State, VolumeHandle};
@@ -82,9 +82,9 @@ pub struct PoolStatus {
 }
 
 /// One order at a time: released when dropped.
-struct Order<'a>(&'a Shared);
+struct Order(Arc<Shared>);
 
-impl Drop for Order<'_> {
+impl Drop for Order {
     fn drop(&mut self) {
         self.0.state.lock().ordering = false;
         self.0.progress.notify();
@@ -290,24 +290,29 @@ impl Pool {
         VolumeError::Unknown { pool: self.shared().name.clone(), name: name.to_owned() }
     }
 
-    async fn order(&self) -> Order<'_> {
+    async fn order(&self) -> Order {
         let shared = self.shared();
         let begin = || {
             let mut state = shared.state.lock();
             (!std::mem::replace(&mut state.ordering, true)).then_some(())
         };
         shared.progress.wait_for(begin).await;
-        Order(shared)
+        Order(shared.clone())
     }
 
-    /// Writes the record of an order, durably.
-    async fn commit(&self, record: Record) -> Result<(), VolumeError> {
-        let shared = self.shared();
-        shared.admit(Demand { entries: 0, ranges: 0, blocks: 0, reserved: true }).await?;
-        let memory = chunk_memory(0).await;
-        shared.append(vec![record], memory).await?;
-        shared.flush().await?;
-        Ok(())
+    /// Writes the record of an order, durably. A task of its own holds the lock of the order until
+    /// then, so a dropped call leaves no chunk that never ends, and no other order sees the catalog
+    /// without it. Returns the lock.
+    async fn commit<L: 'static>(&self, lock: L, record: Record) -> Result<L, VolumeError> {
+        let shared = self.shared().clone();
+        let task = spawn(async move {
+            shared.admit(Demand { entries: 0, ranges: 0, blocks: 0, reserved: true }).await?;
+            let memory = chunk_memory(0).await;
+            shared.append(vec![record], memory).await?;
+            shared.flush().await?;
+            Ok::<L, VolumeError>(lock)
+        });
+        task.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable)))
     }
 
     /// Checks a new or changed volume against the others and the space.
@@ -347,7 +352,7 @@ impl Pool {
         name: &str,
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
-        let _order = self.order().await;
+        let order = self.order().await;
         let record = {
             let mut state = self.shared().state.lock();
             if state.catalog.volumes.len() >= VOLUMES_MAX {
@@ -361,7 +366,7 @@ impl Pool {
             self.check(&mut state, &record)?;
             record
         };
-        self.commit(Record::Volume(Box::new(record))).await?;
+        let _order = self.commit(order, Record::Volume(Box::new(record))).await?;
         self.open_volume(name)
     }
 
@@ -371,7 +376,7 @@ impl Pool {
         name: &str,
         change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
-        let _order = self.order().await;
+        let order = self.order().await;
         let record = {
             let mut state = self.shared().state.lock();
             let old = state.catalog.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
@@ -384,7 +389,7 @@ impl Pool {
             record.root = crate::ondisk::entry::Entry::HOLE;
             record
         };
-        self.commit(Record::Volume(Box::new(record))).await
+        self.commit(order, Record::Volume(Box::new(record))).await.map(drop)
     }
 
     /// Grows a volume; the same size changes nothing.
@@ -439,10 +444,10 @@ impl Pool {
     /// # Errors
     /// [`VolumeError::Unknown`], or of the devices. A full pool is none.
     pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
-        let _order = self.order().await;
+        let order = self.order().await;
         let volume = self.shared().state.lock().catalog.by_name(name).map(|volume| volume.id);
         let volume = volume.ok_or_else(|| self.unknown(name))?;
-        self.commit(Record::Delete { volume }).await?;
+        let _order = self.commit(order, Record::Delete { volume }).await?;
         self.shared().state.lock().wanted.checkpoint = true;
         self.shared().progress.notify();
         Ok(())

@@ -1,0 +1,62 @@
+//! Orders on volumes: dropped halfway, and beside other changes. Simulated disks that take time but
+//! lose nothing.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Image, disks};
+use flagstone_blockdev::BlockDevice;
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{Buf, time};
+
+const BLOCK: u64 = 4096;
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn simulate(run: impl AsyncFnOnce() + 'static) {
+    let simulation = Simulation::new(1, SimConfig::default());
+    let node = simulation.add_node("server");
+    let done = simulation.spawn_on(node, async move { run().await });
+    simulation.block_on(async { done.await.unwrap() });
+}
+
+/// A pool of segments of 16 blocks, on one disk.
+async fn create(segments: u64, max_us: u64) -> (Vec<NamedDevice>, Pool) {
+    let size_bytes = (1 << 20) + segments * 16 * BLOCK;
+    let (devices, _) = disks(vec![Image::default()], size_bytes, max_us);
+    let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+    let pool = Pool::create(devices.clone(), &options).await.unwrap();
+    (devices, pool)
+}
+
+fn thin(blocks: u64) -> VolumeOptions {
+    VolumeOptions { size_bytes: blocks * BLOCK, ..VolumeOptions::default() }
+}
+
+fn data(value: u8) -> Buf {
+    Buf::copy_of(&[value; BLOCK as usize]).unwrap()
+}
+
+/// A dropped order left a chunk in flight for ever: no later write took effect.
+#[test]
+fn dropped_order_ends_by_itself() {
+    for delay_us in (0..2000).step_by(50) {
+        simulate(async move || {
+            let (devices, pool) = create(200, 1000).await;
+            let volume = pool.create_volume("db", &thin(100)).await.unwrap();
+            let delay = Duration::from_micros(delay_us);
+            let dropped = time::timeout(delay, pool.create_volume("dropped", &thin(10))).await;
+            let next = time::timeout(HOUR, pool.create_volume("next", &thin(10))).await;
+            drop(next.unwrap().unwrap());
+            time::timeout(HOUR, volume.write(0, data(1), true)).await.unwrap().unwrap();
+            let names: Vec<_> = pool.volumes().into_iter().map(|volume| volume.name).collect();
+            time::timeout(HOUR, pool.close()).await.unwrap().unwrap();
+            drop((volume, pool));
+            let pool = Pool::open(devices).await.unwrap();
+            let found: Vec<_> = pool.volumes().into_iter().map(|volume| volume.name).collect();
+            assert_eq!(found, names, "dropped: {}", dropped.is_err());
+        });
+    }
+}
