@@ -157,6 +157,32 @@ fn thick_volume_has_its_space() {
     .unwrap();
 }
 
+/// The checkpoint freed a part of a deleted volume, and recorded a root of another level than its size
+/// asks for.
+#[test]
+fn volume_deleted_after_growth_is_reaped_across_openings() {
+    block_on(async {
+        let (devices, pool) = create(64, 700).await;
+        let level_3 = 252 * 252 * 252;
+        let volume = pool.create_volume("big", &thin(level_3)).await.unwrap();
+        for leaf in 0..8300 {
+            write(&volume, leaf * 252, leaf + 1).await.unwrap();
+        }
+        pool.checkpoint().await.unwrap();
+        pool.resize_volume("big", (level_3 + 1) * BLOCK).await.unwrap();
+        pool.delete_volume("big").await.unwrap();
+        drop((volume, pool));
+        let pool = Pool::open(devices.clone()).await.unwrap();
+        assert!(pool.status().used_bytes > 1000 * BLOCK, "a part is left: {:?}", pool.status());
+        drop(pool);
+        let pool = Pool::open(devices).await.unwrap();
+        while pool.status().used_bytes > 100 * BLOCK {
+            pool.checkpoint().await.unwrap();
+        }
+    })
+    .unwrap();
+}
+
 #[test]
 fn zeroes_take_no_space() {
     block_on(async {

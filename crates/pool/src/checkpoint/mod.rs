@@ -122,7 +122,7 @@ impl Shared {
             touched: moving.iter().filter(|place| place.volume == id).copied().collect(),
             leaves_max: u64::MAX,
         };
-        let mut level = root_level(volume.blocks);
+        let level = root_level(volume.blocks);
         if volume.state == VolumeState::Deleting {
             let all = 0..crate::limits::VOLUME_BLOCKS_MAX;
             input = MergeInput {
@@ -131,7 +131,6 @@ impl Shared {
                 touched: Vec::new(),
                 leaves_max: REAP_LEAVES,
             };
-            level = old.level;
         }
         let merged = Merge::new(self, usage, old).run(input, level).await?;
         let mapped = volume.mapped.checked_add_signed(merged.mapped);
