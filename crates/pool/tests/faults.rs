@@ -7,6 +7,7 @@ use flagstone_blockdev::{
     BlockDevice, FaultConfig, FaultControl, FaultLayer, IoError, MemoryDevice, SharedDevice,
 };
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
+use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, block_on, buf};
 
 const BLOCK: u64 = 4096;
@@ -75,6 +76,44 @@ fn failed_flush_poisons_volumes_until_pool_is_reopened() {
         write(&pool.open_volume("db").unwrap(), 1, 8, true).await.unwrap();
     })
     .unwrap();
+}
+
+/// The cleaner reads what hosts never read again. It failed the pool, before and after a reopening.
+#[test]
+fn unreadable_sector_does_not_stop_the_cleaner() {
+    const BLOCKS: u64 = 400;
+    // A chunk header, and its payload.
+    for sector in [0, 1] {
+        block_on(async {
+            let memory = MemoryDevice::new((1 << 20) + 64 * 16 * BLOCK, 512).unwrap();
+            let (layer, control) =
+                FaultLayer::new(Arc::new(memory), FaultConfig::default()).unwrap();
+            let device = Arc::new(layer) as SharedDevice;
+            let devices = vec![NamedDevice { name: "/dev/faulty".to_owned(), device }];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let mut pool = Pool::create(devices.clone(), &options).await.unwrap();
+            let size = VolumeOptions { size_bytes: BLOCKS * BLOCK, ..VolumeOptions::default() };
+            let mut volume = pool.create_volume("db", &size).await.unwrap();
+            for block in 0..BLOCKS {
+                write(&volume, block, 1, false).await.unwrap();
+            }
+            pool.checkpoint().await.unwrap();
+            let at = (1 << 20) + (10 * 16 + sector) * BLOCK;
+            control.fail_reads(at..at + BLOCK);
+            let mut rng = Rng::new(3);
+            for _ in 0..2 {
+                for step in 0..3000 {
+                    let written = write(&volume, rng.below(BLOCKS), step as u8, false).await;
+                    assert_eq!(written, Ok(()), "step {step}: {:?}", pool.status());
+                }
+                assert!(pool.status().cleaned_segments > 100, "{:?}", pool.status());
+                drop((volume, pool));
+                pool = Pool::open(devices.clone()).await.unwrap();
+                volume = pool.open_volume("db").unwrap();
+            }
+        })
+        .unwrap();
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! Invariants:
 //! - a block is copied only if the map has it at this place now, and the copy takes effect only if
 //!   the map still does;
+//! - a segment that cannot be read, or whose live blocks are not found, stays as it is;
 //! - map pages and metadata are not copied: the checkpoint writes them again;
 //! - no checkpoint runs between a look at a tree and the effect of the copy, because one task does
 //!   both in turn.
@@ -52,17 +53,25 @@ impl Shared {
         }
         let victims = self.victims();
         for segment in &victims {
-            if let Err(error) = self.clean_segment(*segment).await {
-                self.state.lock().fail(IoError::WriteFault);
-                self.progress.notify();
-                return Err(error);
+            match self.clean_segment(*segment).await {
+                Ok(()) => {}
+                Err(IoError::ReadFault) => {
+                    tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
+                    self.state.lock().damaged.insert(*segment);
+                }
+                Err(error) => {
+                    self.state.lock().fail(IoError::WriteFault);
+                    self.progress.notify();
+                    return Err(error);
+                }
             }
         }
-        if victims.is_empty() {
+        let Some(first) = victims.first().copied() else {
             self.state.lock().clean = true;
             self.progress.notify();
             return Ok(());
-        }
+        };
+        let live = self.state.lock().live_in(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
         // Near the limit of its density a pool gains nothing from one pass: copies, their headers
@@ -70,6 +79,12 @@ impl Shared {
         state.cleaned.0 += victims.len() as u64;
         let gained = state.segments.free() > before;
         state.fruitless = if gained { 0 } else { state.fruitless + 1 };
+        // The counted blocks belong to a chunk or map page that is damaged.
+        if state.segments.is_closed(first) && state.live_in(first) >= live && state.deleting == 0 {
+            tracing::error!(pool = self.name, segment = first, "live blocks not found: it stays");
+            state.damaged.insert(first);
+            state.fruitless = 0;
+        }
         state.clean = state.fruitless >= FRUITLESS_PASSES;
         drop(state);
         self.progress.notify();
@@ -85,12 +100,11 @@ impl Shared {
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
             copies: (self.sizes.recent as u64 / 2).min(free_blocks / 4),
         };
-        let live = (0..).zip(state.usage.blocks.iter().zip(&state.meta_usage.blocks));
-        let closed = live
-            .filter(|(segment, _)| {
+        let closed = (0..state.segments.count() as u32)
+            .filter(|segment| {
                 state.segments.is_closed(*segment) && !state.damaged.contains(segment)
             })
-            .map(|(segment, (data, meta))| (segment, data + meta));
+            .map(|segment| (segment, state.live_in(segment)));
         choose(closed, &budget)
     }
 

@@ -91,7 +91,7 @@ pub(crate) struct State {
     pub(crate) admitted: (usize, usize),
     /// Pages and metadata blocks that the cleaner wants out of their segments.
     pub(crate) moving: Vec<PagePlace>,
-    /// Segments with damaged blocks, which the cleaner leaves alone.
+    /// Segments that are damaged, which the cleaner leaves alone.
     pub(crate) damaged: BTreeSet<u32>,
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
@@ -280,6 +280,12 @@ impl State {
     pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
         let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.get(volume, block));
         self.active.get(volume, block).or_else(frozen)
+    }
+
+    /// Live blocks of a segment, as of the last checkpoint.
+    pub(crate) fn live_in(&self, segment: u32) -> u32 {
+        let segment = segment as usize;
+        self.usage.blocks[segment] + self.meta_usage.blocks[segment]
     }
 
     pub(crate) fn guard(&self) -> ReadGuard {
