@@ -12,7 +12,7 @@
 mod victims;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::{BufMut, buf};
+use flagstone_runtime::buf;
 
 use crate::checkpoint::METADATA_LEVEL;
 use crate::limits::{BLOCK_BYTES, FRUITLESS_PASSES};
@@ -125,7 +125,7 @@ impl Shared {
     }
 
     async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {
-        let mut payload: Option<BufMut> = None;
+        let mut payload = None;
         let mut at = header.block + 1;
         for record in &header.records {
             match record {
@@ -161,7 +161,7 @@ impl Shared {
         &self,
         header: &ChunkHeader,
         (volume, block, location): (u32, u64, u64),
-        payload: &mut Option<BufMut>,
+        payload: &mut Option<Vec<u8>>,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
         let Some(tree) = self.tree_of(volume) else { return Ok(()) };
@@ -176,8 +176,10 @@ impl Shared {
         let bytes = match payload {
             Some(bytes) => bytes,
             None => {
-                let memory = buf::alloc(header.checksums.len() * BLOCK_BYTES).await;
-                payload.insert(self.storage.read(header.block + 1, memory).await?)
+                // Writers hold memory while they wait for the cleaner. The buffer is returned
+                // before the copies need one.
+                let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
+                payload.insert(self.storage.read(header.block + 1, memory).await?.to_vec())
             }
         };
         let index = (location - header.block - 1) as usize;
