@@ -1,7 +1,8 @@
 //! Merge: applies changes to a copy-on-write tree, level by level from the leaves.
 //!
 //! Invariants: old pages are never changed; the usage loses every block and page that the new tree
-//! does not refer to, and gains the new ones; a page without entries is not written.
+//! does not refer to, and gains the new ones; a page without entries is not written; what a damaged
+//! page had is lost, and stays counted as used.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -77,7 +78,7 @@ impl<'a> Merge<'a> {
     }
 
     fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
-        if !entry.is_hole() {
+        if entry.is_stored() {
             let segment = self.shared.storage.layout.segment_of(entry.location);
             let blocks = &mut self.usage.blocks[segment as usize];
             *blocks = blocks.checked_sub(1).ok_or_else(|| {
@@ -89,21 +90,33 @@ impl<'a> Merge<'a> {
     }
 
     fn add(&mut self, entry: Entry) {
-        if !entry.is_hole() {
+        if entry.is_stored() {
             let segment = self.shared.storage.layout.segment_of(entry.location);
             self.usage.blocks[segment as usize] += 1;
         }
     }
 
-    /// The old page of a place, and its entry.
+    /// The old page of a place, and its entry. A page that cannot be read has lost its entries; only
+    /// the metadata map must be whole.
     async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
-        let entry = self.old.lookup_page(storage, cache, level, index).await?;
+        let place = PagePlace { volume: self.old.volume, level, index };
+        let is_damaged = |error: &IoError| *error == IoError::ReadFault && place.volume != 0;
+        let entry = self.old.lookup_page(storage, cache, level, index).await;
+        let entry = match entry {
+            Err(error) if is_damaged(&error) => Entry::LOST,
+            entry => entry?,
+        };
         if entry.is_hole() {
             return Ok((entry, Arc::default()));
         }
-        let place = PagePlace { volume: self.old.volume, level, index };
-        Ok((entry, read_page(storage, cache, entry, place).await?))
+        match read_page(storage, cache, entry, place).await {
+            Err(error) if is_damaged(&error) => {
+                tracing::error!(pool = self.shared.name, ?place, "map page is lost");
+                Ok((entry, Arc::new(MapPage { entries: [Entry::LOST; FANOUT] })))
+            }
+            page => Ok((entry, page?)),
+        }
     }
 
     /// Indexes of the leaves that may change, ascending.
@@ -117,9 +130,11 @@ impl<'a> Merge<'a> {
             let mut block = range.start;
             while block < range.end && left > 0 {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
-                block = match self.old.find(storage, cache, block).await? {
-                    Found::Holes(count) => block.saturating_add(count),
-                    Found::Leaf(_) => {
+                let is_deleted = input.leaves_max < u64::MAX;
+                block = match self.old.find(storage, cache, block).await {
+                    Err(error) if is_deleted || error != IoError::ReadFault => return Err(error),
+                    Ok(Found::Holes(count)) => block.saturating_add(count),
+                    Ok(Found::Leaf(_)) | Err(_) => {
                         leaves.insert(leaf_of(block));
                         left -= 1;
                         leaf_end(leaf_of(block))

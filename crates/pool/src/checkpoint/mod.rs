@@ -19,6 +19,7 @@ use crate::manage::shared::{Shared, State, Usage};
 use crate::map::recent::{Change, Recent};
 use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeState};
+use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
 use merge::{Merge, MergeInput};
@@ -122,7 +123,6 @@ impl Shared {
             touched: moving.iter().filter(|place| place.volume == id).copied().collect(),
             leaves_max: u64::MAX,
         };
-        let level = root_level(volume.blocks);
         if volume.state == VolumeState::Deleting {
             let all = 0..crate::limits::VOLUME_BLOCKS_MAX;
             input = MergeInput {
@@ -132,12 +132,19 @@ impl Shared {
                 leaves_max: REAP_LEAVES,
             };
         }
-        let merged = Merge::new(self, usage, old).run(input, level).await?;
-        let mapped = volume.mapped.checked_add_signed(merged.mapped);
-        volume.mapped = mapped.filter(|mapped| *mapped <= volume.blocks).ok_or_else(|| {
-            tracing::error!(volume = volume.name, "the number of mapped blocks is wrong");
-            IoError::ReadFault
-        })?;
+        let level = root_level(volume.blocks);
+        let merged = Merge::new(self, usage, old).run(input, level).await;
+        if volume.state == VolumeState::Deleting
+            && merged.as_ref().err() == Some(&IoError::ReadFault)
+        {
+            tracing::error!(volume = volume.name, "map is damaged: not all of its space is freed");
+            volume.root = Entry::HOLE;
+            return Ok(Tree { volume: id, level, root: Entry::HOLE });
+        }
+        let merged = merged?;
+        // Damage of the map may have hidden what was mapped.
+        let mapped = volume.mapped.saturating_add_signed(merged.mapped);
+        volume.mapped = mapped.min(volume.blocks);
         volume.root = merged.tree.root;
         Ok(merged.tree)
     }

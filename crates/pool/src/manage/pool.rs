@@ -116,8 +116,7 @@ impl Pool {
         let cache = PageCache::new(CACHE_PAGES);
         let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
         let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
-        let mut replay =
-            Replay::new(&storage, &cache, &superblock, recent, catalog, checkpoint.trees);
+        let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
         replay.run().await?;
         repair(&storage, &superblock, &stale).await?;
         // Replayed chunks may be in the caches of the devices only.

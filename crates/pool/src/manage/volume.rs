@@ -323,6 +323,9 @@ impl VolumeIo {
             }
         }
         let entries = &entries[..count];
+        if entries.contains(&Entry::LOST) {
+            return Err(IoError::ReadFault);
+        }
         let mut at = 0;
         let calls = std::iter::from_fn(|| {
             let run = self.run_of(entries.get(at..).filter(|rest| !rest.is_empty())?);

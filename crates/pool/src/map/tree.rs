@@ -43,6 +43,9 @@ pub(crate) async fn read_page(
     if let Some(page) = cache.get(entry) {
         return Ok(page);
     }
+    if entry == Entry::LOST {
+        return Err(IoError::ReadFault);
+    }
     let block = storage.read_one(entry.location).await?;
     let damaged = |reason: &dyn std::fmt::Display| {
         let device = &storage.device_of(entry.location).name;

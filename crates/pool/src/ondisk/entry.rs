@@ -11,7 +11,7 @@ pub const U48_MAX: u64 = (1 << 48) - 1;
 /// Where a block is, since when, and the checksum of its content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Block of the pool; 0 for a hole.
+    /// Block of the pool; 0 if nothing is stored.
     pub location: u64,
     /// Sequence of the chunk with which the content was written. The cleaner keeps it.
     pub birth: u64,
@@ -23,9 +23,17 @@ impl Entry {
     /// Nothing stored: reads as zeroes.
     pub const HOLE: Entry = Entry { location: 0, birth: 0, checksum: 0 };
 
-    /// True without a location.
+    /// Unknown, because the page that had it is damaged. Reads fail until the block is written.
+    pub const LOST: Entry = Entry { location: 0, birth: 0, checksum: 1 };
+
+    /// True for a hole.
     pub fn is_hole(&self) -> bool {
-        self.location == 0
+        *self == Entry::HOLE
+    }
+
+    /// True with a location.
+    pub fn is_stored(&self) -> bool {
+        self.location != 0
     }
 
     /// Writes the entry to 16 bytes.
@@ -38,7 +46,8 @@ impl Entry {
     /// Reads the entry from 16 bytes.
     ///
     /// # Errors
-    /// [`FormatError::Field`] for a location of `blocks` or more, or a hole that is not empty.
+    /// [`FormatError::Field`] for a location of `blocks` or more, or none with other fields than those
+    /// of [`Entry::HOLE`] or [`Entry::LOST`].
     pub fn decode(bytes: &[u8], blocks: u64) -> Result<Entry, FormatError> {
         let fields = Fields(bytes);
         let u48 = |at| {
@@ -47,7 +56,8 @@ impl Entry {
             u64::from_le_bytes(wide)
         };
         let entry = Entry { location: u48(0), birth: u48(6), checksum: fields.u32(12) };
-        if entry.location >= blocks || (entry.is_hole() && entry != Entry::HOLE) {
+        let is_known = entry.is_stored() || [Entry::HOLE, Entry::LOST].contains(&entry);
+        if entry.location >= blocks || !is_known {
             return Err(FormatError::Field("entry"));
         }
         Ok(entry)
@@ -72,9 +82,11 @@ mod tests {
     }
 
     #[test]
-    fn hole_is_all_zeroes() {
+    fn entries_without_location_are_holes_or_lost() {
         let mut bytes = [0; ENTRY_BYTES];
         assert_eq!(Entry::decode(&bytes, 1), Ok(Entry::HOLE));
+        bytes[12] = 1;
+        assert_eq!(Entry::decode(&bytes, 1), Ok(Entry::LOST));
         bytes[15] = 1;
         assert_eq!(Entry::decode(&bytes, 1), Err(FormatError::Field("entry")));
     }

@@ -8,7 +8,6 @@ use flagstone_runtime::buf;
 use super::superblocks::device_error;
 use crate::error::PoolError;
 use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS};
-use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeState};
@@ -21,7 +20,6 @@ use crate::storage::Storage;
 /// State after a replay.
 pub(crate) struct Replay<'a> {
     storage: &'a Storage,
-    cache: &'a PageCache,
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
@@ -35,7 +33,6 @@ impl<'a> Replay<'a> {
     /// A replay that has not begun.
     pub(crate) fn new(
         storage: &'a Storage,
-        cache: &'a PageCache,
         superblock: &Superblock,
         recent: Recent,
         catalog: Catalog,
@@ -43,7 +40,6 @@ impl<'a> Replay<'a> {
     ) -> Replay<'a> {
         Replay {
             storage,
-            cache,
             log: superblock.log,
             next: superblock.start,
             recent,
@@ -66,7 +62,7 @@ impl<'a> Replay<'a> {
         loop {
             let here = self.next.block;
             if let Some(header) = self.chunk(here).await? {
-                self.apply(&header).await?;
+                self.apply(&header)?;
                 continue;
             }
             let following = self.storage.layout.first_block(self.next.following);
@@ -74,7 +70,7 @@ impl<'a> Replay<'a> {
             match self.chunk(following).await? {
                 Some(header) if is_new => {
                     self.segments.push(self.next.following);
-                    self.apply(&header).await?;
+                    self.apply(&header)?;
                 }
                 _ => break,
             }
@@ -111,7 +107,7 @@ impl<'a> Replay<'a> {
         (header.log == self.log).then_some(header)
     }
 
-    async fn apply(&mut self, header: &ChunkHeader) -> Result<(), PoolError> {
+    fn apply(&mut self, header: &ChunkHeader) -> Result<(), PoolError> {
         let bad = |reason| PoolError::Metadata {
             device: self.storage.device_of(header.block).name.clone(),
             block: header.block,
@@ -143,8 +139,10 @@ impl<'a> Replay<'a> {
                 Record::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
                     let is_present = self.is_present(*volume, *block, 1);
+                    // Without a recent change the map has the block where the cleaner found it.
+                    let recent = self.recent.get(*volume, *block);
                     if is_present.ok_or_else(|| bad("record"))?
-                        && self.lookup(*volume, *block).await?.location == *old
+                        && recent.is_none_or(|found| found.location == *old)
                     {
                         self.recent.insert(*volume, *block, entry);
                     }
@@ -183,17 +181,8 @@ impl<'a> Replay<'a> {
         }
     }
 
-    async fn lookup(&self, volume: u32, block: u64) -> Result<Entry, PoolError> {
-        if let Some(entry) = self.recent.get(volume, block) {
-            return Ok(entry);
-        }
-        let tree = &self.trees[&volume];
-        let found = tree.lookup(self.storage, self.cache, block).await;
-        found.map_err(|error: IoError| device_error(self.storage, tree.root.location, error))
-    }
-
-    /// Searches the rest of the last segment, and the following one, for a chunk that says that the
-    /// missing one was durable.
+    /// Searches the rest of the last segment and the following ones, as far as they have later
+    /// chunks, for a chunk that says that the missing one was durable.
     async fn search_later(&self) -> Result<(), PoolError> {
         let layout = &self.storage.layout;
         let segment = layout.segment_of(self.next.block);
