@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Image, disks};
+use common::{Image, disks, disks_with};
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
 use flagstone_runtime::rng::Rng;
@@ -290,6 +290,65 @@ fn damaged_chunk_of_the_flushed_log_is_refused() {
 async fn write(volume: &PoolVolume, block: u64, fua: bool) {
     let data: Vec<u8> = (0..512).flat_map(|word| (block << 9 | word).to_le_bytes()).collect();
     volume.write(block * BLOCK, Buf::copy_of(&data).unwrap(), fua).await.unwrap();
+}
+
+/// Damages the data of a block that [`write`] wrote.
+fn damage_block(image: &mut Image, block: u64) {
+    let stamp = |page: &u64| {
+        let mut bytes = [0; 16];
+        image.read(*page, &mut bytes);
+        bytes[..8] == (block << 9).to_le_bytes() && bytes[8..] == (block << 9 | 1).to_le_bytes()
+    };
+    let found: Vec<u64> = image.pages().into_iter().filter(stamp).collect();
+    assert_eq!(found.len(), 1);
+    image.edit(found[0], |bytes| bytes[3000] ^= 1);
+}
+
+/// Completed writes are durable on a disk without a volatile cache, but only a flush made the pool
+/// say so. Hosts do not flush such volumes.
+#[test]
+fn damaged_log_is_refused_without_volatile_cache_and_flushes() {
+    block_on(async {
+        let (devices, trace) = disks_with(vec![Image::default()], SIZE, 0, false);
+        let pool = Pool::create(devices, &options("fast")).await.unwrap();
+        let size = VolumeOptions { size_bytes: 4000 * BLOCK, ..VolumeOptions::default() };
+        let volume = pool.create_volume("db", &size).await.unwrap();
+        assert!(!volume.geometry().volatile_cache);
+        for block in 1..20 {
+            write(&volume, block, false).await;
+        }
+        drop((volume, pool));
+        let mut images = images(&trace).await;
+        damage_block(&mut images[0], 3);
+        let opened = Pool::open(disks_with(images, SIZE, 0, false).0).await;
+        assert!(matches!(opened, Err(PoolError::LostChunk { .. })), "{opened:?}");
+    })
+    .unwrap();
+}
+
+/// The flush ended many segments after the damaged chunk, so the chunk that proves the loss is
+/// neither in its segment nor in the following one.
+#[test]
+fn damaged_log_is_refused_when_the_proof_is_segments_later() {
+    block_on(async {
+        let size_bytes = (1 << 20) + 1000 * 16 * BLOCK;
+        let (devices, trace) = disks(vec![Image::default()], size_bytes, 0);
+        let pool = Pool::create(devices, &options("fast")).await.unwrap();
+        let size = VolumeOptions { size_bytes: 4000 * BLOCK, ..VolumeOptions::default() };
+        let volume = pool.create_volume("db", &size).await.unwrap();
+        for block in 1..100 {
+            write(&volume, block, false).await;
+        }
+        for block in 100..103 {
+            write(&volume, block, true).await;
+        }
+        drop((volume, pool));
+        let mut images = images(&trace).await;
+        damage_block(&mut images[0], 3);
+        let opened = Pool::open(disks(images, size_bytes, 0).0).await;
+        assert!(matches!(opened, Err(PoolError::LostChunk { .. })), "{opened:?}");
+    })
+    .unwrap();
 }
 
 async fn first_byte(volume: &PoolVolume, block: u64) -> Result<u8, IoError> {

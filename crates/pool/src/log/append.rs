@@ -35,20 +35,25 @@ impl Shared {
         mut memory: BufMut,
     ) -> Result<Appended, IoError> {
         let checksums: Vec<u32> = memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum).collect();
-        let (place, log) = {
+        let (start, log, durable) = {
             let mut state = self.state.lock();
             state.check()?;
-            let place = state.reserve(checksums.len());
-            if place.is_err() {
+            let start = state.reserve(checksums.len());
+            if start.is_err() {
                 state.withdraw(&records);
             }
-            (place?, state.position.log)
+            let position = &state.position;
+            // Without volatile caches a completed write is durable.
+            let durable = match self.storage.has_volatile_cache() {
+                true => position.durable,
+                false => position.applied(),
+            };
+            (start?, position.log, durable)
         };
-        let start = place.start;
         let header = ChunkHeader {
             log,
             sequence: start.sequence,
-            durable: place.durable,
+            durable,
             block: start.block,
             following: start.following,
             records,

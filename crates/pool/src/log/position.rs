@@ -32,21 +32,12 @@ pub struct ChunkContent {
     pub checksums: Vec<u32>,
 }
 
-/// A place for a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
-    /// Its sequence, the block of its header, and the following segment.
-    pub start: LogStart,
-    /// Value for the header: every chunk before it is durable.
-    pub durable: u64,
-}
-
 /// Position of the log.
 #[derive(Debug)]
 pub struct Position {
     /// Number of the log.
     pub log: u64,
-    /// Every chunk before this sequence is durable.
+    /// Every chunk before this sequence was flushed.
     pub durable: u64,
     next: LogStart,
     segment_blocks: u64,
@@ -86,7 +77,8 @@ impl Position {
         self.in_flight.front().map_or(self.next, |first| first.start)
     }
 
-    /// Reserves the place of a chunk with this payload.
+    /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and the
+    /// following segment.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without a free segment when one is needed, and at the last sequence.
@@ -94,7 +86,7 @@ impl Position {
         &mut self,
         payload_blocks: usize,
         segments: &mut Segments,
-    ) -> Result<Placement, IoError> {
+    ) -> Result<LogStart, IoError> {
         let blocks = 1 + payload_blocks as u64;
         assert!(blocks <= self.segment_blocks, "a chunk fits a segment");
         if self.next.sequence >= U48_MAX {
@@ -114,7 +106,7 @@ impl Position {
         next.sequence += 1;
         self.next = next;
         self.in_flight.push_back(InFlight { start, content: None });
-        Ok(Placement { start, durable: self.durable })
+        Ok(start)
     }
 
     /// The same position at the start of the following segment.
@@ -140,7 +132,7 @@ mod tests {
     use super::*;
 
     fn chunk(position: &mut Position, segments: &mut Segments, payload: usize) -> LogStart {
-        position.reserve(payload, segments).unwrap().start
+        position.reserve(payload, segments).unwrap()
     }
 
     fn content() -> ChunkContent {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::space::{Admission, Demand, Sizes, Supply, admit, chunk_blocks};
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
 use crate::log::gather::Gatherer;
-use crate::log::position::{ChunkContent, Placement, Position};
+use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
 use crate::map::cache::PageCache;
 use crate::map::recent::{Recent, zero_entries};
@@ -24,7 +24,7 @@ use crate::ondisk::catalog::{Catalog, VolumeState};
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::PagePlace;
-use crate::ondisk::superblock::Superblock;
+use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -178,7 +178,7 @@ impl State {
         self.failed.get_or_insert(error);
     }
 
-    pub(crate) fn reserve(&mut self, payload_blocks: usize) -> Result<Placement, IoError> {
+    pub(crate) fn reserve(&mut self, payload_blocks: usize) -> Result<LogStart, IoError> {
         self.position.reserve(payload_blocks, &mut self.segments)
     }
 

@@ -1,6 +1,7 @@
 //! Replay: applies the chunks after the checkpoint, up to the first that is missing or damaged.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
@@ -186,34 +187,42 @@ impl<'a> Replay<'a> {
     async fn search_later(&self) -> Result<(), PoolError> {
         let layout = &self.storage.layout;
         let segment = layout.segment_of(self.next.block);
+        let mut latest = self.next.sequence;
         let rest = self.next.block..layout.first_block(segment + 1);
-        let following =
-            layout.first_block(self.next.following)..layout.first_block(self.next.following + 1);
-        for range in [rest, following] {
-            let mut block = range.start;
-            while block < range.end {
-                let count = (range.end - block).min(CHUNK_PAYLOAD_BLOCKS as u64);
-                let memory = buf::alloc(count as usize * BLOCK_BYTES).await;
-                // An unreadable block proves nothing.
-                if let Ok(read) = self.storage.read(block, memory).await {
-                    for (bytes, block) in read.chunks(BLOCK_BYTES).zip(block..) {
-                        self.check_later(bytes.try_into().expect("a block"), block)?;
-                    }
-                }
-                block += count;
-            }
+        let mut next = self.search(rest, &mut latest).await?.or(Some(self.next.following));
+        while let Some(following) = next {
+            let blocks = layout.first_block(following)..layout.first_block(following + 1);
+            next = self.search(blocks, &mut latest).await?;
         }
         Ok(())
     }
 
-    fn check_later(&self, bytes: &Block, block: u64) -> Result<(), PoolError> {
-        match self.header(bytes, block) {
-            Some(later) if later.durable > self.next.sequence => Err(PoolError::LostChunk {
-                device: self.storage.device_of(self.next.block).name.clone(),
-                sequence: self.next.sequence,
-                later: later.sequence,
-            }),
-            _ => Ok(()),
+    /// Searches blocks of a segment; returns the segment after the `latest` chunk, if it is here.
+    async fn search(&self, blocks: Range<u64>, latest: &mut u64) -> Result<Option<u32>, PoolError> {
+        let mut following = None;
+        let mut first = blocks.start;
+        while first < blocks.end {
+            let count = (blocks.end - first).min(CHUNK_PAYLOAD_BLOCKS as u64);
+            let memory = buf::alloc(count as usize * BLOCK_BYTES).await;
+            // An unreadable block proves nothing.
+            let read = self.storage.read(first, memory).await;
+            for (bytes, block) in read.iter().flat_map(|read| read.chunks(BLOCK_BYTES).zip(first..))
+            {
+                let header = self.header(bytes.try_into().expect("a block"), block);
+                let Some(later) = header.filter(|header| header.sequence > *latest) else {
+                    continue;
+                };
+                if later.durable > self.next.sequence {
+                    return Err(PoolError::LostChunk {
+                        device: self.storage.device_of(self.next.block).name.clone(),
+                        sequence: self.next.sequence,
+                        later: later.sequence,
+                    });
+                }
+                (*latest, following) = (later.sequence, Some(later.following));
+            }
+            first += count;
         }
+        Ok(following)
     }
 }

@@ -169,17 +169,30 @@ pub struct CrashDisk {
     size_bytes: u64,
     /// None for calls that take no time.
     max_us: u64,
+    /// Without, a write is durable when it has ended.
+    volatile_cache: bool,
     current: Arc<Mutex<Image>>,
     trace: SharedTrace,
 }
 
-/// Disks with this content, and their trace.
+/// Disks with this content and a volatile cache, and their trace.
 pub fn disks(images: Vec<Image>, size_bytes: u64, max_us: u64) -> (Vec<NamedDevice>, SharedTrace) {
+    disks_with(images, size_bytes, max_us, true)
+}
+
+/// Disks with this content, and their trace.
+pub fn disks_with(
+    images: Vec<Image>,
+    size_bytes: u64,
+    max_us: u64,
+    volatile_cache: bool,
+) -> (Vec<NamedDevice>, SharedTrace) {
     let trace = Trace { start: images.clone(), ..Trace::default() };
     let trace = Arc::new(Mutex::new(trace));
     let devices = images.into_iter().enumerate().map(|(index, image)| {
         let current = Arc::new(Mutex::new(image));
-        let disk = CrashDisk { index, size_bytes, max_us, current, trace: trace.clone() };
+        let trace = trace.clone();
+        let disk = CrashDisk { index, size_bytes, max_us, volatile_cache, current, trace };
         NamedDevice { name: format!("/dev/disk{index}"), device: Arc::new(disk) as SharedDevice }
     });
     (devices.collect(), trace)
@@ -198,7 +211,8 @@ impl CrashDisk {
 
 impl BlockDevice for CrashDisk {
     fn geometry(&self) -> Geometry {
-        Geometry { volatile_cache: true, ..Geometry::new(self.size_bytes, SECTOR as u32) }
+        let volatile_cache = self.volatile_cache;
+        Geometry { volatile_cache, ..Geometry::new(self.size_bytes, SECTOR as u32) }
     }
 
     fn read(&self, offset: u64, mut buf: BufMut) -> IoFuture<BufMut> {
@@ -216,6 +230,7 @@ impl BlockDevice for CrashDisk {
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let checked = self.geometry().check_transfer(offset, data.len());
         let (disk, pause) = (self.index, self.pause());
+        let fua = fua || !self.volatile_cache;
         let (current, trace) = (self.current.clone(), self.trace.clone());
         IoFuture::checked(checked, || {
             IoFuture::later(async move {
