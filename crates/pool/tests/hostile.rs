@@ -405,6 +405,80 @@ fn damaged_map_page_loses_its_blocks_and_nothing_else() {
     .unwrap();
 }
 
+/// What a checkpoint of two disks leaves at any crash. Then all copies of the superblock on the
+/// other disk are older, which an image from before the checkpoint has too.
+#[test]
+fn image_of_a_device_from_before_the_last_checkpoint_is_refused() {
+    block_on(async {
+        let (devices, trace) = disks(vec![Image::default(); 2], SIZE, 0);
+        let pool = Pool::create(devices, &options("fast")).await.unwrap();
+        let size = VolumeOptions { size_bytes: 4000 * BLOCK, ..VolumeOptions::default() };
+        let volume = pool.create_volume("db", &size).await.unwrap();
+        let before = trace.lock().now();
+        pool.checkpoint().await.unwrap();
+        for block in 1..20 {
+            write(&volume, block, true).await;
+        }
+        drop((volume, pool));
+        let trace = std::mem::take(&mut *trace.lock());
+        let times = [before, trace.now()];
+        let mut found = Vec::new();
+        let chosen = |time| times.contains(&time);
+        trace.at_each_event(chosen, &mut Rng::new(1), async |_, images| found.push(images)).await;
+        assert_eq!(open(found[1].clone()).await.unwrap().volumes().len(), 1);
+        for old in 0..2 {
+            let mut images = found[1].clone();
+            images[old] = found[0][old].clone();
+            let refused = message(open(images).await);
+            assert!(refused.starts_with(&format!("/dev/disk{old} has update")), "{refused}");
+        }
+    })
+    .unwrap();
+}
+
+/// Crashes during a checkpoint, and again during the opening after it, also with both later copies
+/// of one superblock damaged: the repair wrote over the whole copies first.
+#[test]
+fn crashes_of_checkpoint_and_repair_leave_a_pool_that_opens() {
+    block_on(async {
+        let (devices, trace) = disks(vec![Image::default(); 2], SIZE, 0);
+        let pool = Pool::create(devices, &options("fast")).await.unwrap();
+        let before = trace.lock().now();
+        pool.checkpoint().await.unwrap();
+        drop(pool);
+        let trace = std::mem::take(&mut *trace.lock());
+        let mut found = Vec::new();
+        let mut rng = Rng::new(1);
+        let chosen = |time| time >= before;
+        trace.at_each_event(chosen, &mut rng, async |_, images| found.push(images)).await;
+        let mut repaired = 0;
+        for (images, damaged) in
+            found.into_iter().flat_map(|images| [(images.clone(), 0), (images, 2)])
+        {
+            let mut images = images;
+            for copy in &COPIES[4 - damaged..] {
+                images[1].edit(*copy, |page| page[100] ^= 1);
+            }
+            let (devices, trace) = disks(images, SIZE, 0);
+            match Pool::open(devices).await {
+                Ok(pool) => drop(pool),
+                // Three copies are damaged: two by the test, and one was torn.
+                Err(_) if damaged > 0 => continue,
+                Err(error) => panic!("{error}"),
+            }
+            let trace = std::mem::take(&mut *trace.lock());
+            let check = async |time, images| {
+                let opened = open(images).await;
+                assert!(opened.is_ok(), "event {time}, {damaged} damaged copies: {opened:?}");
+            };
+            trace.at_each_event(|_| true, &mut rng, check).await;
+            repaired += 1;
+        }
+        assert!(repaired > 30, "{repaired}");
+    })
+    .unwrap();
+}
+
 #[test]
 fn names_of_devices_are_in_messages() {
     let device = |name: &str, image: &Image| {

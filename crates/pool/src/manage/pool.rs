@@ -23,10 +23,9 @@ use crate::map::recent::Recent;
 use crate::ondisk::FormatError;
 use crate::ondisk::catalog::VolumeRecord;
 use crate::ondisk::chunk::Record;
-use crate::ondisk::superblock::COPIES;
 use crate::recover::metadata::read_checkpoint;
 use crate::recover::replay::Replay;
-use crate::recover::superblocks::{FoundSuperblock, assemble, read_superblock, repair};
+use crate::recover::superblocks::{assemble, read_superblock, repair};
 use crate::storage::{NamedDevice, Storage};
 
 /// Stops the keeper when the last handle of the pool and its volumes is dropped.
@@ -100,25 +99,19 @@ impl Pool {
     /// current pool, damaged metadata, and errors of devices.
     pub async fn open(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
         let mut found = Vec::with_capacity(devices.len());
-        let mut superblocks = Vec::with_capacity(devices.len());
         for named in devices {
-            let FoundSuperblock { superblock, stale } = read_superblock(&named).await?;
-            superblocks.push((superblock.clone(), stale));
+            let superblock = read_superblock(&named).await?;
             found.push((named, superblock));
         }
-        let (storage, superblock) = assemble(found)?;
-        let stale = superblocks.into_iter().map(|(own, stale)| {
-            let outdated = own.update < superblock.update;
-            (own.device_id(), if outdated { (0..COPIES).collect() } else { stale })
-        });
-        let stale: Vec<_> = stale.collect();
+        let (storage, superblock) = assemble(&found)?;
+        let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
         let sizes = Sizes::of(&storage.layout);
         let cache = PageCache::new(CACHE_PAGES);
         let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
         let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
         let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
         replay.run().await?;
-        repair(&storage, &superblock, &stale).await?;
+        repair(&storage, &superblock, &superblocks).await?;
         // Replayed chunks may be in the caches of the devices only.
         let flushed = storage.flush().await;
         flushed.map_err(|error| PoolError::Device { device: superblock.name.clone(), error })?;

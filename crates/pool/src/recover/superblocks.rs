@@ -4,17 +4,26 @@
 use flagstone_blockdev::IoError;
 
 use crate::error::PoolError;
-use crate::id::PoolId;
 use crate::ondisk::FormatError;
 use crate::ondisk::layout::Layout;
 use crate::ondisk::superblock::{COPIES, Superblock, choose, copy_offset};
 use crate::storage::{NamedDevice, Storage, read_block};
 
-/// The superblock of one device, and the copies that do not have it.
+/// The superblock of one device.
+#[derive(Clone, Debug)]
 pub(crate) struct FoundSuperblock {
     pub(crate) superblock: Superblock,
-    /// Damaged copies first: they are written first.
-    pub(crate) stale: Vec<usize>,
+    /// Copies that are damaged or cannot be read.
+    pub(crate) damaged: Vec<usize>,
+    /// Whole copies with an older update.
+    pub(crate) older: Vec<usize>,
+}
+
+impl FoundSuperblock {
+    /// True if copy 2 or 3 has the update: then copies 0 and 1 of every device had it before.
+    fn is_second_phase(&self) -> bool {
+        (2..COPIES).any(|copy| !self.damaged.contains(&copy) && !self.older.contains(&copy))
+    }
 }
 
 /// The superblock of one device.
@@ -40,28 +49,54 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
         (Err(FormatError::Absent), None) => return Err(PoolError::NotAPool { device }),
         (Err(reason), None) => return Err(PoolError::Superblock { device, reason }),
     };
-    let mut stale: Vec<usize> =
-        (0..COPIES).filter(|copy| copies[*copy].as_ref() != Ok(&superblock)).collect();
-    stale.sort_by_key(|copy| copies[*copy].is_ok());
-    Ok(FoundSuperblock { superblock, stale })
+    let damaged = (0..COPIES).filter(|copy| copies[*copy].is_err()).collect();
+    let is_older = |copy: &Superblock| *copy != superblock;
+    let older = (0..COPIES).filter(|copy| copies[*copy].as_ref().is_ok_and(is_older)).collect();
+    Ok(FoundSuperblock { superblock, damaged, older })
 }
 
 /// Brings every copy to the newest update, before anything else is written: what is written next
-/// may use space that an older update still refers to.
+/// may use space that an older update still refers to. Damaged copies get the update of their device
+/// first, so that a torn write leaves two whole copies, unless another device lacks it. Then the
+/// newest update goes to copies 0 and 1 of every device, and only then to copies 2 and 3.
 ///
 /// # Errors
 /// Of the device whose second copy failed.
 pub(crate) async fn repair(
     storage: &Storage,
     newest: &Superblock,
-    found: &[(PoolId, Vec<usize>)],
+    found: &[FoundSuperblock],
 ) -> Result<(), PoolError> {
-    for (index, record) in newest.devices.iter().enumerate() {
-        let own = found.iter().find(|(id, _)| *id == record.id);
-        let stale = own.map_or(&[][..], |(_, stale)| stale);
-        storage.write_copies(index, newest, stale, &mut 0).await.map_err(|error| {
-            PoolError::Device { device: storage.devices[index].name.clone(), error }
-        })?;
+    let failure = |index: usize| {
+        let device = storage.devices[index].name.clone();
+        move |error| PoolError::Device { device, error }
+    };
+    let own = |index: usize| {
+        let id = newest.devices[index].id;
+        found.iter().find(|found| found.superblock.device_id() == id).expect("none is missing")
+    };
+    let is_outdated = |index: usize| own(index).superblock.update < newest.update;
+    let devices = 0..newest.devices.len();
+    let mut failed = vec![0; devices.len()];
+    let any_outdated = devices.clone().any(is_outdated);
+    for index in devices.clone().filter(|index| !any_outdated || is_outdated(*index)) {
+        let FoundSuperblock { superblock, damaged, .. } = own(index);
+        let healed = storage.write_copies(index, superblock, damaged, &mut failed[index]).await;
+        healed.map_err(failure(index))?;
+    }
+    for phase in [0..2, 2..COPIES] {
+        for index in devices.clone() {
+            let wanted = |copy: &usize| {
+                let FoundSuperblock { damaged, older, .. } = own(index);
+                is_outdated(index) || older.contains(copy) || any_outdated && damaged.contains(copy)
+            };
+            if any_outdated && phase.start == 0 {
+                failed[index] = 0;
+            }
+            let copies: Vec<usize> = phase.clone().filter(wanted).collect();
+            let written = storage.write_copies(index, newest, &copies, &mut failed[index]).await;
+            written.map_err(failure(index))?;
+        }
     }
     Ok(())
 }
@@ -76,10 +111,17 @@ fn common(superblock: &Superblock) -> Superblock {
 /// # Errors
 /// [`PoolError`] unless all devices of one pool are given once, whole, and current.
 pub(crate) fn assemble(
-    found: Vec<(NamedDevice, Superblock)>,
+    found: &[(NamedDevice, FoundSuperblock)],
 ) -> Result<(Storage, Superblock), PoolError> {
+    let is_second_phase = |update: u64| {
+        let with = |found: &FoundSuperblock| found.superblock.update == update;
+        found.iter().any(|(_, found)| with(found) && found.is_second_phase())
+    };
+    let found: Vec<(&NamedDevice, &Superblock)> =
+        found.iter().map(|(named, found)| (named, &found.superblock)).collect();
     let newest = found.iter().max_by_key(|(_, superblock)| superblock.update);
-    let Some((first, newest)) = newest.map(|(named, newest)| (named.name.clone(), newest.clone()))
+    let Some((first, newest)) =
+        newest.map(|(named, newest)| (named.name.clone(), (*newest).clone()))
     else {
         return Err(PoolError::Options("no devices were named"));
     };
@@ -106,7 +148,7 @@ pub(crate) fn assemble(
     for (named, superblock) in &found {
         let device = || named.name.clone();
         let (found, newest_update) = (superblock.update, newest.update);
-        if found + 1 < newest_update {
+        if found + 1 < newest_update || (found < newest_update && is_second_phase(newest_update)) {
             return Err(PoolError::Outdated { device: device(), found, newest: newest_update });
         }
         if found == newest_update && common(superblock) != common(&newest) {
@@ -125,7 +167,7 @@ pub(crate) fn assemble(
         if is_bytes < was_bytes {
             return Err(PoolError::Cut { device: named.name.clone(), is_bytes, was_bytes });
         }
-        devices.push(named.clone());
+        devices.push((*named).clone());
     }
     if let Some((named, superblock)) = found.iter().find(|(_, superblock)| {
         !newest.devices.iter().any(|record| record.id == superblock.device_id())
