@@ -480,6 +480,22 @@ fn crashes_of_checkpoint_and_repair_leave_a_pool_that_opens() {
 }
 
 #[test]
+fn device_named_twice_is_refused_at_creation() {
+    block_on(async {
+        let (mut devices, _) = disks(vec![Image::default(); 2], SIZE, 0);
+        devices.push(NamedDevice { name: "/dev/alias".to_owned(), ..devices[1].clone() });
+        let refused = message(Pool::create(devices.clone(), &options("fast")).await);
+        assert_eq!(
+            refused,
+            "/dev/disk1 cannot be used for a pool: another name of it is among the devices"
+        );
+        devices.pop();
+        Pool::create(devices, &options("fast")).await.expect("the devices are still empty");
+    })
+    .unwrap();
+}
+
+#[test]
 fn names_of_devices_are_in_messages() {
     let device = |name: &str, image: &Image| {
         let (mut devices, _) = disks(vec![image.clone()], SIZE, 0);

@@ -22,7 +22,7 @@ use crate::ondisk::layout::{Layout, segments_of};
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, copy_offset,
 };
-use crate::storage::{NamedDevice, Storage, write_block};
+use crate::storage::{NamedDevice, Storage, read_block, write_block};
 
 /// Options of a new pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,11 +97,42 @@ pub(super) async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
     Ok(())
 }
 
+/// Removes superblocks of an earlier pool, which would contradict the new ones. Meanwhile each device
+/// has its identifier in the first copy: a device with two names has only the last.
+async fn wipe_all(devices: &[NamedDevice], records: &[DeviceRecord]) -> Result<(), PoolError> {
+    let failure = |named: &NamedDevice| {
+        let device = named.name.clone();
+        |error| PoolError::Device { device, error }
+    };
+    let mut marks = Vec::with_capacity(devices.len());
+    for (named, record) in devices.iter().zip(records) {
+        let mut mark = [0; BLOCK_BYTES];
+        mark[..16].copy_from_slice(&record.id.0);
+        let written = write_block(&named.device, copy_offset(0), &mark).await;
+        written.map_err(failure(named))?;
+        marks.push(mark);
+    }
+    let mut alias = None;
+    for (named, mark) in devices.iter().zip(marks) {
+        let read = read_block(&named.device, copy_offset(0)).await;
+        if read.map_err(failure(named))? != mark {
+            alias.get_or_insert(named);
+        }
+    }
+    for named in devices {
+        wipe(named).await?;
+    }
+    alias.map_or(Ok(()), |named| {
+        let (device, reason) = (named.name.clone(), "another name of it is among the devices");
+        Err(PoolError::Unsuitable { device, reason })
+    })
+}
+
 impl Pool {
     /// Creates a pool on these devices, and opens it.
     ///
     /// # Errors
-    /// [`PoolError`] for devices that contain data or are too small, options out of range, and
+    /// [`PoolError`] for devices that contain data, are too small or named twice, options out of range, and
     /// errors of the devices. The superblock is written last, so a creation that failed leaves no
     /// pool.
     pub async fn create(
@@ -126,9 +157,7 @@ impl Pool {
                 "the devices together need 32 to 16,777,216 segments, of 8 MiB by default",
             )
         })?;
-        for named in &devices {
-            wipe(named).await?;
-        }
+        wipe_all(&devices, &records).await?;
         let segments_count = layout.segments() as usize;
         let sizes = Sizes::of(&layout);
         let mut segments = Segments::new(layout.segments(), &[], |_| false);
