@@ -6,6 +6,7 @@ mod common;
 
 use common::{Image, disks, disks_with};
 use flagstone_blockdev::{BlockDevice, IoError};
+use flagstone_pool::ondisk::seal;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, block_on, buf};
@@ -475,6 +476,22 @@ fn crashes_of_checkpoint_and_repair_leave_a_pool_that_opens() {
             repaired += 1;
         }
         assert!(repaired > 30, "{repaired}");
+    })
+    .unwrap();
+}
+
+#[test]
+fn impossible_update_is_refused() {
+    block_on(async {
+        let mut images = pool_images(1, true).await;
+        for copy in COPIES {
+            images[0].edit(copy, |page| {
+                page[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+                seal((&mut page[..4096]).try_into().unwrap());
+            });
+        }
+        let refused = message(open(images).await);
+        assert!(refused.contains("/dev/disk0") && refused.contains("`update`"), "{refused}");
     })
     .unwrap();
 }

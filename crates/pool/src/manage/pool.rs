@@ -313,6 +313,9 @@ impl Pool {
             FormatError::Field(field) => VolumeError::Field(field),
             _ => VolumeError::Field("record"),
         })?;
+        if new.id == u32::MAX {
+            return Err(VolumeError::Field("id: the pool has given out all of them"));
+        }
         if state.catalog.by_name(&new.name).is_some_and(|other| other.id != new.id) {
             let (pool, name) = (self.shared().name.clone(), new.name.clone());
             return Err(VolumeError::Exists { pool, name });

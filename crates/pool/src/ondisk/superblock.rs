@@ -151,8 +151,12 @@ impl Superblock {
         {
             return Err(FormatError::Field("start of the log"));
         }
+        let update = fields.u64(16);
+        if update > U48_MAX {
+            return Err(FormatError::Field("update"));
+        }
         Ok(Superblock {
-            update: fields.u64(16),
+            update,
             pool: PoolId(fields.bytes(24)),
             name: name.map_err(|_| FormatError::Field("name"))?.to_owned(),
             device,
