@@ -69,6 +69,8 @@ identify() {
     cat /tmp/id-ctrl
     grep -q "^subnqn *: $NQN$" /tmp/id-ctrl
     [ "$(field nn /tmp/id-ctrl)" -ge 1 ]
+    # Compare and Write. Linux passes no fused commands through.
+    [ "$(field fuses /tmp/id-ctrl)" = 0x1 ]
     nvme list-ns "/dev/$(controller)"
 
     nvme id-ns "/dev/$(namespace)" >/tmp/id-ns

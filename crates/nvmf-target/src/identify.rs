@@ -51,6 +51,9 @@ const OPTIONAL_IO: u16 = optional_io::COMPARE
     | optional_io::VERIFY
     | optional_io::COPY;
 
+/// FUSES: the fused operation Compare and Write.
+const COMPARE_AND_WRITE: u16 = 1;
+
 /// Events of I/O controllers (OAES).
 pub(super) const IO_EVENTS: EventMask = EventMask::NAMESPACE_ATTRIBUTE.union(EventMask::ANA);
 /// Events of discovery controllers (OAES).
@@ -199,6 +202,7 @@ impl Controller {
         structure.sqe_exponents = SQES;
         structure.cqe_exponents = CQES;
         structure.optional_io = U16::new(OPTIONAL_IO);
+        structure.fused = U16::new(COMPARE_AND_WRITE);
         structure.optional_fabrics = U16::new(DISCONNECT);
         // Linux requires both for ANA, and MNAN not above NN.
         structure.namespaces = U32::new(config.max_namespaces);

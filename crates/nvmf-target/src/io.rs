@@ -47,7 +47,7 @@ impl Connection {
     #[inline]
     pub(super) fn run_io(self: &Rc<Self>, command: Sqe, data: Option<Buf>, payload: usize) {
         if command.fuse() != Fuse::None {
-            return self.fail(&command, Status::INVALID_FIELD.dnr(), payload);
+            return self.run_fused(command, data, payload);
         }
         let result = self.checked(&command).and_then(|namespace| match IoOpcode(command.opcode) {
             IoOpcode::READ => self.read(namespace, &command, payload),

@@ -33,6 +33,10 @@ pub(crate) const COPY_BYTES: u32 = 1 << 20;
 /// Source ranges of one Copy (MSRC + 1): 128 of 32 B are 4 KiB.
 pub(crate) const COPY_RANGES: usize = 128;
 
+/// Data of each half of a Compare and Write, in bytes. ACWU promises one block; a larger block than
+/// this cannot be compared. Each connection may park one half of it, outside the pool.
+pub(crate) const FUSED_BYTES: usize = 4 << 10;
+
 /// CPDA: data in PDUs to the controller may start at any multiple of 4 bytes.
 pub(crate) const CONTROLLER_DATA_ALIGNMENT: u8 = 0;
 

@@ -21,11 +21,12 @@
 //!   (`share`). A peer that stalls keeps what it has until others have waited for it.
 //!
 //! `receive` parses, `fast` is the fast path, `waiting` queues commands for memory and sends R2Ts,
-//! `io` and `admin` execute commands, `respond` sends completions.
+//! `fused` pairs commands, `io` and `admin` execute them, `respond` sends completions.
 
 mod admin;
 mod authentication;
 mod fast;
+mod fused;
 mod receive;
 mod respond;
 mod share;
@@ -53,6 +54,7 @@ pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, RxError, Tx};
+use fused::ParkedHalf;
 use transfer::Transfers;
 use waiting::WaitingCommand;
 
@@ -74,6 +76,7 @@ pub(crate) struct Connection {
     transfer_bytes: Cell<usize>,
     /// In-flight commands that wait for memory.
     waiting: RefCell<VecDeque<WaitingCommand>>,
+    parked: RefCell<ParkedHalf>,
     /// Reserved memory that lets the receiver continue while R2T data is outstanding.
     reserve: Reserve,
     /// Largest in-capsule data, in bytes; 0 before Connect.
@@ -241,6 +244,7 @@ impl Connection {
             payload_bytes: Cell::new(0),
             transfer_bytes: Cell::new(0),
             waiting: RefCell::default(),
+            parked: RefCell::default(),
             reserve: Reserve::new(room.clone()),
             in_capsule_bytes: Cell::new(0),
             queued_bytes_max: Cell::new(TX_ADMIN_BYTES),

@@ -5,6 +5,7 @@
 
 use std::rc::Rc;
 
+use flagstone_nvme::command::Fuse;
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectData};
 use flagstone_nvme::digest::crc32c;
 use flagstone_nvme::limits::{
@@ -21,6 +22,7 @@ use flagstone_nvme::wire::Wire;
 use flagstone_nvme::{AdminOpcode, Cqe, FabricsType, Sqe, Status};
 use flagstone_runtime::{Buf, BufMut, buf, time};
 
+use super::waiting::TransferOf;
 use super::{Awaits, Connection, ConnectionEnd};
 use crate::connect::ConnectRefusal;
 use crate::limits::{
@@ -153,7 +155,11 @@ impl Connection {
                 let bytes = arrived(rx, frame.header_end(), &mut scratch);
                 let command = CapsuleCmd::view(bytes).expect("a whole header has arrived").command;
                 self.wait_for_room().await;
-                self.capsule(rx, rules, &frame, command, predictor).await
+                let fuse = self.fuse(&command);
+                self.before_fused(fuse);
+                let changed = self.capsule(rx, rules, &frame, command, predictor).await;
+                self.after_fused(fuse);
+                changed
             }
             PduKind::Data => {
                 predictor.reset();
@@ -243,7 +249,12 @@ impl Connection {
             Ok(0) => self.execute_without_data(command)?,
             Ok(wanted) => {
                 self.advance_queue();
-                self.take_transfer(command, wanted as usize);
+                if self.fuse(&command) == Fuse::None {
+                    self.take_transfer(TransferOf::Command(command), wanted as usize);
+                } else {
+                    self.begin(0);
+                    self.run_io(command, None, 0);
+                }
             }
             Err(status) => {
                 self.advance_queue();
@@ -374,7 +385,7 @@ impl Connection {
         last: bool,
         intact: bool,
     ) -> Result<(), ConnectionEnd> {
-        let done = {
+        let mut done = {
             let mut transfers = self.transfers.borrow_mut();
             let pending = transfers.get(tag).expect("accepted just now");
             pending.digest_error |= !intact;
@@ -384,6 +395,10 @@ impl Connection {
             }
             transfers.remove(tag).expect("accepted just now")
         };
+        if let Some(half) = done.half.take() {
+            self.fused_transferred(done, data, *half);
+            return Ok(());
+        }
         let (cid, payload) = (done.command.cid.get(), data.len());
         self.transferred(payload);
         self.share.moved(payload as u64);

@@ -2,19 +2,39 @@
 
 use flagstone_nvme::Sqe;
 use flagstone_nvme::pdu::{DataHeader, Fatal, Piece, Transfer};
-use flagstone_runtime::BufMut;
+use flagstone_runtime::{Buf, BufMut};
 use std::mem::offset_of;
 
 /// Command with a transfer in progress.
 pub(super) struct PendingTransfer {
     pub(super) command: Sqe,
     transfer: Transfer,
-    /// Length of the command's data, in bytes.
-    bytes: usize,
+    /// Length of the command's data, and of its other half, in bytes.
+    pub(super) bytes: usize,
     /// The command's buffer; `None` while a piece is being received into it.
     pub(super) data: Option<BufMut>,
     /// A piece failed its digest: the command fails when all pieces have arrived.
     pub(super) digest_error: bool,
+    /// The other half of a fused operation.
+    pub(super) half: Option<Box<TransferHalf>>,
+}
+
+/// Half of a fused operation whose data is being transferred, with the other half.
+pub(super) enum TransferHalf {
+    /// The Compare; the data of `second` comes next, into `place`.
+    First { second: Sqe, place: BufMut },
+    /// The Write; the data of `first` has arrived.
+    Second { first: Sqe, expected: Buf },
+}
+
+impl TransferHalf {
+    /// Bytes of the other half.
+    fn bytes(&self) -> usize {
+        match self {
+            TransferHalf::First { place, .. } => place.len(),
+            TransferHalf::Second { expected, .. } => expected.len(),
+        }
+    }
 }
 
 /// Transfers by transfer tag, the index in this table.
@@ -27,7 +47,12 @@ pub(super) struct Transfers {
 impl Transfers {
     /// Stores `command`, whose data is received into `data`, and returns its tag. The caller bounds
     /// the commands in flight and thereby this table. `None` beyond 65,536 entries.
-    pub(super) fn insert(&mut self, command: Sqe, data: BufMut) -> Option<u16> {
+    pub(super) fn insert(
+        &mut self,
+        command: Sqe,
+        data: BufMut,
+        half: Option<Box<TransferHalf>>,
+    ) -> Option<u16> {
         let len = u32::try_from(data.len()).ok()?;
         let tag = match self.free.pop() {
             Some(tag) => tag,
@@ -38,8 +63,9 @@ impl Transfers {
             }
         };
         let transfer = Transfer::of_r2t(command.cid.get(), tag, 0, len)?;
-        let (bytes, data) = (data.len(), Some(data));
-        let pending = PendingTransfer { command, transfer, bytes, data, digest_error: false };
+        let bytes = data.len() + half.as_ref().map_or(0, |half| half.bytes());
+        let (data, digest_error) = (Some(data), false);
+        let pending = PendingTransfer { command, transfer, bytes, data, digest_error, half };
         self.slots[usize::from(tag)] = Some(pending);
         Some(tag)
     }

@@ -28,6 +28,8 @@ use flagstone_runtime::buf::{self, SharedReserve, TooLarge};
 use flagstone_runtime::{BufMut, spawn_detached};
 
 use super::Connection;
+use super::fused::FusedPair;
+use super::transfer::TransferHalf;
 use crate::Namespace;
 use crate::io::status_of;
 use crate::limits::{LINK_CAPSULE_BYTES, LINK_TRANSFER_BYTES};
@@ -40,14 +42,25 @@ thread_local! {
 
 /// In-flight command that waits.
 pub(super) struct WaitingCommand {
-    command: Sqe,
     /// Memory that it needs, in bytes.
     bytes: usize,
-    /// Range to read; `None` for a command that needs an R2T.
-    read: Option<Read>,
+    work: Work,
+}
+
+enum Work {
+    Read(Read),
+    Transfer(TransferOf),
+}
+
+/// What data is requested for, with R2Ts.
+pub(super) enum TransferOf {
+    Command(Sqe),
+    /// A fused operation, which needs memory for both halves.
+    Pair(Box<FusedPair>),
 }
 
 struct Read {
+    command: Sqe,
     namespace: Arc<Namespace>,
     offset: u64,
     /// Admission of the command, since its namespace was found.
@@ -57,18 +70,18 @@ struct Read {
 }
 
 impl Connection {
-    /// Queues an in-flight command whose `bytes` of data are requested with an R2T as soon as
-    /// memory is available.
-    pub(super) fn take_transfer(self: &Rc<Self>, command: Sqe, bytes: usize) {
+    /// Begins a command whose `bytes` of data are requested with R2Ts as soon as memory is
+    /// available.
+    pub(super) fn take_transfer(self: &Rc<Self>, of: TransferOf, bytes: usize) {
         self.begin(0);
         if self.waiting.borrow().is_empty()
             && self.may_grant()
             && self.fits(bytes + self.missing_reserve())
             && let Some(data) = buf::try_alloc_with_reserve(bytes, &self.reserve, self.in_capsule())
         {
-            return self.grant(command, data);
+            return self.grant(of, data);
         }
-        self.wait(WaitingCommand { command, bytes, read: None });
+        self.wait(WaitingCommand { bytes, work: Work::Transfer(of) });
     }
 
     /// Queues an in-flight read with `payload` bytes. It is not charged for them while it waits.
@@ -83,8 +96,9 @@ impl Connection {
     ) {
         self.payload_bytes.set(self.payload_bytes.get() - payload);
         self.room.notify();
-        let read = Some(Read { namespace, offset, admitted: self.admit_waiting(), payload });
-        self.wait(WaitingCommand { command: *command, bytes, read });
+        let (command, admitted) = (*command, self.admit_waiting());
+        let read = Read { command, namespace, offset, admitted, payload };
+        self.wait(WaitingCommand { bytes, work: Work::Read(read) });
     }
 
     fn wait(self: &Rc<Self>, waiting: WaitingCommand) {
@@ -126,8 +140,8 @@ impl Connection {
     /// Executes the first command, a read, in parts, the first of which has `part` bytes.
     async fn read_in_parts(self: &Rc<Self>, mut part: usize) {
         let first = self.waiting.borrow().front().and_then(|first| {
-            let read = first.read.as_ref()?;
-            Some((first.command, read.namespace.clone(), read.offset, first.bytes))
+            let Work::Read(read) = &first.work else { return None };
+            Some((read.command, read.namespace.clone(), read.offset, first.bytes))
         });
         let Some((command, namespace, offset, bytes)) = first else { return };
         let block = 1 << namespace.block_shift;
@@ -169,7 +183,8 @@ impl Connection {
 
     /// Memory that the first command needs, in bytes, and whether it is a read.
     fn first_waiting(&self) -> Option<(usize, bool)> {
-        self.waiting.borrow().front().map(|first| (first.bytes, first.read.is_some()))
+        let is_read = |first: &WaitingCommand| matches!(first.work, Work::Read(_));
+        self.waiting.borrow().front().map(|first| (first.bytes, is_read(first)))
     }
 
     /// Bytes of the first command that may be served: all of them, or a part of a read. 0 if there
@@ -177,16 +192,17 @@ impl Connection {
     fn may_serve(&self) -> Option<usize> {
         let waiting = self.waiting.borrow();
         let Some(first) = waiting.front() else { return Some(0) };
-        match &first.read {
-            Some(read) => {
+        match &first.work {
+            Work::Read(read) => {
                 let budget = self.target.config().connection_payload_bytes;
                 let block = 1 << read.namespace.block_shift;
                 (self.payload_bytes.get() < budget)
                     .then(|| self.readable_part(first.bytes, block))
                     .flatten()
             }
-            None => (self.may_grant() && self.fits(first.bytes + self.missing_reserve()))
-                .then_some(first.bytes),
+            Work::Transfer(_) => (self.may_grant()
+                && self.fits(first.bytes + self.missing_reserve()))
+            .then_some(first.bytes),
         }
     }
 
@@ -202,17 +218,20 @@ impl Connection {
     }
 
     fn serve(self: &Rc<Self>, waiting: WaitingCommand, memory: Result<BufMut, TooLarge>) {
-        let command = waiting.command;
-        match (memory, waiting.read) {
-            (Ok(place), Some(Read { namespace, offset, admitted, payload })) => {
+        match (memory, waiting.work) {
+            (Ok(place), Work::Read(Read { command, namespace, offset, admitted, payload })) => {
                 self.payload_bytes.set(self.payload_bytes.get() + payload);
                 self.read_into(&namespace, command, offset, place, payload);
                 drop(admitted);
             }
-            (Ok(data), None) => self.grant(command, data),
-            // It will never fit.
-            (Err(TooLarge), _) => {
-                self.fail(&command, Status::INTERNAL_ERROR.dnr(), 0);
+            (Ok(data), Work::Transfer(of)) => self.grant(of, data),
+            // It will never fit. A pair is smaller than the smallest share.
+            (
+                Err(TooLarge),
+                Work::Read(Read { command, .. }) | Work::Transfer(TransferOf::Command(command)),
+            ) => self.fail(&command, Status::INTERNAL_ERROR.dnr(), 0),
+            (Err(TooLarge), Work::Transfer(TransferOf::Pair(pair))) => {
+                self.answer_fused(&pair, [Status::INTERNAL_ERROR.dnr(); 2], 0);
             }
         }
     }
@@ -228,11 +247,29 @@ impl Connection {
         self.in_capsule_bytes.get() as usize
     }
 
-    fn grant(&self, command: Sqe, data: BufMut) {
+    fn grant(&self, of: TransferOf, mut data: BufMut) {
+        self.payload_bytes.set(self.payload_bytes.get() + data.len());
+        self.transfer_bytes.set(self.transfer_bytes.get() + data.len());
+        match of {
+            TransferOf::Command(command) => self.begin_transfer(command, data, None),
+            TransferOf::Pair(pair) => {
+                // The data to write comes first in the buffer, aligned for the device.
+                let expected = data.split_off(data.len() / 2);
+                let half = TransferHalf::First { second: pair.second, place: data };
+                self.begin_transfer(pair.first, expected, Some(Box::new(half)));
+            }
+        }
+    }
+
+    /// Requests a command's data into `data`.
+    pub(super) fn begin_transfer(
+        &self,
+        command: Sqe,
+        data: BufMut,
+        half: Option<Box<TransferHalf>>,
+    ) {
         let wanted = data.len();
-        self.payload_bytes.set(self.payload_bytes.get() + wanted);
-        self.transfer_bytes.set(self.transfer_bytes.get() + wanted);
-        let tag = self.transfers.borrow_mut().insert(command, data);
+        let tag = self.transfers.borrow_mut().insert(command, data, half);
         let tag = tag.expect("as many as a queue has entries");
         self.request_data(command.cid.get(), tag, wanted as u32);
     }
@@ -275,6 +312,7 @@ impl Connection {
     /// Drops all waiting commands and all transfers: their data will not arrive.
     pub(super) fn give_up_waiting(&self) {
         self.ended.set(true);
+        self.parked.take();
         for _ in self.waiting.take() {
             self.release(0);
         }
