@@ -87,7 +87,7 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
             part.copy_from_slice(&random_u64().to_le_bytes()[..part.len()]);
         }
     });
-    drawn.map_err(|error| Failure::failed(error))?;
+    drawn.map_err(Failure::failed)?;
     let secret = Secret::new(&bytes, hash).map_err(usage)?;
     let text = Zeroizing::new(format!("{}\n", secret.text().as_str()));
     let Some(file) = &args.file else { return Ok(print(&text, Exit::Success)) };
@@ -105,7 +105,7 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
 fn check(args: &CheckArgs) -> Result<Exit, Failure> {
     let mut text = String::new();
     for file in &args.files {
-        let secrets = keys::read(file).map_err(|error| Failure::failed(error))?;
+        let secrets = keys::read(file).map_err(Failure::failed)?;
         for (index, secret) in secrets.iter().enumerate() {
             let bits = secret.length() * 8;
             let use_of = if index == 0 { "proven and accepted" } else { "accepted" };

@@ -116,7 +116,7 @@ enum LayerValue {
     Own(Layer),
     Limit,
     SharedLimit(String),
-    Mirror(Vec<String>, Mirror),
+    Mirror(Vec<String>, Box<Mirror>),
 }
 
 fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
@@ -130,7 +130,7 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
         }
         Layer::Mirror(mirror) => {
             let names = mirror.peers.iter().map(|index| config.peers[*index].name.clone());
-            let own = Mirror { peers: Vec::new(), ..(**mirror).clone() };
+            let own = Box::new(Mirror { peers: Vec::new(), ..(**mirror).clone() });
             ("mirror", LayerValue::Mirror(names.collect(), own))
         }
     }

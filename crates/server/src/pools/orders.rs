@@ -71,7 +71,7 @@ impl Server {
         if let Some(outcome) = self.check_new_pool(name, devices)? {
             return Ok(outcome);
         }
-        for device in destroy_data.iter().filter(|device| !devices.contains(device)) {
+        if let Some(device) = destroy_data.iter().find(|device| !devices.contains(device)) {
             return Err(Problem::invalid(format!(
                 "{device} is to be destroyed, but is no device of the pool"
             )));
