@@ -3,6 +3,7 @@
 //! The configuration file is the operator's and is not changed. A start with the old place is refused
 //! with advice, and nothing is copied: the superblock says where the log is.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -165,12 +166,18 @@ impl MirroredVolume {
     }
 
     /// True if opening would create an empty log although the log was moved to another place: the
-    /// old file was deleted, or the old log was in memory. An existing empty device is consent.
+    /// old file was deleted or truncated, or the old log was in memory. An existing device without
+    /// any contents, or an empty file, is consent.
     pub(super) fn would_create_log_at_old_place(&self, superblock: &Superblock) -> bool {
         let place = &superblock.log_place;
         self.log_spec().is_some_and(|spec| {
-            let missing = matches!(&spec, DeviceSpec::Path(path) if !path.exists());
-            (missing || spec.is_in_memory()) && !place.is_empty() && spec.to_string() != *place
+            let needed = log_layout(&superblock.geometry).total_bytes;
+            let remains = |path: &Path| match path.metadata() {
+                Ok(file) => file.is_file() && (1..needed).contains(&file.len()),
+                Err(_) => true,
+            };
+            let gone = matches!(&spec, DeviceSpec::Path(path) if remains(path));
+            (gone || spec.is_in_memory()) && !place.is_empty() && spec.to_string() != *place
         })
     }
 

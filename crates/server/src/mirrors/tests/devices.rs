@@ -217,18 +217,23 @@ fn log_moves_while_hosts_are_served() {
         write(&node.mirrored.device(), 1 << 20, 8).await.unwrap();
         node.stop().await;
 
-        // The operator may have deleted the old file.
-        for deleted in [false, true] {
-            if deleted {
-                std::fs::remove_file(&old).unwrap();
+        // The operator may have truncated or deleted the old file, or the volume has grown since.
+        let whole = std::fs::metadata(&old).unwrap().len();
+        for left in [Some(whole), Some(whole - 4096), Some(100), None] {
+            match left {
+                Some(left) => {
+                    std::fs::OpenOptions::new().write(true).open(&old).unwrap().set_len(left)
+                }
+                None => std::fs::remove_file(&old),
             }
+            .unwrap();
             let node = begin(Some(&old)).await;
             let missing = node.mirrored.missing().expect("its log is elsewhere");
             for part in ["was moved from", &old, &new, "set `intent_log = "] {
                 assert!(missing.contains(part), "no `{part}`: {missing}");
             }
             assert!(node.mirrored.is_without_log() && node.access() == AnaState::INACCESSIBLE);
-            assert_eq!(std::path::Path::new(&old).exists(), !deleted);
+            assert_eq!(std::fs::metadata(&old).ok().map(|file| file.len()), left);
             node.stop().await;
         }
 
