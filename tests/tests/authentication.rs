@@ -104,7 +104,8 @@ fn hosts_attach_with_the_right_key_alone() {
     // Nothing that the server or the client said has a secret in it.
     let archive = scratch.join("support.tar.gz");
     let archive = archive.to_str().expect("UTF-8");
-    let (made, support) = flagstone(&["doctor", "--support", archive, "--api", socket]);
+    let (made, support) =
+        flagstone(&["doctor", "--support", "--archive", archive, "--api", socket]);
     let unpacked = Command::new("tar").args(["-xzOf", archive]).output().expect("tar runs");
     let unpacked = String::from_utf8_lossy(&unpacked.stdout).into_owned();
     assert!(made && !unpacked.is_empty(), "{support}");
