@@ -5,14 +5,16 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! //! use flagstone_blockdev::{MemoryDevice, SharedDevice};
+//!
+//! use flagstone_blockdev::{MemoryDevice, SharedDevice};
+//! use flagstone_conformance::{Options, run};
 //!
 //! let make = async || Arc::new(MemoryDevice::new(1 << 20, 512).unwrap()) as SharedDevice;
-//! flagstone_runtime::block_on(conformance::run(make, Options::quick(1))).unwrap();
+//! flagstone_runtime::block_on(run(make, Options::quick(1))).unwrap();
 //! ```
 //!
-//! The name of each check states a promise of [`flagstone_blockdev::device`]. If the device breaks the promise,
-//! the check panics with the offset and the seed.
+//! The name of each check states a promise of [`flagstone_blockdev::device`]. If the device breaks
+//! the promise, the check panics with the offset and the seed.
 
 mod basic;
 mod changes;
