@@ -56,7 +56,7 @@ fn randomness(seed: u64) -> Randomness {
     })
 }
 
-/// Nobody passes without the key, whatever is sent.
+/// No message authenticates a host without the key.
 fn controller(data: &[u8]) {
     let options = ControllerOptions {
         names: names(),

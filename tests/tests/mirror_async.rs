@@ -136,7 +136,7 @@ impl Hosts {
         hosts
     }
 
-    /// Waits until each has completed so many further writes.
+    /// Waits until each has completed `writes` further writes.
     fn write(&mut self, writes: u64) {
         for (load, state) in self.loads.iter_mut().zip(&self.states) {
             load.wait_for_records(state, Load::records_now(state) + writes);

@@ -16,9 +16,9 @@ use crate::secret::Secret;
 pub struct ControllerOptions {
     /// Names of the host and of the subsystem, as in Connect.
     pub names: Names,
-    /// Secrets of the host, one or two (while one replaces the other). None: nobody authenticates.
+    /// Secrets of the host, one or two (while one replaces the other). None: no host authenticates.
     pub host_secrets: Vec<Secret>,
-    /// Secret of the subsystem, for hosts that want to know whom they talk to.
+    /// Secret of the subsystem, for hosts that authenticate the controller.
     pub own_secret: Option<Secret>,
     /// Hash functions that are accepted.
     pub hashes: Vec<Hash>,

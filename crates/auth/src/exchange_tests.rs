@@ -272,8 +272,7 @@ fn message_that_does_not_fit_stays_to_be_fetched() {
 }
 
 proptest! {
-    /// Whatever one byte becomes on the way, nobody is authenticated by it, except where the byte is
-    /// reserved.
+    /// An exchange with one changed byte authenticates no host, except where the byte is reserved.
     #[test]
     fn altered_reply_authenticates_nobody(position in 0usize..80, flip in 1u8..=255) {
         let mut controller = controller(vec![secret(7)], Some(secret(9)));

@@ -96,8 +96,8 @@ impl Secret {
         Zeroizing::new(format!("DHHC-1:{id:02}:{}:", base64.as_str()))
     }
 
-    /// Fingerprint: 16 hexadecimal digits, the same for the same secret. Nobody learns a random
-    /// secret from it.
+    /// Fingerprint: 16 hexadecimal digits, the same for the same secret. It does not reveal a
+    /// random secret.
     pub fn fingerprint(&self) -> String {
         let digest = Hash::Sha256.hmac(b"flagstone key fingerprint", &[self.text().as_bytes()]);
         digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()

@@ -511,7 +511,7 @@ impl Inner {
     pub(crate) fn mark_unflushed(&self, leg: usize, half: usize, offset: u64, len: u64) {
         let unflushed = &self.legs[leg].unflushed[half];
         let bits = unflushed.bits_of(offset, len);
-        // Whoever set them set those of the log too, and no bit of this half is cleared while a
+        // The writer that set them set those of the log too, and no bit of this half is cleared while a
         // call is counted in it.
         if unflushed.has_all(bits.clone()) {
             return;

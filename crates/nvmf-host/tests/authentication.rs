@@ -75,7 +75,7 @@ fn right_keys_connect_and_others_do_not() {
     });
 }
 
-/// A target that asks for nothing may be an impostor, which was told the name alone.
+/// A target that asks for nothing may be an impostor that knows only the name.
 #[test]
 fn target_without_authentication_is_refused_if_it_has_to_prove_itself() {
     on_cores(1, async || {

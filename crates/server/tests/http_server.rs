@@ -249,7 +249,7 @@ fn excess_connections_get_503() {
 }
 
 /// Silent clients, clients in the middle of a request, and clients that do not read their answers
-/// keep nobody out, at the limit of all connections and at that of one address.
+/// do not keep others out, at the limit of all connections and at that of one address.
 #[test]
 fn quiet_connections_make_room_for_active_ones() {
     for (max_connections, max_peer_connections) in [(4, 100), (100, 4)] {

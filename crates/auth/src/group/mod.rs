@@ -15,7 +15,7 @@ use zeroize::Zeroizing;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Group {
-    /// No Diffie-Hellman: whoever records an exchange may try secrets against it.
+    /// No Diffie-Hellman: secrets can be tried against a recorded exchange.
     Null = 0,
     /// 2,048 bits.
     Ffdhe2048 = 1,

@@ -72,7 +72,7 @@ pub static PEER: Section = Section {
         "address", Kind::Text("host and port"), "" =>
             "Address where it serves NVMe/TCP: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; port 4420 if omitted. May be an address of a replication network. Required.";
         "key_file", Kind::Text("path"), "" =>
-            "Absolute path of the key that both nodes prove to each other, the same on both. Nobody reaches the replica without it. Default: none, so that whoever knows the node's name does.";
+            "Absolute path of the key that both nodes prove to each other, the same on both. Required to reach the replica. Default: none, and knowing the node's name is enough.";
         "host_addresses", Kind::List("address"), "" =>
             "Addresses where hosts reach it, for the discovery log of this node: `nvme connect-all` to either node then finds the paths to both. Written as `address`; an empty list announces none. Default: `address`.";
         "connections", Kind::Count(1..=16), "1" =>

@@ -75,7 +75,7 @@ impl Replica {
         let place: String = place.chars().filter(|char| !char.is_control()).collect();
         let place = place[..place.floor_char_boundary(LOG_PLACE_MAX)].to_owned();
         let replica = self.clone();
-        // A move goes on without its caller: it may be in step 3.
+        // A move continues without its caller: it may be in step 3.
         let moved = spawn(async move {
             let guard = replica.0.move_lock.acquire().await;
             if replica.0.lock().retired {

@@ -196,7 +196,7 @@ fn failed_superblock_update_loses_no_mark() {
             let moved = replica.move_log(log_device(LOG2), LOG2).await;
             assert!(matches!(moved, Err(ReplicaError::Io(_))), "{moved:?}");
             replica.mark(3..4);
-            // May fail: then nobody relies on the mark.
+            // May fail: then nothing relies on the mark.
             if replica.persist_marks().await.is_err() {
                 std::mem::forget(held);
             }

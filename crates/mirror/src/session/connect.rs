@@ -334,7 +334,7 @@ async fn lead(
         if !leads || inner.epoch_after(peers.view.epoch) != epoch {
             return Err(SessionEnd::Changed);
         }
-        // Not `epoch_seen`: the peer was told this epoch.
+        // Not `epoch_seen`: this epoch was announced to the peer.
         let done = inner.perform(after, actions.iter(), Progress::after(peers.view.epoch)).await;
         done.map_err(|_| SessionEnd::NothingToDo)?;
     }

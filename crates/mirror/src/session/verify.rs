@@ -163,7 +163,7 @@ async fn compare(
 mod tests {
     use super::*;
 
-    /// A report in which every second of so many parts differs.
+    /// A report of `parts` parts in which every second one differs.
     fn every_second(parts: u64) -> VerifyReport {
         let mut report = VerifyReport::default();
         (0..parts).step_by(2).for_each(|part| report.add(part * 4096, 4096));

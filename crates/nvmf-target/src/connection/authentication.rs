@@ -54,7 +54,7 @@ pub(crate) struct Exchange {
 /// What a command does with an exchange.
 enum Step {
     Send(Vec<u8>),
-    /// A message of at most so many bytes.
+    /// A message of at most this many bytes.
     Fetch(usize),
 }
 

@@ -215,7 +215,7 @@ impl World {
         state.probe_all();
     }
 
-    /// Pauses the process of a node (SIGSTOP): its tasks do not run. Its kernel goes on: operations
+    /// Pauses the process of a node (SIGSTOP): its tasks do not run. Its kernel continues: operations
     /// in flight complete, connections are accepted, and received data is acknowledged.
     ///
     /// # Panics

@@ -77,7 +77,7 @@ impl MirroredVolume {
         self.moving_log.set(true);
         *self.log_moves.borrow_mut() = mirror.log_moves();
         let this = self.clone();
-        // A separate task, because the move goes on without its caller.
+        // A separate task, because the move continues without its caller.
         let ended = spawn(async move {
             let ended = match &to {
                 None => this.move_to(&mirror, None, None, dry_run).await,

@@ -1,6 +1,6 @@
 //! Marks of blocks that differ, when copies of a resync and local disks fail: a mark is cleared
 //! only by a copy that began after it, an abandoned operation keeps its range lock, and blocks that
-//! cannot be copied stay marked while the mirror goes on.
+//! cannot be copied stay marked while the mirror works.
 //!
 //! Leaves out the wire format of the link ([`super::link`]) and host protocols.
 

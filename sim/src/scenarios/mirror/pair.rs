@@ -256,7 +256,8 @@ impl<const N: usize> Group<N> {
         self.releases.borrow_mut()[index] = versions;
     }
 
-    /// A node's process ends, and begins again with logical blocks of so many bytes, or its disk's.
+    /// A node's process ends, and begins again with logical blocks of this size in bytes, or its
+    /// disk's.
     pub(super) fn restart_with_blocks(&self, index: usize, block_bytes: Option<u32>) {
         self.end(index, false);
         self.blocks.borrow_mut()[index] = block_bytes;
