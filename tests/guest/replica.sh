@@ -196,7 +196,7 @@ connect() {
 # Commands Supported and Effects: tools and kernels check it before they send an unknown command.
 effects() {
     nvme get-log "/dev/$(controller_of "$replica")" -i 5 -l 4096 -b >effects-log
-    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8 0xdc 0xe0 0xe4; do
+    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8 0xdc 0xe0 0xe4 0xe8; do
         # Supported, changes no blocks, applies to this namespace.
         [ "$(number effects-log $((opcode * 4)) 4)" -eq $((0x100001)) ]
     done
@@ -293,6 +293,8 @@ other_refusals() {
     ends $unrelated example nvme admin-passthru /dev/nvme1 -o 0xdc -n 1 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc --cdw14=9
     ends $unrelated example nvme admin-passthru /dev/nvme1 -o 0xe4 -n 1 \
+        --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc --cdw14=9
+    ends $unrelated example nvme admin-passthru /dev/nvme1 -o 0xe8 -n 1 \
         --cdw10=0x33221100 --cdw11=0x77665544 --cdw12=0xbbaa9988 --cdw13=0xffeeddcc --cdw14=9
     ends $invalid_field admin -o 0xe0 --cdw10=512 --cdw12=0x1000 --cdw14=0x10000
     ends $invalid_field admin -o 0xe0 --cdw10=4096 --cdw12=0x1000 --cdw14=0x10001

@@ -243,7 +243,7 @@ pub fn assert_examples_are_run() {
         })
         .map(|(opcode, _)| format!("-o 0x{} ", opcode.to_lowercase()))
         .collect();
-    assert_eq!(opcodes.len(), 17, "the table of commands: {opcodes:?}");
+    assert_eq!(opcodes.len(), 18, "the table of commands: {opcodes:?}");
     for opcode in opcodes {
         assert!(printed.iter().any(|line| line.contains(&opcode)), "no example of {opcode}");
     }

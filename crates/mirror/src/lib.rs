@@ -28,7 +28,7 @@ pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;
 pub use manage::roles::RoleError;
-pub use manage::transfer::ReplicaTransfer;
+pub use manage::transfer::{PeerChange, ReplicaTransfer};
 pub use mirror::Mirror;
 pub use options::{
     Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,

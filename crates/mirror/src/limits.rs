@@ -99,6 +99,10 @@ pub const BAD_SPLITS_MAX: usize = 16;
 pub const REPAIRS_MAX: u64 = 4;
 /// Longest name of the device that a log was moved to, in bytes, in the superblock.
 pub const LOG_PLACE_MAX: usize = 1024;
+/// Changes of the peers in a superblock: as many additions and removals as there can be peers.
+pub const MEMBERS_MAX: usize = 2 * PEERS_MAX;
+/// Longest name and address of a member together, in bytes.
+pub const MEMBER_TEXT_MAX: usize = 250;
 /// Time for the last step of moving a log, in milliseconds: writes to inactive regions wait for it.
 /// It writes what has changed since the step before, on a sound device within milliseconds.
 pub(crate) const MOVE_LOG_MS: u64 = 2000;

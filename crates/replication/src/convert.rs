@@ -48,6 +48,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::HandOver => wire::Request::HandOver,
         PeerRequest::Depose { volume, epoch } => wire::Request::Depose { volume: volume.0, epoch },
         PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
+        PeerRequest::Remove { volume, epoch } => wire::Request::Remove { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
             wire::Request::BadRange { offset, len, index, count }
@@ -106,6 +107,9 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         }
         wire::Request::Claim { volume, epoch } => {
             PeerRequest::Claim { volume: MirrorId(volume), epoch }
+        }
+        wire::Request::Remove { volume, epoch } => {
+            PeerRequest::Remove { volume: MirrorId(volume), epoch }
         }
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
         wire::Request::BadRange { offset, len, index, count } => {

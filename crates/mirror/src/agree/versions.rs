@@ -3,7 +3,7 @@
 //! | version | content |
 //! | --- | --- |
 //! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, and [the ranges that a resync could not copy](PeerRequest::BadRange) |
+//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, and [the ranges that a resync could not copy](PeerRequest::BadRange) |
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
@@ -13,6 +13,7 @@
 //! [`PeerRequest::ZeroNewSpace`]: crate::wire::peer::PeerRequest::ZeroNewSpace
 //! [`PeerRequest::Depose`]: crate::wire::peer::PeerRequest::Depose
 //! [`PeerRequest::Claim`]: crate::wire::peer::PeerRequest::Claim
+//! [`PeerRequest::Remove`]: crate::wire::peer::PeerRequest::Remove
 //! [`PeerRequest::BadRange`]: crate::wire::peer::PeerRequest::BadRange
 
 use std::fmt;
@@ -27,6 +28,9 @@ impl LinkVersion {
     /// First version in which a source can be [deposed](crate::wire::peer::PeerRequest::Depose), and
     /// its role [claimed](crate::wire::peer::PeerRequest::Claim).
     pub const DEPOSES: LinkVersion = LinkVersion(3);
+    /// First version in which a replica is told that it was
+    /// [removed](crate::wire::peer::PeerRequest::Remove).
+    pub const REMOVES: LinkVersion = LinkVersion(3);
     /// First version in which a source reports the ranges that a resync could not copy.
     pub const REPORTS_BAD_RANGES: LinkVersion = LinkVersion(3);
 }

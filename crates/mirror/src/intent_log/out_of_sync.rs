@@ -161,6 +161,11 @@ impl OutOfSync {
         self.bits.bytes()
     }
 
+    /// The bits of word `index`.
+    pub(crate) fn word(&self, index: u64) -> u64 {
+        self.bits.word(index)
+    }
+
     /// Number of words of the bitmap.
     pub(crate) fn words(&self) -> u64 {
         self.bits.words()

@@ -400,6 +400,7 @@ impl Mirror {
             role_epoch: superblock.epoch,
             generation: superblock.current,
             inconsistent: superblock.flags.inconsistent,
+            removed: superblock.removed,
             bad_ranges: inner.listed_bad_ranges(&superblock),
             peers,
             in_flight: in_flight as u64,

@@ -90,6 +90,8 @@ impl Replica {
             peers: [PeerRecord::default(); PEERS_MAX],
             not_received: Vec::new(),
             log_place: String::new(),
+            removed: false,
+            members: Vec::new(),
         };
         Ok(SuperblockSlots::empty(layout.superblocks).write(&device, &mut superblock).await?)
     }

@@ -164,6 +164,7 @@ impl Inner {
             true => Disk::Inconsistent,
             false if superblock.current.is_none() => Disk::Blank,
             false if state.unverified => Disk::Unverified,
+            false if superblock.removed => Disk::Removed,
             false => Disk::Consistent,
         };
         let mut legs = [None; PEERS_MAX];
@@ -298,6 +299,10 @@ impl Inner {
             Action::Announce { forced } => self.announce(forced, progress).await?,
             Action::Detach => self.detach_source(),
             Action::EndAttachment => self.end_attachment().await,
+            Action::RecordRemoved => {
+                let record = |superblock: &mut Superblock| superblock.removed = true;
+                self.local.update(record).await.map_err(RoleError::Io)?;
+            }
             Action::TrustData(_) => self.trust_data().await.map_err(RoleError::Io)?,
             Action::LeaveRole => self.change(|state| state.role = ReplicaRole::Target),
             Action::ServeThroughPeer => self.serve_through_peer()?,
@@ -332,7 +337,7 @@ impl Inner {
 
     async fn trust_data(&self) -> Result<(), IoError> {
         let trust = |superblock: &mut Superblock| {
-            superblock.unverified = false;
+            (superblock.unverified, superblock.removed) = (false, false);
             let lacks = std::mem::take(&mut superblock.not_received);
             superblock.flags.inconsistent &= lacks.is_empty();
             lacks
@@ -536,6 +541,39 @@ impl Inner {
         }
     }
 
+    /// Refuses announcements of nodes that are no peers of this volume.
+    fn check_asker(&self, asker: MirrorId, volume: MirrorId) -> Result<(), PeerRefusal> {
+        let superblock = self.local.superblock();
+        let state = self.lock();
+        // Two targets need not have met.
+        let known = state.role != ReplicaRole::Source
+            || state.legs.iter().any(|leg| leg.peer == asker)
+            || superblock.peers.iter().any(|peer| peer.replica == asker);
+        match known && !asker.is_none() && volume == superblock.volume {
+            true => Ok(()),
+            false => Err(PeerRefusal::Unrelated),
+        }
+    }
+
+    /// Answers [`PeerRequest::Remove`].
+    pub(crate) async fn follow_removal(
+        self: &Arc<Self>,
+        asker: MirrorId,
+        (volume, epoch): (MirrorId, u64),
+    ) -> PeerAnswer {
+        self.check_asker(asker, volume)?;
+        let _role_change = self.begin_role_change().await;
+        let decided = next(&self.machine_state(), Event::Removed { epoch });
+        let (after, actions) = decided.map_err(|refusal| self.refusal(refusal))?;
+        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        tracing::warn!(
+            replica = %self.local.superblock().replica,
+            peer = %asker,
+            "the source has removed this replica from the mirror"
+        );
+        done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)
+    }
+
     /// Answers [`PeerRequest::Depose`] and [`PeerRequest::Claim`]. Carried out also if the asker's
     /// connection ends meanwhile.
     pub(crate) async fn follow_announcement(
@@ -544,17 +582,7 @@ impl Inner {
         (volume, epoch): (MirrorId, u64),
         forced: bool,
     ) -> PeerAnswer {
-        let superblock = self.local.superblock();
-        let known = {
-            let state = self.lock();
-            // Two targets need not have met.
-            state.role != ReplicaRole::Source
-                || state.legs.iter().any(|leg| leg.peer == asker)
-                || superblock.peers.iter().any(|peer| peer.replica == asker)
-        };
-        if !known || asker.is_none() || volume != superblock.volume {
-            return Err(PeerRefusal::Unrelated);
-        }
+        self.check_asker(asker, volume)?;
         let refuses = self.change(|state| {
             let event = Event::Announced { epoch, forced };
             let (after, actions) = next(&self.machine_state_in(state), event)?;
@@ -568,7 +596,7 @@ impl Inner {
         let refuses = refuses.map_err(|refusal: Refusal| self.refusal(refusal))?;
         if refuses {
             tracing::warn!(
-                replica = %superblock.replica,
+                replica = %self.local.superblock().replica,
                 peer = %asker,
                 epoch,
                 "the peer takes the role by its operator's order: hosts are refused here"

@@ -1,29 +1,40 @@
 //! Transfer: moving a replica from one mirror to its replacement while hosts keep running.
-//! Properties that are fixed while a mirror runs, above all its size, change in between.
+//! Properties that are fixed while a mirror runs, its size and its peers, change in between.
 //!
 //! 1. New host calls wait; calls in flight complete.
 //! 2. The mirror ends as at a shutdown of its node, and writes nothing afterwards.
-//! 3. The replica is changed on its devices ([`ReplicaTransfer::resize`]) and opened again.
+//! 3. The replica is changed on its devices ([`ReplicaTransfer::resize`],
+//!    [`ReplicaTransfer::change_peers`]) and opened again.
 //! 4. The replacement serves if this mirror did, and the waiting calls move to it.
 //!
-//! A source records its peers as out of date in the same write that changes its size, as before a
+//! A source records its peers as out of date in the same write that makes the change, as before a
 //! write that they lack. So it may serve without asking them, and they get its data and size at the
 //! next handshake. If step 3 fails, only that record is written.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::{IoError, SharedDevice};
+use flagstone_runtime::time;
 
-use crate::agree::versions::LinkVersions;
+use crate::agree::versions::{LinkVersion, LinkVersions};
+use crate::id::MirrorId;
 use crate::io::new_generation::NewGeneration;
+use crate::limits::DEPOSE_MS;
+use crate::limits::PEERS_MAX;
 use crate::manage::command::role_error;
 use crate::manage::order::Progress;
 use crate::manage::replica::{Replica, ReplicaError};
 use crate::manage::roles::{RoleChange, RoleError};
 use crate::mirror::{Inner, Mirror};
 use crate::ondisk::layout::ReplicaGeometry;
-use crate::ondisk::superblock::Superblock;
+use crate::ondisk::superblock::{Member, PeerRecord, Superblock};
+use crate::session::connect::CloseOnDrop;
 use crate::state::machine::{Event, next};
+use crate::state::status::DesiredState;
+use crate::wire::peer::{
+    PeerRefusal, PeerRequest, RequestError, SharedConnector, execute, identify,
+};
 
 /// A mirror that has ended so that another takes over its replica. If it is dropped before
 /// [`ReplicaTransfer::finish`], waiting calls fail.
@@ -37,6 +48,42 @@ impl Drop for ReplicaTransfer {
     fn drop(&mut self) {
         self.inner.change(|state| state.migrating = false);
     }
+}
+
+/// Peers of the replacement.
+#[derive(Clone, Debug)]
+pub struct PeerChange {
+    /// For each of its legs, in order, the leg of this mirror with the same peer; `None` for a new
+    /// peer. At most [`PEERS_MAX`].
+    pub legs: Vec<Option<usize>>,
+    /// Replaces [`Superblock::members`].
+    pub members: Vec<Member>,
+}
+
+/// The superblock slots of peers that are removed, and of peers that were replaced long ago. `None`
+/// if that cannot be told, because not all legs have met their peers (`met`) since the start.
+fn slots_to_forget(
+    recorded: [MirrorId; PEERS_MAX],
+    met: &[MirrorId],
+    legs: &[Option<usize>],
+) -> Option<Vec<usize>> {
+    let kept = |leg: usize| legs.contains(&Some(leg));
+    let unmet = |of_kept: bool| {
+        met.iter().enumerate().any(|(leg, peer)| peer.is_none() && kept(leg) == of_kept)
+    };
+    let mut forget = Vec::new();
+    for (slot, replica) in recorded.iter().enumerate().filter(|(_, replica)| !replica.is_none()) {
+        match met.iter().position(|peer| peer == replica) {
+            Some(leg) if kept(leg) => {}
+            Some(_) => forget.push(slot),
+            None if !unmet(true) => forget.push(slot),
+            None if unmet(false) => return None,
+            None => {}
+        }
+    }
+    // A new peer must not take the slot of one that has not been met.
+    let known = recorded.iter().filter(|replica| !replica.is_none()).count() - forget.len();
+    (known <= legs.iter().flatten().count()).then_some(forget)
 }
 
 /// Releases waiting host calls if the transfer fails.
@@ -82,6 +129,35 @@ impl Mirror {
         self.0.wait(|state| state.requested_bytes.take()).await
     }
 
+    /// Whether [`ReplicaTransfer::change_peers`] knows which records belong to these legs.
+    pub fn knows_records_of(&self, legs: &[Option<usize>]) -> bool {
+        self.0.slots_to_forget(legs).is_some()
+    }
+
+    /// Changes of the peers that the superblock has.
+    pub fn members(&self) -> Vec<Member> {
+        self.0.local.superblock().members
+    }
+
+    /// Tells a replica, over a new connection, that it was removed from this mirror.
+    ///
+    /// # Errors
+    /// Of the connection, or the peer's refusal.
+    pub async fn tell_removed(&self, connector: &SharedConnector) -> Result<(), RequestError> {
+        let Superblock { volume, replica, epoch, .. } = self.0.local.superblock();
+        let versions = self.0.versions;
+        let tell = async {
+            let session = CloseOnDrop(connector.connect().await?);
+            let peer = identify(&session.0, replica, versions).await?;
+            if versions.highest_common(peer.versions)? < LinkVersion::REMOVES {
+                return Err(PeerRefusal::Version.into());
+            }
+            execute(&session.0, PeerRequest::Remove { volume, epoch }).await
+        };
+        let limit = Duration::from_millis(DEPOSE_MS);
+        time::timeout(limit, tell).await.unwrap_or(Err(IoError::Unreachable.into()))
+    }
+
     /// True after [`Mirror::close`] or [`Mirror::begin_transfer`].
     pub fn is_closed(&self) -> bool {
         self.0.lock().closed
@@ -108,7 +184,80 @@ impl Mirror {
     }
 }
 
+impl Inner {
+    fn slots_to_forget(&self, legs: &[Option<usize>]) -> Option<Vec<usize>> {
+        let recorded = self.local.superblock().peers.map(|peer| peer.replica);
+        let met: Vec<MirrorId> = self.lock().legs.iter().map(|leg| leg.peer).collect();
+        slots_to_forget(recorded, &met, legs)
+    }
+}
+
+/// Forgets what is known about peers in these slots and, if marks are about to be cleared, in free
+/// ones: a peer that takes one later is copied in full, because the log does not cover what it lacks.
+fn forget_peers(superblock: &mut Superblock, slots: &[usize], free: bool) {
+    for slot in 0..PEERS_MAX {
+        let peer = superblock.peers[slot];
+        if slots.contains(&slot) || free && peer.replica.is_none() {
+            peer.bases.iter().for_each(|base| superblock.history.remember(base));
+            superblock.peers[slot] = PeerRecord::default();
+        }
+    }
+}
+
 impl ReplicaTransfer {
+    /// Opens the replica for other peers. One write of the superblock contains the change.
+    ///
+    /// # Errors
+    /// When the replica cannot be opened or its superblock not be written.
+    pub async fn change_peers(
+        &self,
+        device: &SharedDevice,
+        log: Option<SharedDevice>,
+        change: PeerChange,
+    ) -> Result<Replica, ReplicaError> {
+        let replica = Replica::open(device.clone(), log).await?;
+        let new_generation = self.was_serving.then(|| NewGeneration::new(&self.inner));
+        let PeerChange { legs, members } = change;
+        let forget = self.inner.slots_to_forget(&legs).unwrap_or_default();
+        let removes = (0..self.inner.legs.len()).any(|leg| !legs.contains(&Some(leg)));
+        let kept = legs.clone();
+        let record = move |superblock: &mut Superblock| {
+            if let Some(new_generation) = new_generation {
+                new_generation.apply(superblock);
+            }
+            forget_peers(superblock, &forget, removes);
+            let before = superblock.desired_states;
+            let desired = |place: usize| kept.get(place).copied().flatten().map(|leg| before[leg]);
+            superblock.desired_states =
+                std::array::from_fn(|place| desired(place).unwrap_or(DesiredState::Connected));
+            superblock.members = members;
+        };
+        replica.update(record).await?;
+        if removes && self.was_serving {
+            // After the record: without it, these marks are all that names the differences.
+            self.keep_marks_of(&replica, &legs);
+        }
+        Ok(replica)
+    }
+
+    /// Clears the marks of blocks that only removed peers lack.
+    fn keep_marks_of(&self, replica: &Replica, legs: &[Option<usize>]) {
+        let kept: Vec<_> = legs.iter().flatten().map(|leg| &self.inner.legs[*leg]).collect();
+        for index in 0..replica.bits().words() {
+            // Ended sessions have merged their unflushed blocks into this.
+            let marked = kept.iter().fold(0, |all, leg| all | leg.out_of_sync.word(index));
+            let gone = replica.word(index) & !marked;
+            let first = index * 64;
+            match gone {
+                0 => {}
+                u64::MAX => replica.clear(first..first + 64),
+                _ => (0..64)
+                    .filter(|bit| gone >> bit & 1 == 1)
+                    .for_each(|bit| replica.clear(first + bit..first + bit + 1)),
+            }
+        }
+    }
+
     /// Resizes the replica and opens it. Space zeroed in advance ([`Mirror::zero_new_space`]) does
     /// not count as different. A replica that cannot be resized is opened as it is, and the second
     /// value is the error.
@@ -154,5 +303,32 @@ impl ReplicaTransfer {
             next.0.serve_after_start(false).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_forgotten_only_if_their_peer_is_known() {
+        let [none, b, c, old] = [0, 1, 2, 3].map(|byte| MirrorId([byte; 16]));
+        let (stay, add) = (vec![Some(0)], vec![Some(0), None]);
+        for (recorded, met, legs, forget) in [
+            // The second leg is removed.
+            ([b, c], vec![b, c], &stay, Some(vec![1])),
+            ([b, c], vec![b, none], &stay, Some(vec![1])),
+            ([c, b], vec![none, c], &stay, Some(vec![0])),
+            ([b, c], vec![none, none], &stay, None),
+            ([none, none], vec![none, none], &stay, Some(vec![])),
+            ([b, none], vec![b, none], &stay, Some(vec![])),
+            // A peer is added, also after another was replaced.
+            ([b, none], vec![none], &add, Some(vec![])),
+            ([b, old], vec![b], &add, Some(vec![1])),
+            ([b, old], vec![none], &add, None),
+            ([none, none], vec![none], &add, Some(vec![])),
+        ] {
+            assert_eq!(slots_to_forget(recorded, &met, legs), forget, "{recorded:?} {met:?}");
+        }
     }
 }

@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
-use crate::limits::{BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, LOG_PLACE_MAX, PEERS_MAX};
+use crate::limits::{
+    BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, LOG_PLACE_MAX, MEMBER_TEXT_MAX, MEMBERS_MAX,
+    PAGE_BYTES, PEERS_MAX,
+};
 use crate::named;
 use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::{FormatError, Page, begin, open, put, seal};
@@ -26,7 +29,12 @@ const END: usize = DEVICE_AT + 16;
 const LOG_PROGRESS_AT: usize = END;
 const NOT_RECEIVED_COUNT_AT: usize = LOG_PROGRESS_AT + 16;
 const NOT_RECEIVED_AT: usize = 1024;
+const REMOVED_AT: usize = NOT_RECEIVED_COUNT_AT + 2;
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
+const MEMBERS_AT: usize = 3080;
+const MEMBER_BYTES: usize = 3 + MEMBER_TEXT_MAX;
+const _: () = assert!(MEMBERS_AT >= LOG_PLACE_AT + 2 + LOG_PLACE_MAX);
+const _: () = assert!(MEMBERS_AT + MEMBERS_MAX * MEMBER_BYTES <= PAGE_BYTES - 4);
 
 named! {
     /// Role of a replica.
@@ -110,6 +118,71 @@ impl LogProgress {
     }
 }
 
+/// A change of the mirror's peers at run time, in addition to the configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Name of the peer's node.
+    pub name: String,
+    /// What was done. With the name at most [`MEMBER_TEXT_MAX`] bytes.
+    pub change: MemberChange,
+}
+
+/// See [`Member`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemberChange {
+    /// A peer beside those of the configuration, at this address.
+    Added(String),
+    /// No peer any more, although the configuration may name it.
+    Removed,
+}
+
+impl Member {
+    /// Both texts fit into the superblock, and can be shown.
+    pub fn is_sound(&self) -> bool {
+        let address = match &self.change {
+            MemberChange::Added(address) => address.as_str(),
+            MemberChange::Removed => "",
+        };
+        let printable = |text: &str| !text.contains(char::is_control);
+        !self.name.is_empty()
+            && (self.change == MemberChange::Removed) == address.is_empty()
+            && self.name.len() + address.len() <= MEMBER_TEXT_MAX
+            && printable(&self.name)
+            && printable(address)
+    }
+
+    fn encode(&self, to: &mut [u8]) {
+        let (kind, address) = match &self.change {
+            MemberChange::Added(address) => (1, address.as_str()),
+            MemberChange::Removed => (2, ""),
+        };
+        let (name_end, end) = (3 + self.name.len(), 3 + self.name.len() + address.len());
+        to[..3].copy_from_slice(&[kind, self.name.len() as u8, address.len() as u8]);
+        to[3..name_end].copy_from_slice(self.name.as_bytes());
+        to[name_end..end].copy_from_slice(address.as_bytes());
+    }
+
+    /// `None` for a free place.
+    fn decode(from: &[u8]) -> Result<Option<Member>, FormatError> {
+        let wrong = || FormatError::Field("members");
+        let (kind, name_end) = (from[0], 3 + usize::from(from[1]));
+        let text = |range: Range<usize>| {
+            let text = from.get(range).and_then(|text| std::str::from_utf8(text).ok());
+            text.map(str::to_owned).ok_or_else(wrong)
+        };
+        let (name, address) =
+            (text(3..name_end)?, text(name_end..name_end + usize::from(from[2]))?);
+        let change = match kind {
+            0 => return Ok(None),
+            1 => MemberChange::Added(address),
+            2 if address.is_empty() => MemberChange::Removed,
+            _ => return Err(wrong()),
+        };
+        let member = Member { name, change };
+        if member.is_sound() { Ok(Some(member)) } else { Err(wrong()) }
+    }
+}
+
 /// A decoded superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
@@ -162,6 +235,11 @@ pub struct Superblock {
     /// Where the log was moved to, for the operator; empty if it never was. At most
     /// [`LOG_PLACE_MAX`] bytes.
     pub log_place: String,
+    /// The source removed this replica from the mirror. It serves no hosts unless the operator
+    /// insists, and belongs to the mirror again when a source attaches.
+    pub removed: bool,
+    /// Changes of the peers at run time; at most [`MEMBERS_MAX`].
+    pub members: Vec<Member>,
 }
 
 impl Superblock {
@@ -214,6 +292,10 @@ impl Superblock {
         }
         put(&mut page, LOG_PLACE_AT, &(self.log_place.len() as u16).to_le_bytes());
         put(&mut page, LOG_PLACE_AT + 2, self.log_place.as_bytes());
+        put(&mut page, REMOVED_AT, &[u8::from(self.removed)]);
+        debug_assert!(self.members.len() <= MEMBERS_MAX, "the members fit");
+        let places = page[MEMBERS_AT..].chunks_exact_mut(MEMBER_BYTES);
+        self.members.iter().zip(places).for_each(|(member, place)| member.encode(place));
         seal(&mut page);
         page
     }
@@ -283,8 +365,18 @@ impl Superblock {
         let text = text.and_then(|text| std::str::from_utf8(text).ok());
         let text = text.filter(|text| !text.contains(char::is_control));
         let log_place = text.ok_or(FormatError::Field("log_place"))?.to_owned();
+        let removed = match fields.bytes(REMOVED_AT) {
+            [0] => false,
+            [1] => true,
+            _ => return Err(FormatError::Field("removed")),
+        };
+        let places = page[MEMBERS_AT..].chunks_exact(MEMBER_BYTES).take(MEMBERS_MAX);
+        let members = places.map(Member::decode).filter_map(Result::transpose);
+        let members = members.collect::<Result<_, _>>()?;
         let superblock = Superblock {
             log_place,
+            removed,
+            members,
             sequence: fields.u64(16),
             volume: fields.uuid(24),
             replica: fields.uuid(40),
@@ -378,6 +470,14 @@ pub(crate) mod tests {
             .prop_map(|items| GenerationList(items.map(Generation)))
     }
 
+    fn any_member() -> impl Strategy<Value = Member> {
+        let address = prop::option::of("[a-z:é]{1,60}");
+        ("[a-z0-9-]{1,64}", address).prop_map(|(name, address)| Member {
+            name,
+            change: address.map_or(MemberChange::Removed, MemberChange::Added),
+        })
+    }
+
     prop_compose! {
         pub(crate) fn any_superblock()(
             numbers in any::<[u64; 7]>(),
@@ -393,6 +493,8 @@ pub(crate) mod tests {
             unverified in any::<bool>(),
             desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
             log_place in "[a-z/é]{0,400}",
+            removed in any::<bool>(),
+            members in prop::collection::vec(any_member(), 0..=MEMBERS_MAX),
             not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
         ) -> Superblock {
             let [volume, replica, log, first, second] = names.map(MirrorId);
@@ -428,6 +530,8 @@ pub(crate) mod tests {
                     })
                     .collect(),
                 log_place,
+                removed,
+                members,
             }
         }
     }
@@ -481,6 +585,8 @@ pub(crate) mod tests {
             format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
             format!("| {RENAMING_AT} | 1 | renaming"),
             format!("| {UNVERIFIED_AT} | 1 | unverified"),
+            format!("| {REMOVED_AT} | 1 | removed"),
+            format!("| {MEMBERS_AT} | {MEMBERS_MAX} × {MEMBER_BYTES} | members"),
             format!("| {VOLUME_TAG_AT} | 8 | volume tag"),
             format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,

@@ -220,7 +220,7 @@ impl TargetSession {
                 let (asker, _) = *self.asker.lock();
                 return inner.hand_over(asker).await;
             }
-            PeerRequest::Depose { .. } | PeerRequest::Claim { .. }
+            PeerRequest::Depose { .. } | PeerRequest::Claim { .. } | PeerRequest::Remove { .. }
                 if inner.versions.highest() < LinkVersion::DEPOSES =>
             {
                 return Err(PeerRefusal::Version);
@@ -232,6 +232,10 @@ impl TargetSession {
             PeerRequest::Claim { volume, epoch } => {
                 let (asker, _) = *self.asker.lock();
                 return inner.follow_announcement(asker, (volume, epoch), false).await;
+            }
+            PeerRequest::Remove { volume, epoch } => {
+                let (asker, _) = *self.asker.lock();
+                return inner.follow_removal(asker, (volume, epoch)).await;
             }
             PeerRequest::ZeroNewSpace { .. }
                 if inner.versions.highest() < LinkVersion::ZEROES_NEW_SPACE =>
@@ -288,6 +292,7 @@ impl TargetSession {
         }
         let admit = move |superblock: &mut Superblock, slot: usize| {
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
+            superblock.removed = false;
             superblock.epoch = superblock.epoch.max(attach.epoch);
             if attach.in_sync {
                 superblock.unverified = false;

@@ -87,6 +87,8 @@ pub enum Disk {
     Incomplete,
     /// A flush failed earlier, and no resync has completed since.
     Unverified,
+    /// Consistent as of the time when its source removed it from the mirror.
+    Removed,
     /// The device has failed. A peer serves the volume, or no node does.
     Failed,
 }
@@ -164,7 +166,8 @@ pub enum Order {
     },
     /// Serve, although a peer may serve. A peer that answers is deposed first.
     ForceFailover {
-        /// Also serve data that a flush failure made unverified, or that is older in listed ranges.
+        /// Also serve data that a flush failure made unverified, or that is older in listed ranges, or
+        /// of a replica that was removed.
         unverified: bool,
     },
     /// Hand the role to this peer.
@@ -204,6 +207,11 @@ pub enum Event {
     Claimed {
         /// The peer's place in [`State::records`].
         by: usize,
+        /// Its role epoch.
+        epoch: u64,
+    },
+    /// The source has removed this replica from the mirror.
+    Removed {
         /// Its role epoch.
         epoch: u64,
     },
@@ -272,6 +280,8 @@ named! {
         Failed = "the local leg has failed",
         /// See [`Disk::Unverified`].
         Unverified = "a flush of the local device failed, and no resync has completed since",
+        /// See [`Disk::Removed`].
+        Removed = "the source has removed this replica from the mirror",
         /// A peer serves hosts.
         PeerServes = "a peer serves hosts",
         /// A peer did not answer, so it may serve hosts.
@@ -359,8 +369,11 @@ pub enum Action {
     Discard,
     /// Durable: source; then serve hosts.
     Serve(Claim),
-    /// Durable: unverified data counts as verified, or older data in the listed ranges as accepted.
+    /// Durable: unverified data counts as verified, older data in the listed ranges as accepted, or a
+    /// removed replica as a member.
     TrustData(Disk),
+    /// Durable: this replica was removed from the mirror.
+    RecordRemoved,
     /// Transfer the role to this peer.
     HandOver(usize),
     /// Ask this peer for the role.
@@ -399,6 +412,8 @@ impl std::fmt::Display for Action {
             Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
             Action::Serve(_) => "**record the role and a new epoch**, serve hosts",
             Action::TrustData(Disk::Incomplete) => "**accept older data in the bad ranges**",
+            Action::TrustData(Disk::Removed) => "**forget that it was removed**",
+            Action::RecordRemoved => "**record that it was removed**",
             Action::TrustData(_) => "**record the data as verified**",
             Action::HandOver(_) => "**record the successor**, hand over",
             Action::AskForRole(_) => "ask the peer for the role",
@@ -456,6 +471,7 @@ pub fn next(state: &State, event: Event) -> Transition {
         Event::Announced { epoch, forced } => announced(state, epoch, forced),
         Event::Deposed { epoch } => deposed(state, epoch),
         Event::Claimed { by, epoch } => claimed(state, by, epoch),
+        Event::Removed { epoch } => removed(state, epoch),
         Event::Attached { epoch } => attached(state, epoch),
         Event::Promoted => promoted(state),
         Event::Admitted(by) => admitted(state, by),
@@ -656,6 +672,21 @@ fn claimed(state: &State, by: usize, claimed: u64) -> Transition {
     })
 }
 
+/// The source stays away from now on, so the data grows old.
+fn removed(state: &State, epoch: u64) -> Transition {
+    if let Role::Serving { .. } = state.role {
+        return Err(Refusal::Serving);
+    }
+    if epoch < state.role.epoch().max(state.promised) {
+        return Err(Refusal::Fenced);
+    }
+    let record = [Action::EndAttachment, Action::RecordRemoved];
+    Ok(match state.role {
+        Role::Target { epoch, .. } => state.to(Role::Target { epoch, attached: false }, &record),
+        role => state.to(role, &record[1..]),
+    })
+}
+
 /// Steps aside for a node with a later claim. What this node has written alone is kept.
 fn depose(state: &State, by: u64) -> (State, Actions) {
     let serves = matches!(state.role, Role::Serving { .. });
@@ -793,11 +824,12 @@ fn ordered(state: &State, order: Order) -> Transition {
 pub(crate) fn servable(state: &State, unverified: bool) -> Result<(), Refusal> {
     match state.disk {
         Disk::Consistent => Ok(()),
-        Disk::Unverified | Disk::Incomplete if unverified => Ok(()),
+        Disk::Unverified | Disk::Incomplete | Disk::Removed if unverified => Ok(()),
         Disk::Unverified => Err(Refusal::Unverified),
         Disk::Blank => Err(Refusal::Blank),
         Disk::Inconsistent => Err(Refusal::Inconsistent),
         Disk::Incomplete => Err(Refusal::Incomplete),
+        Disk::Removed => Err(Refusal::Removed),
         Disk::Failed => Err(Refusal::Failed),
     }
 }
@@ -838,7 +870,7 @@ fn force_failover(state: &State, unverified: bool) -> Transition {
     servable(state, unverified)?;
     let actions =
         [Action::Announce { forced: true }, Action::EndAttachment, Action::TrustData(state.disk)];
-    let trusts = matches!(state.disk, Disk::Unverified | Disk::Incomplete);
+    let trusts = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
     let (after, actions) =
         state.serves(Claim::Forced, if trusts { &actions } else { &actions[..2] })?;
     Ok((State { disk: Disk::Consistent, ..after }, actions))

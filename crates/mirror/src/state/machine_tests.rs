@@ -110,6 +110,8 @@ fn rows() -> Vec<Row> {
         promised("failover; another node takes the role", force),
         disk("failover --force; unverified data", Disk::Unverified, force),
         disk("failover --force; bad ranges", Disk::Incomplete, force),
+        disk("failover; removed by its source", Disk::Removed, failover(known(false, 1, LEAD))),
+        disk("failover --force; removed by its source", Disk::Removed, force),
         disk("failover --force; inconsistent data", Disk::Inconsistent, force),
         disk("failover --force; no data", Disk::Blank, force),
         row("a peer announces that it is forced", announced(9, true)),
@@ -121,6 +123,8 @@ fn rows() -> Vec<Row> {
         row("deposed, and promoted later", Event::Deposed { epoch: 1 }),
         row("claimed by a failover", Event::Claimed { by: 0, epoch: 9 }),
         several("claimed by a failover, of three nodes", Event::Claimed { by: 0, epoch: 9 }),
+        row("removed by its source", Event::Removed { epoch: 9 }),
+        row("removed by a source of an earlier epoch", Event::Removed { epoch: 1 }),
         row("a source attaches", Event::Attached { epoch: 9 }),
         row("a source of an earlier epoch attaches", Event::Attached { epoch: 1 }),
         row("handshake; the peer admits this node", admitted(true, EPOCH)),
@@ -279,6 +283,7 @@ fn all(mut check: impl FnMut(&State, Event)) {
         Disk::Inconsistent,
         Disk::Incomplete,
         Disk::Unverified,
+        Disk::Removed,
         Disk::Failed,
     ];
     let desired = [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
@@ -433,7 +438,7 @@ fn data_that_is_not_sound_is_never_served() {
             return;
         }
         let trusted = actions.iter().any(|action| action == Action::TrustData(state.disk));
-        let given_up = matches!(state.disk, Disk::Unverified | Disk::Incomplete);
+        let given_up = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
         let sound = state.disk == Disk::Consistent || given_up && trusted;
         assert!(sound, "{state:?} {event:?}");
     });

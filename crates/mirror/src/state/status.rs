@@ -188,6 +188,9 @@ pub struct MirrorStatus {
     pub generation: Generation,
     /// A resync to this replica has not completed.
     pub inconsistent: bool,
+    /// The source removed this replica from the mirror: see
+    /// [`Disk::Removed`](crate::state::machine::Disk::Removed).
+    pub removed: bool,
     /// Ranges that a resync could not copy to a peer or, on a target, that its source could not
     /// copy to it. Everything else was copied.
     pub bad_ranges: Vec<BadRange>,

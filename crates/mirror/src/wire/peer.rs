@@ -201,6 +201,15 @@ pub enum PeerRequest {
         /// The asker's next epoch. A concurrent claim of another replica is refused if it is lower.
         epoch: u64,
     },
+    /// The asker, a source, has durably removed this replica from the mirror: record that, and serve
+    /// no hosts before a source attaches or the operator insists. Needs as much as
+    /// [`PeerRequest::Depose`]. Requires [`LinkVersion::REMOVES`].
+    Remove {
+        /// The volume.
+        volume: MirrorId,
+        /// The asker's role epoch.
+        epoch: u64,
+    },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.
     Discard {

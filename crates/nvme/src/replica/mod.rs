@@ -83,6 +83,7 @@ opcodes! {
         DEPOSE = 0xdc, "Replica Depose";
         BAD_RANGE = 0xe0, "Replica Bad Range";
         CLAIM = 0xe4, "Replica Claim";
+        REMOVE = 0xe8, "Replica Remove";
     }
 
     /// I/O opcodes of vendor specific commands.

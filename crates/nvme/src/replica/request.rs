@@ -180,6 +180,13 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
+    /// Announces that the sender, a source, has removed the replica from the mirror.
+    Remove {
+        /// UUID of the volume; not none.
+        volume: [u8; 16],
+        /// Role epoch of the sender.
+        epoch: u64,
+    },
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -230,6 +237,7 @@ impl Request {
             Request::RunDegraded { .. } => admin::RUN_DEGRADED,
             Request::Depose { .. } => admin::DEPOSE,
             Request::Claim { .. } => admin::CLAIM,
+            Request::Remove { .. } => admin::REMOVE,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -295,7 +303,8 @@ impl Request {
             Request::Attach(_) | Request::Ancestors(_) | Request::HandOver => {}
             Request::RunDegraded { lost: uuid, generation: number }
             | Request::Depose { volume: uuid, epoch: number }
-            | Request::Claim { volume: uuid, epoch: number } => {
+            | Request::Claim { volume: uuid, epoch: number }
+            | Request::Remove { volume: uuid, epoch: number } => {
                 set(0, &uuid);
                 set(16, &number.to_le_bytes());
             }
@@ -343,14 +352,15 @@ impl Request {
                 }
                 (Request::RunDegraded { lost, generation }, 24)
             }
-            opcode @ (admin::DEPOSE | admin::CLAIM) => {
+            opcode @ (admin::DEPOSE | admin::CLAIM | admin::REMOVE) => {
                 let (volume, epoch) = (fields.bytes(0), fields.u64(16));
                 if volume == [0; 16] {
                     return Err(INVALID);
                 }
                 match opcode {
                     admin::DEPOSE => (Request::Depose { volume, epoch }, 24),
-                    _ => (Request::Claim { volume, epoch }, 24),
+                    admin::CLAIM => (Request::Claim { volume, epoch }, 24),
+                    _ => (Request::Remove { volume, epoch }, 24),
                 }
             }
             admin::DISCARD => {
@@ -469,6 +479,7 @@ mod tests {
                 .prop_map(|(lost, generation)| Request::RunDegraded { lost, generation }),
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Depose { volume, epoch }),
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Claim { volume, epoch }),
+            (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Remove { volume, epoch }),
             any::<(u64, u64)>().prop_map(|(base, expected)| Request::Discard { base, expected }),
         ]
     }

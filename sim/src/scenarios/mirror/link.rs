@@ -311,6 +311,7 @@ impl PeerSession for SimSession {
         let needs = match request {
             PeerRequest::ZeroNewSpace { .. } => LinkVersion::ZEROES_NEW_SPACE,
             PeerRequest::Depose { .. } | PeerRequest::Claim { .. } => LinkVersion::DEPOSES,
+            PeerRequest::Remove { .. } => LinkVersion::REMOVES,
             PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
             _ => LinkVersion(0),
         };

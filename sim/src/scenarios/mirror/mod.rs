@@ -21,6 +21,8 @@ mod link;
 #[cfg(test)]
 mod marks;
 #[cfg(test)]
+mod members;
+#[cfg(test)]
 mod others;
 #[cfg_attr(not(test), expect(dead_code, reason = "most of it scripts tests"))]
 mod pair;

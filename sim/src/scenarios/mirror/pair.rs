@@ -4,7 +4,7 @@
 //! the mirror, and [`super::link`] carries requests), the daemon, random faults, and concurrent hosts
 //! unless the test starts them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -19,8 +19,8 @@ use flagstone_mirror::manage::replica::{CreateReplica, Replica};
 use flagstone_mirror::ondisk::layout::ReplicaGeometry;
 use flagstone_mirror::ondisk::newest;
 use flagstone_mirror::ondisk::superblock::Superblock;
-use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState};
-use flagstone_mirror::{LinkVersions, Mirror, PeerOptions};
+use flagstone_mirror::state::status::{DesiredState, MirrorPeerStatus, MirrorState};
+use flagstone_mirror::{LinkVersions, Mirror, PeerChange, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, spawn_detached, time};
 
@@ -39,6 +39,9 @@ pub(super) const REGION: u64 = 4 * BLOCK;
 pub(super) const METADATA: Range<u64> = BLOCKS * BLOCK..BLOCKS * BLOCK + 7 * 4096;
 /// Device range of the superblocks, in bytes.
 pub(super) const SUPERBLOCKS: Range<u64> = METADATA.end - 2 * 4096..METADATA.end;
+
+/// Names of the nodes.
+pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// `N` nodes, each with a link to every other.
 pub(super) struct Group<const N: usize> {
@@ -94,7 +97,7 @@ impl<const N: usize> Group<N> {
     /// Group whose replicas exist, without a running node.
     fn made(seed: u64, block: u64, options: fn(&mut PeerOptions)) -> Group<N> {
         let sim = Simulation::new(seed, Default::default());
-        let nodes = std::array::from_fn(|index| sim.add_node(["a", "b", "c"][index]));
+        let nodes = std::array::from_fn(|index| sim.add_node(NAMES[index]));
         let hub = HubHandle::new(sim.world());
         let geometry = ReplicaGeometry {
             usable_bytes: block,
@@ -147,7 +150,7 @@ impl<const N: usize> Group<N> {
 
     /// Starts a node's process without serving hosts.
     pub(super) fn open(&self, index: usize) {
-        let peers = self.peers(index);
+        let peers = self.named_peers(index);
         let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
         let (devices, versions) = (self.devices.clone(), self.releases.borrow()[index]);
         let block_bytes = self.blocks.borrow()[index];
@@ -155,11 +158,49 @@ impl<const N: usize> Group<N> {
             let device = ReopenableDevice::new(device_of(block_bytes));
             devices.borrow_mut()[index] = Some(device.clone());
             let local = Replica::open(device, None).await.expect("sound disks");
+            let peers = members(peers, &local.superblock());
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
             hub.hub().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(started).expect("the task is not aborted");
+    }
+
+    /// Makes a node the source's peer or not, as its server does: ends the session to a peer that is
+    /// removed, replaces the mirror, and tells the peer. Returns a flag that is set at the end.
+    pub(super) fn change_peers(
+        &self,
+        index: usize,
+        remove: Option<usize>,
+        change: PeerChange,
+    ) -> Rc<Cell<bool>> {
+        let (mirror, peers) = (self.mirror(index), self.named_peers(index));
+        let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
+        let device = self.devices.borrow()[index].clone().expect("it runs");
+        let ended = Rc::new(Cell::new(false));
+        let (done, leg) = (ended.clone(), remove.map(|other| Self::leg_to(index, other)));
+        self.sim.spawn_on(node, async move {
+            let leg = leg.filter(|_| mirror.is_serving());
+            let connector = leg.and_then(|leg| mirror.options(leg)).map(|peer| peer.connector);
+            if let Some(leg) = leg {
+                mirror.set_desired_state(leg, DesiredState::Paused).await.expect("a sound disk");
+            }
+            let begin_transfer = mirror.begin_transfer().await.expect("a sound disk");
+            hub.hub().stop(node);
+            let device: SharedDevice = device;
+            let replica = begin_transfer.change_peers(&device, None, change).await;
+            let replica = replica.expect("a sound disk");
+            let peers = members(peers, &replica.superblock());
+            let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
+            mirrors.borrow_mut()[index] = Some(next.clone());
+            hub.hub().serve(node, next.clone());
+            begin_transfer.finish(&next).await.expect("a sound disk");
+            if let Some(connector) = connector {
+                let _ = next.tell_removed(&connector).await;
+            }
+            done.set(true);
+        });
+        ended
     }
 
     /// Closes and reopens the node's device whose flush failed, as its server does.
@@ -207,11 +248,15 @@ impl<const N: usize> Group<N> {
     }
 
     fn peers(&self, index: usize) -> Vec<PeerOptions> {
+        self.named_peers(index).into_iter().map(|(_, peer)| peer).collect()
+    }
+
+    fn named_peers(&self, index: usize) -> Vec<(&'static str, PeerOptions)> {
         let others = (0..N).filter(|other| *other != index);
         let peer = |other: usize| {
             let mut peer = PeerOptions::new(self.hub.peer(self.nodes[index], self.nodes[other]));
             (self.options)(&mut peer);
-            peer
+            (NAMES[other], peer)
         };
         others.map(peer).collect()
     }
@@ -428,6 +473,12 @@ impl<const N: usize> Resizing<N> {
             self.resize(&mirror, bytes).await;
         })
     }
+}
+
+/// The peers that were not removed.
+fn members(peers: Vec<(&'static str, PeerOptions)>, superblock: &Superblock) -> Vec<PeerOptions> {
+    let removed = |name| superblock.members.iter().any(|member| member.name == name);
+    peers.into_iter().filter(|(name, _)| !removed(*name)).map(|(_, peer)| peer).collect()
 }
 
 fn device() -> SharedDevice {
