@@ -25,7 +25,13 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
     let dispatch = loop {
         match inner.admit_flush() {
             Admission::Admitted(dispatch) => break dispatch,
-            Admission::NeedsGeneration => inner.ensure_new_generation().await?,
+            Admission::NeedsGeneration => {
+                let begun = inner.ensure_new_generation().await;
+                // It is given up when the replica begins to move to another mirror.
+                if inner.lock().moved().is_none() {
+                    begun?;
+                }
+            }
             Admission::Refused(error) => return Err(error),
             Admission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
             admission => inner.wait_for_admission(admission).await?,

@@ -225,6 +225,11 @@ async fn admit_write(
             }
             Admission::NeedsGeneration => {
                 if let Err(error) = inner.ensure_new_generation().await {
+                    // It is given up when the replica begins to move to another mirror.
+                    let moved = inner.lock().moved();
+                    if let Some(moved) = moved {
+                        return Ok(WriteAdmission::Wait(moved));
+                    }
                     inner.degrade_or_fail(error).await?;
                 }
             }
