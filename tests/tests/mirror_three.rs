@@ -3,7 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "free ports are found without the runtime")]
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use flagstone_lab::ports::free_ports;
 use flagstone_tests::load::Load;
@@ -28,12 +28,18 @@ struct Three {
 
 impl Three {
     fn start() -> Three {
+        Three::knowing(|_, _| true)
+    }
+
+    /// Nodes whose files name only the others that they know.
+    fn knowing(knows: fn(usize, usize) -> bool) -> Three {
         let scratch = Scratch::new();
         let ports: [u16; 3] = free_ports().expect("ports are free");
         let addresses = ports.map(|port| format!("127.0.0.1:{port}"));
         let disks = NAMES.map(|name| scratch.disk(&format!("{name}.disk"), SIZE_BYTES));
         let nodes = [0, 1, 2].map(|node| {
-            let others = [0, 1, 2].into_iter().filter(|other| *other != node);
+            let others =
+                [0, 1, 2].into_iter().filter(|other| *other != node && knows(node, *other));
             let mut text = format!("[server]\nnode = \"{}\"\n", NAMES[node]);
             for other in others.clone() {
                 let (name, address) = (NAMES[other], &addresses[other]);
@@ -53,13 +59,17 @@ impl Three {
         Three { nodes, addresses, disks, scratch }
     }
 
-    fn order(&self, node: usize, action: &str, more: &[&str]) -> Value {
-        let output = Command::new(binary())
+    fn run(&self, node: usize, action: &str, more: &[&str]) -> Output {
+        Command::new(binary())
             .args(["mirror", action, VOLUME, "--json", "--api"])
             .arg(self.nodes[node].api())
             .args(more)
             .output()
-            .expect("the program can be started");
+            .expect("the program can be started")
+    }
+
+    fn order(&self, node: usize, action: &str, more: &[&str]) -> Value {
+        let output = self.run(node, action, more);
         let said = String::from_utf8_lossy(&output.stderr);
         let log = || self.nodes[node].output();
         assert!(output.status.success(), "{action} on {}: {said}\n{}", NAMES[node], log());
@@ -161,5 +171,73 @@ fn source_with_two_targets_switches_dies_and_returns() {
     let verify = &ended.results["verify"];
     assert_eq!(verify["violations"], 0, "{verify:#}");
     assert!(verify["blocks_checked"].as_u64() > Some(0), "{verify:#}");
+    three.assert_equal_on_disk(0);
+}
+
+/// A third node joins and leaves while a host writes. The files of the others name it at no time, and
+/// a killed source knows its peers again.
+#[test]
+fn node_joins_and_leaves_while_host_writes() {
+    let mut three = Three::knowing(|node, other| node == 2 || other < 2);
+    let (name, address) = (NAMES[2], three.addresses[2].clone());
+    three.order(0, "create", &["--source"]);
+    three.order(1, "create", &["--target"]);
+    three.wait_for(0, 1, "mirroring");
+    let state = three.scratch.join("state");
+    let paths = format!("nvme-tcp://{}/{NQN_PREFIX}{VOLUME}", three.addresses[..2].join(","));
+    let line = "--rw randwrite --depth 8 --size 12MiB --rate 4000 --ios 1000000000";
+    let mut load = Load::start_verified(&paths, line, &state);
+    let mut records = 0;
+    let mut go_on = |load: &mut Load| {
+        records = records.max(Load::records_now(&state)) + WRITES;
+        load.wait_for_records(&state, records);
+    };
+    go_on(&mut load);
+    let peers = |three: &Three, node| {
+        three.order(node, "status", &[])["peers"].as_array().map_or(0, Vec::len)
+    };
+    let add = [name, "--address", &address];
+    let unknown = three.run(0, "add-peer", &[name]);
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("--address"), "{unknown:?}");
+    let dry = three.order(0, "add-peer", &[name, "--address", &address, "--dry-run"]);
+    assert_eq!((&dry["changed"], peers(&three, 0)), (&true.into(), 1), "{dry:#}");
+    for node in [0, 1] {
+        assert_eq!(three.order(node, "add-peer", &add)["changed"], true);
+        assert_eq!(three.order(node, "add-peer", &add)["changed"], false);
+    }
+    three.order(2, "create", &["--target"]);
+    three.wait_for(0, 1, "mirroring");
+    three.wait_for(0, 2, "mirroring");
+    go_on(&mut load);
+    three.nodes[0].kill();
+    three.nodes[0].restart();
+    for target in [1, 2] {
+        three.wait_for(0, target, "mirroring");
+    }
+    go_on(&mut load);
+
+    for node in [1, 0] {
+        let removed = three.order(node, "remove-peer", &[name]);
+        assert_eq!(removed["changed"], true, "{removed:#}");
+        assert_eq!(three.order(node, "remove-peer", &[name])["changed"], false);
+    }
+    three.wait_for(0, 1, "mirroring");
+    go_on(&mut load);
+    let last = three.run(0, "remove-peer", &[NAMES[1]]);
+    assert!(String::from_utf8_lossy(&last.stderr).contains("the only peer"), "{last:?}");
+    assert_eq!(three.order(2, "status", &[])["replica"]["removed"], true);
+    let refused = three.run(2, "failover", &["--yes"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("removed"), "{refused:?}");
+
+    three.order(0, "add-peer", &add);
+    for target in [1, 2] {
+        three.wait_for(0, target, "mirroring");
+    }
+    assert_eq!(three.order(2, "status", &[])["replica"]["removed"], false);
+    go_on(&mut load);
+    load.kill();
+    let line = "--rw randread --depth 4 --bs 64k --after-crash client";
+    let ended = Load::start_verified(&paths, line, &state).wait();
+    assert_eq!(ended.code, Some(0), "{}\n{:#}", ended.log, ended.results);
     three.assert_equal_on_disk(0);
 }

@@ -209,6 +209,7 @@ fn cli_reference_matches_clap() {
         ("options:mirror-resolve".to_owned(), mirror_peer("resolve")),
         ("options:mirror-grow".to_owned(), mirror("grow")),
         ("options:mirror-move-log".to_owned(), mirror("move-log")),
+        ("options:mirror-add-peer".to_owned(), mirror("add-peer")),
         ("options:pool-create".to_owned(), pool("create")),
         ("options:pool-destroy".to_owned(), pool("destroy")),
         ("options:volume-create".to_owned(), volume("create")),

@@ -16,7 +16,8 @@ use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
 use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
 use crate::listen_spec::ListenSpec;
 use crate::names::{NameError, check_volume_name};
-use crate::uri::parse_authority;
+use crate::schema::PEER;
+use crate::uri::{HostPort, parse_authority};
 use flagstone_units::{format_rate, format_size};
 
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
@@ -59,28 +60,46 @@ pub(crate) fn read_peer(
         let message = reader.message(|title| format!("[{title}] has no address"));
         reader.report().error(reader.place(), message, help);
     }
+    let options = peer_options(reader);
+    let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
+    let peer = address.map(|address| options(name.value.clone(), address.value));
+    (name, peer)
+}
+
+/// Reads the keys of a `[peer.NAME]` other than its address.
+fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + use<> {
     let (connections, timeout) =
         (reader.count_or_default("connections") as u16, reader.time_or_default("timeout"));
     let word = reader.choice("compression");
     let compression = Codec::ALL.into_iter().find(|codec| codec.name() == word);
     let max_bytes_per_s = reader.rate("bandwidth_max").map(|rate| rate.value);
-    let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
     let host_addresses = reader
         .list("host_addresses", MAX_HOST_ADDRESSES, |text| parse_authority(text, NVME_TCP_PORT))
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
-    let named = name.value.clone();
-    let peer = address.map(|address| Peer {
-        name: named,
+    move |name, address| Peer {
+        name,
         key_file,
         host_addresses,
-        address: address.value,
+        address,
         connections,
         timeout,
         compression,
         max_bytes_per_s,
-    });
-    (name, peer)
+    }
+}
+
+impl Peer {
+    /// A peer at `HOST[:PORT]` whose other options are the defaults.
+    ///
+    /// # Errors
+    /// What is wrong with the name or the address.
+    pub fn at(name: &str, address: &str) -> Result<Peer, String> {
+        let name = node_name(name).map_err(|error| error.to_string())?;
+        let address = parse_authority(address, NVME_TCP_PORT).map_err(|error| error.to_string())?;
+        let report = Report::default();
+        Ok(peer_options(&Reader::absent(&PEER, &report))(name, address))
+    }
 }
 
 pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<RawLayer> {

@@ -392,6 +392,18 @@ impl Target {
         Ok(())
     }
 
+    /// Removes an address that [`Target::add_remote_port`] added from the discovery log.
+    ///
+    /// # Errors
+    /// [`TargetError::NoSubsystem`].
+    pub fn remove_remote_port(&self, nqn: &Nqn, address: SocketAddr) -> Result<(), TargetError> {
+        let subsystem = self.subsystem_named(nqn)?;
+        if subsystem.remove_remote_port(address) {
+            self.discovery_changed(|host| subsystem.is_discovered_by(host));
+        }
+        Ok(())
+    }
+
     /// Refuses further Connects with Connect Controller Busy, which hosts retry later. Existing
     /// connections continue.
     pub fn drain(&self) {

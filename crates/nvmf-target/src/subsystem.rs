@@ -184,6 +184,14 @@ impl Subsystem {
         Ok(true)
     }
 
+    /// Removes a port of another node. False if it was not known.
+    pub(super) fn remove_remote_port(&self, address: std::net::SocketAddr) -> bool {
+        let mut ports = self.remote_ports.lock();
+        let before = ports.len();
+        ports.retain(|port| port.address != address);
+        ports.len() < before
+    }
+
     /// Sets whether Connects are refused for now; returns the previous value.
     pub(super) fn set_suspended(&self, held: bool) -> bool {
         self.held.swap(held, Ordering::AcqRel)

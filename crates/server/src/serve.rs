@@ -127,7 +127,8 @@ pub async fn serve(
         accepting.push((listener, spec.clone()));
         bound.push(spec);
     }
-    let peers = mirrors::announce_peers(server.config.clone(), server.target.clone());
+    let open = server.mirrors.borrow().clone();
+    let peers = mirrors::announce_peers(server.config.clone(), open, server.target.clone());
     let _announcing = spawn(peers).abort_on_drop();
     let (mut nvme, mut nbd) = (Vec::new(), Vec::new());
     for (listener, spec) in accepting {

@@ -40,6 +40,10 @@ pub(crate) enum MirrorCommand {
     Grow(GrowArgs),
     /// Move the write-intent log of the volume to another device here, without a resync
     MoveLog(MoveLogArgs),
+    /// Make a node a peer of the volume while hosts work; it receives a copy
+    AddPeer(AddPeerArgs),
+    /// End the membership of a peer while hosts work
+    RemovePeer(MemberArgs),
     /// Make this node a target: it stops serving the volume
     Demote(VolumeArgs),
     /// Remove the replica from the volume's device here; the data stays
@@ -163,6 +167,28 @@ pub(crate) struct MoveLogArgs {
     pub(crate) to_data_device: bool,
     #[command(flatten)]
     pub(crate) on: VolumeArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AddPeerArgs {
+    #[command(flatten)]
+    pub(crate) peer: MemberArgs,
+    /// Where it serves NVMe/TCP, as `HOST` or `HOST:PORT`; not needed if the server's configuration
+    /// has its [peer.NAME]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) address: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MemberArgs {
+    /// The volume
+    #[arg(add = completions::volumes())]
+    pub(crate) volume: String,
+    /// The node, by the name that it calls itself
+    #[arg(value_name = "PEER", add = completions::peers())]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) action_args: ActionArgs,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -6,7 +6,7 @@ use flagstone_server::api::mirror_document::{
 };
 use serde_json::{Map, Value};
 
-use super::args::{ForceArgs, MirrorCommand, PeerArgs, VolumeArgs};
+use super::args::{ForceArgs, MemberArgs, MirrorCommand, PeerArgs, VolumeArgs};
 use crate::status::QueryArgs;
 
 #[derive(Clone, Debug)]
@@ -38,6 +38,12 @@ impl ActionRequest {
         let request = ActionRequest::new(action, &args.on);
         let request = ActionRequest { peer: args.peer.clone(), ..request };
         request.with("peer", args.peer.clone())
+    }
+
+    fn member(action: MirrorAction, args: &MemberArgs) -> ActionRequest {
+        let MemberArgs { volume, name, action_args } = args.clone();
+        let request = ActionRequest::new(action, &VolumeArgs { volume, action_args });
+        ActionRequest { peer: Some(name.clone()), ..request }.with("peer", Some(name))
     }
 
     fn forced(action: MirrorAction, args: &ForceArgs) -> ActionRequest {
@@ -98,6 +104,9 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
         MirrorCommand::MoveLog(args) => ActionRequest::new(MirrorAction::MoveLog, &args.on)
             .with("to", args.to.as_deref().map(absolute))
             .with_true("to_data_device", args.to_data_device),
+        MirrorCommand::AddPeer(args) => ActionRequest::member(MirrorAction::AddPeer, &args.peer)
+            .with("address", args.address.clone()),
+        MirrorCommand::RemovePeer(args) => ActionRequest::member(MirrorAction::RemovePeer, args),
         MirrorCommand::Delete(args) => ActionRequest::forced(MirrorAction::Delete, args),
     })
 }
@@ -133,6 +142,7 @@ pub(super) fn is_settled(action: MirrorAction, peer: Option<&str>, now: &MirrorD
             | MirrorAction::Resolve
             | MirrorAction::Switchover
             | MirrorAction::Grow
+            | MirrorAction::AddPeer
     );
     if !copies_data {
         return true;
@@ -225,6 +235,13 @@ mod tests {
             ("demote db", "demote", json!({}), false),
             ("grow db", "grow", json!({}), false),
             ("grow db --size 2GiB", "grow", json!({ "size_bytes": 2u64 << 30 }), false),
+            (
+                "add-peer db c --address 192.0.2.3",
+                "add-peer",
+                json!({ "peer": "c", "address": "192.0.2.3" }),
+                false,
+            ),
+            ("remove-peer db c", "remove-peer", json!({ "peer": "c" }), false),
             ("delete db", "delete", json!({}), true),
         ] {
             let found = request(&parse(line).expect(line)).expect(line);

@@ -50,6 +50,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     let serves = match (replica.serving, replica.local_device_failed) {
         (true, true) => ", serves hosts from a peer: the local device has failed",
         (true, false) => ", serves hosts",
+        (false, _) if replica.removed => ", does not serve: it was removed from the mirror",
         (false, _) if replica.inconsistent => ", does not serve: its data is incomplete",
         (false, _) if replica.unverified => {
             ", does not serve: its data is unverified after a failed flush"

@@ -201,7 +201,7 @@ pub enum PeerRequest {
         /// The asker's next epoch. A concurrent claim of another replica is refused if it is lower.
         epoch: u64,
     },
-    /// The asker, a source, has durably removed this replica from the mirror: record that, and serve
+    /// The asker, a source, removes this replica from the mirror: record that, and serve
     /// no hosts before a source attaches or the operator insists. Needs as much as
     /// [`PeerRequest::Depose`]. Requires [`LinkVersion::REMOVES`].
     Remove {

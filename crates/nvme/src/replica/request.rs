@@ -180,7 +180,7 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
-    /// Announces that the sender, a source, has removed the replica from the mirror.
+    /// Announces that the sender, a source, removes the replica from the mirror.
     Remove {
         /// UUID of the volume; not none.
         volume: [u8; 16],

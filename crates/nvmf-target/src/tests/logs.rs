@@ -270,6 +270,8 @@ fn discovery_log_lists_ports_of_other_nodes() {
     assert_eq!(remote.len(), 1);
     assert_eq!((remote[0].subnqn().unwrap(), remote[0].port_id.get()), (volume(), 65));
     assert_eq!(remote[0].tcp_address().unwrap().to_string(), "192.0.2.2:4420");
+    target.remove_remote_port(&volume(), "192.0.2.2:4420".parse().unwrap()).unwrap();
+    assert_eq!(discover(&host).1.len(), 3, "it was removed");
     target.add_remote_port(&Nqn::discovery(), "192.0.2.3:1".parse().unwrap(), 1).unwrap_err();
 }
 

@@ -20,7 +20,7 @@ use super::mirror_preview::{ActionPreview, Effect, Facts, not_created, not_in_sy
 use super::mirror_verify::Verify;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
-use crate::mirrors::{CreateError, LogMove, MirroredVolume};
+use crate::mirrors::{CreateError, LogMove, MirroredVolume, PeersChanged};
 use flagstone_config::device_spec::DeviceSpec;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
@@ -101,6 +101,21 @@ impl Api {
         }
         if let Action::MoveLog { to } = &request.action {
             return Ok(move_log(mirrored, to.clone(), request.dry_run).await?);
+        }
+        let dry_run = request.dry_run;
+        let peers = match &request.action {
+            Action::AddPeer { name, address } => {
+                Some(mirrored.add_peer(name, address.as_deref(), dry_run).await?)
+            }
+            Action::RemovePeer { name } => Some(mirrored.remove_peer(name, dry_run).await?),
+            _ => None,
+        };
+        if let Some(PeersChanged { changed, outcome }) = peers {
+            if changed && !dry_run {
+                // Its legs have other numbers.
+                self.verifies.borrow_mut().remove(&mirrored.volume);
+            }
+            return Ok(ActionPreview { changed, outcome, data_loss: None, effect: None });
         }
         let mirror = mirrored.mirror();
         let answers = match (&request.action, &mirror) {

@@ -47,6 +47,13 @@ pub(super) enum Action {
     MoveLog {
         to: Option<DeviceSpec>,
     },
+    AddPeer {
+        name: String,
+        address: Option<String>,
+    },
+    RemovePeer {
+        name: String,
+    },
     Delete {
         force: bool,
     },
@@ -73,6 +80,8 @@ impl MirrorAction {
             MirrorAction::Demote => &[],
             MirrorAction::Grow => &["size_bytes"],
             MirrorAction::MoveLog => &["to", "to_data_device"],
+            MirrorAction::AddPeer => &["peer", "address"],
+            MirrorAction::RemovePeer => &["peer"],
         }
     }
 
@@ -112,6 +121,7 @@ pub(super) struct Body {
     keep: Option<ResolveKeep>,
     size_bytes: Option<u64>,
     to_data_device: bool,
+    address: Option<String>,
 }
 
 impl ActionRequest {
@@ -143,6 +153,10 @@ impl ActionRequest {
             MirrorAction::Demote => Action::Demote,
             MirrorAction::Grow => Action::Grow { size_bytes: body.size_bytes },
             MirrorAction::MoveLog => move_log(&body)?,
+            MirrorAction::AddPeer => {
+                Action::AddPeer { name: named_peer(&body)?, address: body.address }
+            }
+            MirrorAction::RemovePeer => Action::RemovePeer { name: named_peer(&body)? },
             MirrorAction::Delete => Action::Delete { force: body.force },
         };
         Ok(ActionRequest { action, peer: body.peer, dry_run: body.dry_run })
@@ -151,6 +165,11 @@ impl ActionRequest {
 
 fn missing(member: &str, values: [&str; 2]) -> Problem {
     Problem::invalid(format!("`{member}` is missing")).accepting(values)
+}
+
+fn named_peer(body: &Body) -> Result<String, Problem> {
+    let name = body.peer.clone().filter(|name| !name.is_empty());
+    name.ok_or_else(|| Problem::invalid("`peer` is missing: the name of a node"))
 }
 
 fn create(body: &Body) -> Result<Action, Problem> {
@@ -250,6 +269,12 @@ mod tests {
                 json!({ "to": "/dev/nvme1n1" }),
                 Action::MoveLog { to: Some("/dev/nvme1n1".parse().unwrap()) },
             ),
+            (
+                "add-peer",
+                json!({ "peer": "c", "address": "192.0.2.3" }),
+                Action::AddPeer { name: "c".into(), address: Some("192.0.2.3".into()) },
+            ),
+            ("remove-peer", json!({ "peer": "c" }), Action::RemovePeer { name: "c".into() }),
             ("delete", json!({}), Action::Delete { force: false }),
         ] {
             assert_eq!(action(name, body), expected, "{name}");
@@ -265,6 +290,7 @@ mod tests {
                 MirrorAction::Create => json!({ "role": "source" }),
                 MirrorAction::Resolve => json!({ "keep": "mine" }),
                 MirrorAction::MoveLog => json!({ "to_data_device": true }),
+                MirrorAction::AddPeer | MirrorAction::RemovePeer => json!({ "peer": "c" }),
                 _ => json!({}),
             };
             let mut dry = needed.clone();
@@ -296,6 +322,7 @@ mod tests {
                 "`new_volume` the role `source`",
             ),
             ("resolve", json!({}), "`keep` is missing"),
+            ("add-peer", json!({}), "`peer` is missing"),
             ("move-log", json!({}), "give one of `to` and `to_data_device`"),
             ("move-log", json!({ "to": "/a", "to_data_device": true }), "give one of"),
             ("move-log", json!({ "to": "sdb:1" }), "`to` is invalid"),

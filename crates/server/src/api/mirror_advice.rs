@@ -55,6 +55,12 @@ fn device_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option
             "the replica of {node} failed ({reason}): it is reopened automatically and then resynchronized \
              by its source"
         )),
+        None if replica.removed => Some(format!(
+            "the source has removed {node} from the mirror of {volume}: `flagstone mirror delete {volume}` \
+             frees its device. To make it a member again: `flagstone mirror add-peer {volume} {node}` on \
+             the source. If all other copies are lost: `flagstone mirror failover {volume} --force` serves \
+             the data of the time of its removal"
+        )),
         None if replica.local_device_failed => Some(format!(
             "the device of {node} has failed and the volume is served by the peer: move it there with \
              `flagstone mirror switchover {volume} --to PEER`; the device is then reopened automatically, \
@@ -77,6 +83,9 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
     let (document, replica, peer) = open;
     let (volume, node, name) = (&document.volume, &document.node, &peer.name);
     let option = peer_option(document, peer);
+    if replica.removed {
+        return None;
+    }
     if let Some(advice) = name_advice(open) {
         return Some(advice);
     }

@@ -85,6 +85,10 @@ named! {
         Grow = "grow",
         /// Move the write-intent log to another device.
         MoveLog = "move-log",
+        /// Add a node to the mirror.
+        AddPeer = "add-peer",
+        /// Remove a node from the mirror.
+        RemovePeer = "remove-peer",
         /// Remove the replica's metadata; its data stays.
         Delete = "delete",
     }
@@ -151,6 +155,8 @@ pub struct ReplicaDocument {
     pub source: Option<String>,
     /// A resync to it has not completed, so its data is inconsistent.
     pub inconsistent: bool,
+    /// Its source removed it from the mirror: it serves no hosts.
+    pub removed: bool,
     /// A flush of its device failed before the device was reopened, and no resync has completed
     /// since. Its contents may not be durable.
     pub unverified: bool,

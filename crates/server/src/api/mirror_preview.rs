@@ -73,8 +73,8 @@ pub(super) fn not_created(volume: &str) -> Problem {
     .accepting([MirrorAction::Create.name()])
 }
 
-/// Outcome of a request on a mirror in state `now`; not for [`Action::Create`],
-/// `Grow` and `MoveLog`.
+/// Outcome of a request on a mirror in state `now`; not for [`Action::Create`], `Grow`, `MoveLog`,
+/// `AddPeer` and `RemovePeer`.
 pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
@@ -88,7 +88,11 @@ pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionReque
     let peer = || find_peer(now, request.peer.as_deref());
     let open = (now, replica, facts);
     match &request.action {
-        Action::Create { .. } | Action::Grow { .. } | Action::MoveLog { .. } => {
+        Action::Create { .. }
+        | Action::Grow { .. }
+        | Action::MoveLog { .. }
+        | Action::AddPeer { .. }
+        | Action::RemovePeer { .. } => {
             Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
         }
         Action::Pause => set_desired_state(open, peer()?, DesiredState::Paused),
@@ -414,6 +418,9 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     if !replica.bad_ranges.is_empty() {
         data_loss.push_str(&format!(". {} get older data", bad_bytes(replica)));
     }
+    if replica.removed {
+        data_loss.push_str(". It was removed from the mirror, so it lacks all later writes");
+    }
     if replica.unverified {
         data_loss.push_str(". A flush of its device failed, so a power loss may take recent data");
     }
@@ -467,6 +474,11 @@ fn not_failed_over((now, replica, _): Decided<'_>, refusal: Refusal) -> Problem 
             "{node} lacks {}: `flagstone mirror status {volume}` lists the bad ranges. Restore the \
              node that was the source; if it is gone for good, `--force` serves older data in them",
             bad_bytes(replica)
+        ))
+        .accepting([forced]),
+        Refusal::Removed => Problem::conflict(format!(
+            "the source has removed {node} from the mirror of {volume}, whose other nodes may have newer \
+             data: `--force` serves the data of the time of its removal"
         ))
         .accepting([forced]),
         Refusal::Blank => Problem::conflict(format!(

@@ -31,7 +31,8 @@ pub(super) fn document(
     };
     if let Some(mirror) = mirrored.mirror() {
         let status = mirror.status();
-        let peers = mirrored.peers.iter().zip(&status.peers).enumerate();
+        let names = mirrored.peers();
+        let peers = names.iter().zip(&status.peers).enumerate();
         document.peers =
             peers.map(|(leg, (name, peer))| self::peer(&mirror, leg, name, peer)).collect();
         let is_state =
@@ -48,8 +49,8 @@ pub(super) fn document(
         document.reopens = mirrored.reopens();
     } else {
         let state = document.state;
-        let peer = |name: &String| PeerDocument { name: name.clone(), state, ..Default::default() };
-        document.peers = mirrored.peers.iter().map(peer).collect();
+        let peer = |name| PeerDocument { name, state, ..Default::default() };
+        document.peers = mirrored.peers().into_iter().map(peer).collect();
     }
     document.next = match missing {
         Some(missing) if mirrored.is_without_log() => vec![log_missing_advice(&document, &missing)],
@@ -64,8 +65,9 @@ fn replica(mirrored: &MirroredVolume, mirror: &Mirror, status: &MirrorStatus) ->
         role: status.role,
         serving: status.serving,
         has_source: mirror.has_source(),
-        source: mirror.source().and_then(|leg| mirrored.peers.get(leg).cloned()),
+        source: mirror.source().and_then(|leg| mirrored.peers().get(leg).cloned()),
         inconsistent: status.inconsistent,
+        removed: status.removed,
         unverified: mirror.is_unverified(),
         local_device_failed: status.local_device_failed,
         flush_failed: mirrored.has_failed_flush(),

@@ -184,7 +184,7 @@ impl MirroredVolume {
         let (ours, theirs) = (self.leg.geometry().block_bytes, identity.view.block_bytes);
         if theirs != 0 && ours != theirs {
             let (name, node) = (&self.name, &self.node);
-            return refuse(block_size_mismatch(name, (node, ours), (peer, theirs)));
+            return refuse(block_size_mismatch(name, (node, ours), (&peer, theirs)));
         }
         if !destroy_data {
             self.check_device_empty().await?;
@@ -192,13 +192,13 @@ impl MirroredVolume {
         Ok((identity.view.volume, with_bits(&self.config, bit_bytes, usable_bytes)))
     }
 
-    async fn ask_peers(&self) -> Result<(&str, ReplicaIdentity), CreateError> {
+    async fn ask_peers(&self) -> Result<(String, ReplicaIdentity), CreateError> {
         let mut problem = String::new();
-        for (leg, name) in self.peers.iter().enumerate() {
-            match self.identify_peer(leg, Id::default(), self.versions.get()).await {
-                Ok(identity) => return Ok((name, identity)),
+        for peer in self.links() {
+            match self.identify_peer(&peer, Id::default(), self.versions.get()).await {
+                Ok(identity) => return Ok((peer.name, identity)),
                 Err(error) => {
-                    problem = format!("peer `{name}` at {}: {error}", self.links[leg].address)
+                    problem = format!("peer `{}` at {}: {error}", peer.name, peer.address)
                 }
             }
         }

@@ -12,7 +12,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, log_layout, usable_with_log};
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::{LinkVersion, Mirror, ReplicaTransfer};
+use flagstone_mirror::{LinkVersion, Mirror, PeerChange, ReplicaTransfer};
 use flagstone_runtime::{spawn, time};
 
 use super::create::{failed, refuse};
@@ -23,6 +23,13 @@ use flagstone_units::size_text;
 
 /// Unit of replica sizes, in bytes.
 const PAGE_BYTES: u64 = 4096;
+
+/// What a replacement of the mirror changes.
+pub(super) enum Replacement {
+    /// Size of the volume, in bytes.
+    Size(u64),
+    Peers(PeerChange),
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grown {
@@ -151,8 +158,9 @@ impl MirroredVolume {
             in_progress: false,
         };
         let (volume, own) = (mirror.status().volume, mirror.status().replica);
-        for (leg, name) in self.peers.iter().enumerate() {
-            let identity = self.identify_peer(leg, own, mirror.versions()).await.or_else(|error| {
+        for peer in self.links() {
+            let name = &peer.name;
+            let identity = self.identify_peer(&peer, own, mirror.versions()).await.or_else(|error| {
                 refuse(format!(
                     "{name} does not report its space ({error}): a mirrored volume can grow when all its \
                      nodes are reachable"
@@ -246,26 +254,8 @@ impl MirroredVolume {
             )?;
         }
         self.leg.refresh();
-        // The ANA state stays unchanged, because host I/O waits.
-        self.watch.borrow_mut().take();
         let from = mirror.usable_bytes();
-        let served = mirror.is_serving();
-        let resized = match mirror.begin_transfer().await {
-            Ok(begin_transfer) => self.exchange(begin_transfer, log, bytes).await,
-            Err(error) => Err(error.to_string()),
-        };
-        if let (Err(error), true) = (&resized, self.has_ended()) {
-            self.reopen_soon();
-            return Err(format!(
-                "{error}: this node does not serve the volume until its replica can be reopened, which \
-                 is retried"
-            ));
-        }
-        let now = self.mirror().ok_or("the mirror was deleted")?;
-        if now.is_serving() != served {
-            self.set_ana_state(now.is_serving());
-        }
-        self.follow(now.clone(), now.is_serving());
+        let (resized, now) = self.replace_mirror(mirror, Replacement::Size(bytes)).await?;
         self.target()?
             .resize_namespace(&self.nqn, self.namespace_id)
             .map_err(|error| format!("cannot notify hosts: {error}"))?;
@@ -281,15 +271,52 @@ impl MirroredVolume {
         resized
     }
 
+    /// Replaces the mirror of the replica while host I/O waits. The first value is whether the change
+    /// was made, and the second the mirror that runs now. The caller has set `growing`.
+    ///
+    /// # Errors
+    /// When no mirror runs now.
+    pub(super) async fn replace_mirror(
+        self: &Rc<Self>,
+        mirror: &Mirror,
+        change: Replacement,
+    ) -> Result<(Result<(), String>, Mirror), String> {
+        // The ANA state stays unchanged, because host I/O waits.
+        self.watch.borrow_mut().take();
+        let served = mirror.is_serving();
+        let changed = match mirror.begin_transfer().await {
+            Ok(begin_transfer) => self.exchange(begin_transfer, change).await,
+            Err(error) => Err(error.to_string()),
+        };
+        if let (Err(error), true) = (&changed, self.has_ended()) {
+            self.reopen_soon();
+            return Err(format!(
+                "{error}: this node does not serve the volume until its replica can be reopened, which \
+                 is retried"
+            ));
+        }
+        let now = self.mirror().ok_or("the mirror was deleted")?;
+        if now.is_serving() != served {
+            self.set_ana_state(now.is_serving());
+        }
+        self.follow(now.clone(), now.is_serving());
+        Ok((changed, now))
+    }
+
     async fn exchange(
         self: &Rc<Self>,
         begin_transfer: ReplicaTransfer,
-        log: Option<SharedDevice>,
-        bytes: u64,
+        change: Replacement,
     ) -> Result<(), String> {
-        let target = self.target()?;
+        let (target, log) = (self.target()?, self.log.borrow().clone());
         target.remove_subsystem(&self.replica_nqn).map_err(|error| error.to_string())?;
-        let opened = begin_transfer.resize(&self.leg, log, bytes).await;
+        let opened = match change {
+            Replacement::Size(bytes) => begin_transfer.resize(&self.leg, log, bytes).await,
+            Replacement::Peers(peers) => {
+                let changed = begin_transfer.change_peers(&self.leg, log, peers).await;
+                changed.map(|replica| (replica, None))
+            }
+        };
         let (replica, failed) = opened.map_err(|error| error.to_string())?;
         let next = self.new_mirror(replica)?;
         self.handle.set(Some(next.clone()));

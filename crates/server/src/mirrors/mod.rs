@@ -18,6 +18,7 @@ mod log_resize;
 mod move_log;
 mod open;
 mod overwrite_check;
+mod peers;
 mod reopen;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ mod traces;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -65,6 +67,7 @@ use handle::MirrorHandle;
 pub(crate) use move_log::LogMove;
 use open::MirrorFailure;
 pub(crate) use open::{connect_log, remote_log};
+pub(crate) use peers::PeersChanged;
 use reopen::Reopening;
 
 /// Number of shares of controller and port IDs: the nodes of a subsystem must not share IDs.
@@ -85,21 +88,22 @@ pub(crate) type OpenLocalDevice =
 pub(crate) struct MirroredVolume {
     /// Index in [`Config::volumes`].
     pub(crate) volume: usize,
-    /// Names of its peers, in the order of the legs of [`Mirror`].
-    pub(crate) peers: Vec<String>,
     pub(crate) node: String,
     pub(crate) name: String,
     config: config::Mirror,
-    links: Vec<Peer>,
-    /// NQNs of the volume's subsystem, of its replica's subsystem, and of the nodes as hosts.
+    /// All peers of the configuration, of this volume and of others.
+    configured: Vec<Peer>,
+    /// Its peers, in the order of the legs of [`Mirror`]: as configured, until they are changed.
+    links: RefCell<Vec<Peer>>,
+    /// NQNs of the volume's subsystem, of its replica's subsystem, and of this node as a host.
     nqn: Nqn,
     namespace_id: u32,
     replica_nqn: Nqn,
     volume_tag: u64,
+    nqn_prefix: String,
     own_host: Nqn,
-    peer_hosts: Vec<Nqn>,
-    /// Keys with the peers, in the order of `links`.
-    peer_keys: Vec<Option<KeyPair>>,
+    /// Keys with the peers in `configured` that have a key file, by name, or why they cannot be used.
+    peer_keys: BTreeMap<String, Result<KeyPair, String>>,
     leg: SharedDevice,
     /// The same device as `leg`, reopened with `open_local_device` if there is one.
     reopenable: Arc<ReopenableDevice>,
@@ -127,6 +131,8 @@ pub(crate) struct MirroredVolume {
     unverified: Cell<bool>,
     /// The mirror is being replaced by one of another size.
     growing: Cell<bool>,
+    /// Announces the paths of a peer that was added.
+    announcing: RefCell<Option<AbortOnDrop<()>>>,
     /// Size after the current growth, set from before the new space is zeroed.
     growing_to: Cell<Option<u64>>,
     /// The log is being moved: the volume keeps its size.
@@ -161,10 +167,17 @@ impl MirroredVolume {
         let too_long = || failed(format!("{nqn} is too long to have `:replica` after it"));
         let replica_nqn = replication_nqn(&nqn).ok_or_else(too_long)?;
         let node = config.server.node.clone().unwrap_or_default();
-        let prefix = &config.server.nvme.nqn_prefix;
-        let host = |node: &str| named(&format!("{prefix}:node:{node}"));
+        let nqn_prefix = config.server.nvme.nqn_prefix.clone();
+        let host = |node: &str| named(&host_name(&nqn_prefix, node));
         let links: Vec<Peer> =
             mirror.peers.iter().map(|peer| config.peers[*peer].clone()).collect();
+        let keyed = config.peers.iter().filter_map(|peer| Some((peer, peer.key_file.as_deref()?)));
+        let peer_keys: BTreeMap<_, _> =
+            keyed.map(|(peer, file)| (peer.name.clone(), shared_key(file))).collect();
+        for peer in &links {
+            host(&peer.name)?;
+            peer_keys.get(&peer.name).cloned().transpose().map_err(failed)?;
+        }
         let geometry = leg.geometry();
         let layout = layout(geometry.size_bytes, &shape(mirror, geometry.size_bytes));
         let layout = layout.ok_or_else(|| {
@@ -178,18 +191,14 @@ impl MirroredVolume {
         let reopenable = ReopenableDevice::new(leg);
         Ok(MirroredVolume {
             volume: index,
-            peers: links.iter().map(|peer| peer.name.clone()).collect(),
             own_host: host(&node)?,
-            peer_hosts: links.iter().map(|peer| host(&peer.name)).collect::<Result<_, _>>()?,
-            peer_keys: links
-                .iter()
-                .map(peer_keys)
-                .collect::<Result<_, _>>()
-                .map_err(|error| failed(error.to_string()))?,
+            nqn_prefix,
+            peer_keys,
             node,
             name: volume.name.clone(),
             config: mirror.clone(),
-            links,
+            configured: config.peers.clone(),
+            links: RefCell::new(links),
             nqn,
             namespace_id: namespace.map_or(1, |(_, id)| id),
             replica_nqn,
@@ -211,6 +220,7 @@ impl MirroredVolume {
             reopens: Cell::default(),
             unverified: Cell::default(),
             growing: Cell::default(),
+            announcing: RefCell::default(),
             growing_to: Cell::default(),
             moving_log: Cell::default(),
             log_moves: RefCell::default(),
@@ -227,10 +237,19 @@ pub(crate) fn share(config: &Config) -> Option<u16> {
     Some(share_of(config, node))
 }
 
+/// Name of a node as a host.
+fn host_name(nqn_prefix: &str, node: &str) -> String {
+    format!("{nqn_prefix}:node:{node}")
+}
+
 /// The share of the node of this name: its position among the sorted names of all nodes.
 fn share_of(config: &Config, name: &str) -> u16 {
     let nodes = config.peers.iter().map(|peer| &peer.name).chain(&config.server.node);
-    nodes.filter(|node| node.as_str() < name).count() as u16
+    share_among(nodes.map(String::as_str), name)
+}
+
+fn share_among<'a>(nodes: impl Iterator<Item = &'a str>, name: &str) -> u16 {
+    nodes.filter(|node| *node < name).count() as u16
 }
 
 /// Controller IDs of a share, and its first port ID.
@@ -241,23 +260,22 @@ pub(crate) fn identifiers(share: u16) -> (std::ops::RangeInclusive<u16>, u16) {
 }
 
 /// Announces where hosts reach the peers of each mirrored volume: discovery of one node then finds
-/// the paths to all. A name is looked up until it has an address.
-pub(crate) async fn announce_peers(config: Rc<Config>, target: Arc<Target>) {
+/// the paths to all. A name is looked up until it has an address. `open` are the volumes whose replicas
+/// may name other peers than the configuration.
+pub(crate) async fn announce_peers(
+    config: Rc<Config>,
+    open: Vec<Rc<MirroredVolume>>,
+    target: Arc<Target>,
+) {
+    announce(peer_ports(&config, &open), target).await;
+}
+
+async fn announce(mut unknown: Vec<PeerPort>, target: Arc<Target>) {
     let mut backoff = Backoff::new(*OPEN_PAUSE.start(), *OPEN_PAUSE.end());
-    let mut unknown = peer_ports(&config);
     loop {
         let mut failed = Vec::new();
         for port in unknown {
-            let HostPort { host, port: tcp } = &port.address;
-            let found = match host {
-                Host::Ip(ip) => Ok(vec![Address::Tcp((*ip, *tcp).into())]),
-                Host::Name(name) => lookup(name, *tcp).await,
-            };
-            let tcp = |address| match address {
-                Address::Tcp(address) => Some(address),
-                Address::Unix(_) => None,
-            };
-            let Some(address) = found.ok().and_then(|found| found.into_iter().find_map(tcp)) else {
+            let Some(address) = resolve(&port.address).await else {
                 failed.push(port);
                 continue;
             };
@@ -280,23 +298,48 @@ struct PeerPort {
     port_id: u16,
 }
 
-fn peer_ports(config: &Config) -> Vec<PeerPort> {
+/// The first address of a host.
+async fn resolve(HostPort { host, port }: &HostPort) -> Option<std::net::SocketAddr> {
+    let found = match host {
+        Host::Ip(ip) => vec![Address::Tcp((*ip, *port).into())],
+        Host::Name(name) => lookup(name, *port).await.ok()?,
+    };
+    found.into_iter().find_map(|address| match address {
+        Address::Tcp(address) => Some(address),
+        Address::Unix(_) => None,
+    })
+}
+
+fn ports_of(nqn: Nqn, peer: &Peer, share: u16) -> impl Iterator<Item = PeerPort> {
+    let (_, first) = identifiers(share);
+    let numbered = (first..).zip(peer.reached_by_hosts());
+    numbered.map(move |(port_id, address)| PeerPort { nqn, address: address.clone(), port_id })
+}
+
+fn peer_ports(config: &Config, open: &[Rc<MirroredVolume>]) -> Vec<PeerPort> {
     let mut ports = Vec::new();
     for (index, volume) in config.volumes.iter().enumerate() {
         let Some(mirror) = volume.mirror() else { continue };
         let subsystem = namespace_of(config, index).map(|(subsystem, _)| &subsystem.nqn);
         let Some(nqn) = subsystem.and_then(|nqn| Nqn::new(nqn).ok()) else { continue };
-        for peer in mirror.peers.iter().map(|peer| &config.peers[*peer]) {
-            let (_, first) = identifiers(share_of(config, &peer.name));
-            let numbered = (first..).zip(peer.reached_by_hosts());
-            ports.extend(numbered.map(|(port_id, address)| PeerPort {
-                nqn,
-                address: address.clone(),
-                port_id,
-            }));
+        let peers = match open.iter().find(|open| open.volume == index) {
+            Some(open) => open.links.borrow().clone(),
+            None => mirror.peers.iter().map(|peer| config.peers[*peer].clone()).collect(),
+        };
+        for peer in &peers {
+            ports.extend(ports_of(nqn, peer, share_of(config, &peer.name)));
         }
     }
     ports
+}
+
+/// Address of a peer. A name is looked up for each connection, so its failure is retried.
+fn peer_address(peer: &Peer) -> PeerAddress {
+    let HostPort { host, port } = &peer.address;
+    match host {
+        Host::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
+        Host::Name(name) => PeerAddress::named(name, *port),
+    }
 }
 
 impl MirroredVolume {
@@ -390,14 +433,23 @@ impl MirroredVolume {
         }
         replica.set_intent_log_mode(self.config.intent_log_mode);
         let volume = replica.superblock().volume;
-        let peers = (0..self.links.len()).map(|leg| self.peer_options(leg)).collect();
+        let links = self.members(&replica.superblock().members)?;
+        let (mut allow_hosts, mut keys) = (Vec::new(), BTreeMap::new());
+        for peer in &links {
+            let name = host_name(&self.nqn_prefix, &peer.name);
+            let host = Nqn::new(&name).map_err(|error| format!("{name}: {error}"))?;
+            allow_hosts.push(host);
+            keys.extend(self.keys_of(&peer.name)?.map(|pair| (host, pair)));
+        }
+        let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
+        *self.links.borrow_mut() = links;
         let mirror = Mirror::speaking(self.versions.get(), replica, peers);
         let target = self.target()?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
             serial: serial_of(derived_uuid(&[self.replica_nqn.to_string().as_bytes()])),
-            allow_hosts: self.peer_hosts.clone(),
-            keys: self.keys_by_host(),
+            allow_hosts,
+            keys,
         };
         let uuid = derived_uuid(&[b"replica", &volume.0, self.node.as_bytes()]);
         if let Err(error) =
@@ -410,10 +462,9 @@ impl MirroredVolume {
         Ok(mirror)
     }
 
-    /// Keys that peers have to prove before they reach the replica.
-    fn keys_by_host(&self) -> BTreeMap<Nqn, KeyPair> {
-        let hosts = self.peer_hosts.iter().copied().zip(&self.peer_keys);
-        hosts.filter_map(|(host, keys)| Some((host, keys.clone()?))).collect()
+    /// Keys that this node and a peer prove to each other, if the configuration has any.
+    fn keys_of(&self, peer: &str) -> Result<Option<KeyPair>, String> {
+        self.peer_keys.get(peer).cloned().transpose()
     }
 
     /// The target, once the volume was started.
@@ -452,11 +503,10 @@ impl MirroredVolume {
         }
     }
 
-    fn connector(&self, leg: usize) -> SharedConnector {
-        let peer = &self.links[leg];
+    fn connector(&self, peer: &Peer) -> Result<SharedConnector, String> {
         let options = HostOptions {
             host_nqn: Some(self.own_host),
-            keys: self.peer_keys[leg].clone(),
+            keys: self.keys_of(&peer.name)?,
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,
@@ -469,14 +519,14 @@ impl MirroredVolume {
             bandwidth,
             added_rtt: self.config.added_rtt,
         };
-        let way = NvmePeer::new(self.peer_address(leg), self.replica_nqn, options);
-        Arc::new(way.with_link(link))
+        let way = NvmePeer::new(peer_address(peer), self.replica_nqn, options);
+        Ok(Arc::new(way.with_link(link)))
     }
 
     /// Asks a peer for the identity of its replica. The error is the reason that it does not answer.
     async fn identify_peer(
         &self,
-        leg: usize,
+        peer: &Peer,
         own: MirrorId,
         versions: LinkVersions,
     ) -> Result<ReplicaIdentity, String> {
@@ -485,25 +535,16 @@ impl MirroredVolume {
             IoError::Unreachable => "no answer, or it has no replica of this volume".to_owned(),
             other => other.to_string(),
         };
-        let session = self.connector(leg).connect().await.map_err(silent)?;
+        let session = self.connector(peer)?.connect().await.map_err(silent)?;
         let identity = identify(&session, own, versions).await;
         session.close();
         identity.map_err(|error| error.to_string())
     }
 
-    /// Address of a peer. A name is looked up for each connection, so its failure is retried.
-    fn peer_address(&self, leg: usize) -> PeerAddress {
-        let HostPort { host, port } = &self.links[leg].address;
-        match host {
-            Host::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
-            Host::Name(name) => PeerAddress::named(name, *port),
-        }
-    }
-
-    fn peer_options(&self, leg: usize) -> PeerOptions {
+    fn peer_options(&self, peer: &Peer) -> Result<PeerOptions, String> {
         let config = &self.config;
-        let default = PeerOptions::new(self.connector(leg));
-        PeerOptions {
+        let default = PeerOptions::new(self.connector(peer)?);
+        Ok(PeerOptions {
             mode: config.mode,
             ack: config.ack,
             on_peer_loss: config.on_peer_loss,
@@ -521,7 +562,7 @@ impl MirroredVolume {
             },
             compare: config.resync_compare,
             ..default
-        }
+        })
     }
 
     /// Stops in order, after hosts are disconnected: host writes are on both legs afterwards. If
@@ -538,8 +579,9 @@ impl MirroredVolume {
             Vec::new()
         });
         mirror.close();
+        let peers = self.peers();
         let lacks = |Undelivered { leg, writes, bytes }: Undelivered| {
-            let (volume, peer) = (&self.name, &self.peers[leg]);
+            let (volume, peer) = (&self.name, &peers[leg]);
             format!("{peer} lacks {writes} acknowledged writes of volume `{volume}` ({bytes} B)")
         };
         undelivered.into_iter().map(lacks).collect()
@@ -547,7 +589,6 @@ impl MirroredVolume {
 }
 
 /// Both nodes prove the same key to each other.
-fn peer_keys(peer: &Peer) -> Result<Option<KeyPair>, keys::KeyError> {
-    let ring = peer.key_file.as_deref().map(keys::ring).transpose()?;
-    Ok(ring.as_ref().map(KeyPair::shared))
+fn shared_key(file: &Path) -> Result<KeyPair, String> {
+    keys::ring(file).map(|ring| KeyPair::shared(&ring)).map_err(|error| error.to_string())
 }

@@ -194,6 +194,7 @@ impl MirroredVolume {
         self.without_log.set(false);
         self.missing.borrow_mut().take();
         self.keep_name(&replica).await?;
+        self.forget_settled_members(&replica).await?;
         if let Some(lost) = replica.log_lost() {
             tracing::warn!(
                 "the log of volume `{}` was lost ({lost}): everything is compared",

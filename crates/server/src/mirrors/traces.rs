@@ -149,10 +149,10 @@ impl MirroredVolume {
 
     /// Refuses to create the volume again if a peer has a replica of it. Unreachable peers are ignored.
     pub(super) async fn refuse_peer_replica(&self) -> Result<(), CreateError> {
-        for leg in 0..self.peers.len() {
-            let asked = self.identify_peer(leg, MirrorId::default(), self.versions.get()).await;
+        for peer in self.links() {
+            let asked = self.identify_peer(&peer, MirrorId::default(), self.versions.get()).await;
             let Ok(identity) = asked else { continue };
-            let (name, peer) = (&self.name, &self.peers[leg]);
+            let (name, peer) = (&self.name, &peer.name);
             return refuse(format!(
                 "{peer} has replica {} of `{name}`, of {}: what is made here now would be another \
                  volume, to which that is no copy. To have a copy of it here: `flagstone mirror create \

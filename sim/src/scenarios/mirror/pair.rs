@@ -167,7 +167,7 @@ impl<const N: usize> Group<N> {
     }
 
     /// Makes a node the source's peer or not, as its server does: ends the session to a peer that is
-    /// removed, replaces the mirror, and tells the peer. Returns a flag that is set at the end.
+    /// removed, tells it, and replaces the mirror. Returns a flag that is set at the end.
     pub(super) fn change_peers(
         &self,
         index: usize,
@@ -182,8 +182,9 @@ impl<const N: usize> Group<N> {
         self.sim.spawn_on(node, async move {
             let leg = leg.filter(|_| mirror.is_serving());
             let connector = leg.and_then(|leg| mirror.options(leg)).map(|peer| peer.connector);
-            if let Some(leg) = leg {
+            if let (Some(leg), Some(connector)) = (leg, connector) {
                 mirror.set_desired_state(leg, DesiredState::Paused).await.expect("a sound disk");
+                let _ = mirror.tell_removed(&connector).await;
             }
             let begin_transfer = mirror.begin_transfer().await.expect("a sound disk");
             hub.hub().stop(node);
@@ -195,9 +196,6 @@ impl<const N: usize> Group<N> {
             mirrors.borrow_mut()[index] = Some(next.clone());
             hub.hub().serve(node, next.clone());
             begin_transfer.finish(&next).await.expect("a sound disk");
-            if let Some(connector) = connector {
-                let _ = next.tell_removed(&connector).await;
-            }
             done.set(true);
         });
         ended

@@ -3,6 +3,7 @@
 mod create;
 mod devices;
 mod grow;
+mod peers;
 mod roles;
 mod start;
 mod testing;
