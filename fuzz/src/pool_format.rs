@@ -60,7 +60,7 @@ fn page(block: &Block, index: u64) {
     let place = PagePlace { volume: 1, level: 1 + (index % 3) as u8, index };
     let Ok(found) = MapPage::decode(block, place, layout().blocks()) else { return };
     let mut again: Block = [0; BLOCK_BYTES];
-    found.encode(place, &mut again);
+    found.encode(place.level, place.index, &mut again);
     assert_eq!(MapPage::decode(&again, place, layout().blocks()), Ok(found));
 }
 

@@ -162,8 +162,55 @@ pub enum VolumeError {
         /// The name.
         name: String,
     },
+    /// No snapshot of this name.
+    #[error("pool {pool} has no snapshot `{name}`")]
+    UnknownSnapshot {
+        /// Name of the pool.
+        pool: String,
+        /// The full name.
+        name: String,
+    },
+    /// The name is taken, or the volume was named twice.
+    #[error("pool {pool} has a snapshot `{name}` already")]
+    SnapshotExists {
+        /// Name of the pool.
+        pool: String,
+        /// The full name.
+        name: String,
+    },
+    /// The volume has snapshots.
+    #[error(
+        "volume `{name}` has {snapshots} snapshots; delete them first, or promote a clone of the \
+         youngest, which takes them over"
+    )]
+    HasSnapshots {
+        /// Name of the volume.
+        name: String,
+        /// Their number.
+        snapshots: usize,
+    },
+    /// More than one volume or snapshot continues from the snapshot.
+    #[error("{users} continue from snapshot `{snapshot}`; delete all but one of them first")]
+    InUse {
+        /// Full name of the snapshot.
+        snapshot: String,
+        /// Their names.
+        users: String,
+    },
+    /// Only clones can be promoted.
+    #[error("volume `{name}` is no clone, or owns its snapshots already")]
+    NotAClone {
+        /// Name of the volume.
+        name: String,
+    },
+    /// The snapshots that a promotion takes over have names that are in use.
+    #[error("two snapshots of `{name}` would have the same name; delete one of them first")]
+    PromotedNames {
+        /// Name of the volume.
+        name: String,
+    },
     /// A field is out of range.
-    #[error("a volume cannot have this {0}")]
+    #[error("a volume or snapshot cannot have this {0}")]
     Field(&'static str),
     /// Volumes do not shrink.
     #[error("the volume has {is_bytes} bytes; volumes grow only")]
@@ -180,7 +227,10 @@ pub enum VolumeError {
         needed_bytes: u64,
     },
     /// The pool has its most volumes.
-    #[error("the pool has {} volumes, the most it can have", crate::limits::VOLUMES_MAX)]
+    #[error(
+        "the pool has {} volumes and snapshots, the most it can have",
+        crate::limits::VOLUMES_MAX
+    )]
     TooMany,
     /// The pool's devices failed; the outcome of the order is found when it is opened again.
     #[error("the pool cannot write: {0}")]

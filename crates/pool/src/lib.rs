@@ -27,5 +27,6 @@ pub use error::{PoolError, VolumeError};
 pub use id::PoolId;
 pub use manage::create::CreateOptions;
 pub use manage::pool::{Pool, PoolStatus};
+pub use manage::snapshot::{Diff, PreparedSnapshot, SnapshotInfo};
 pub use manage::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 pub use storage::NamedDevice;

@@ -46,8 +46,11 @@ pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
 /// Map pages in memory: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.
 pub const CACHE_PAGES: usize = 16_384;
 
-/// Most volumes of a pool, those being deleted included.
+/// Most volumes and snapshots of a pool, those being deleted included.
 pub const VOLUMES_MAX: usize = 16_384;
+
+/// Most volumes of one snapshot order: 4 B each in a chunk header.
+pub const SNAPSHOT_GROUP_MAX: usize = 512;
 
 /// Longest name of a pool or volume, in bytes: 63 and 128.
 pub const POOL_NAME_MAX: usize = 63;
@@ -57,14 +60,14 @@ pub const VOLUME_NAME_MAX: usize = 128;
 /// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
 pub const PROPERTIES_MAX: usize = 2048;
 
-/// Largest catalog, in bytes: 16,384 volumes × 2,234 B, rounded up.
+/// Largest catalog, in bytes: 16,384 volumes × 2,280 B, rounded up.
 pub const CATALOG_BYTES_MAX: usize = 36 << 20;
 
 /// Largest volume, in blocks: 16 PiB.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 42;
 
-/// Leaves of a deleted volume that one checkpoint frees.
-pub const REAP_LEAVES: u64 = 4096;
+/// Map pages of deleted volumes and snapshots that one checkpoint reads and frees.
+pub const REAP_PAGES: usize = 4096;
 
 /// Pages of a map in one chunk of a checkpoint: 256 KiB.
 pub const PAGES_PER_CHUNK: usize = 64;

@@ -183,6 +183,21 @@ fn volume_deleted_after_growth_is_reaped_across_openings() {
     .unwrap();
 }
 
+/// An opening counts the metadata that the last checkpoint refers to.
+#[test]
+fn no_block_of_an_earlier_checkpoint_stays_in_use() {
+    block_on(async {
+        let (devices, pool) = create(64, 100).await;
+        let device = pool.create_volume("db", &thin(10)).await.unwrap();
+        write(&device, 5, 1).await.unwrap();
+        pool.close().await.unwrap();
+        let used_bytes = pool.status().used_bytes;
+        drop((device, pool));
+        assert_eq!(Pool::open(devices).await.unwrap().status().used_bytes, used_bytes);
+    })
+    .unwrap();
+}
+
 #[test]
 fn zeroes_take_no_space() {
     block_on(async {

@@ -1,6 +1,6 @@
-//! Random histories of concurrent writers and orders, with a power loss after each event of the
+//! Random histories of concurrent writers, orders and snapshots, with a power loss after each event of the
 //! disks. After each, the pool must open with a prefix of the history that contains everything
-//! flushed, and every volume order that was acknowledged.
+//! flushed, and every volume order that was acknowledged. Snapshots never change.
 //!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 #![allow(missing_docs)]
@@ -44,11 +44,30 @@ struct Step {
 
 #[derive(Clone, Debug)]
 enum Change {
-    Blocks { first: u64, count: u64, stamp: u64 },
-    Create { name: String, blocks: u64 },
-    Resize { name: String, blocks: u64 },
-    Rename { name: String, new: String },
-    Delete { name: String },
+    Blocks {
+        first: u64,
+        count: u64,
+        stamp: u64,
+    },
+    Create {
+        name: String,
+        blocks: u64,
+    },
+    Resize {
+        name: String,
+        blocks: u64,
+    },
+    Rename {
+        name: String,
+        new: String,
+    },
+    Delete {
+        name: String,
+    },
+    /// Snapshots of this name, with their full names and sizes.
+    Snapshot {
+        names: Vec<(String, u64)>,
+    },
 }
 
 /// What one writer, or the operator, did.
@@ -66,6 +85,8 @@ struct History {
     actors: Vec<Actor>,
     flushes: Vec<Flush>,
     moments: u64,
+    /// What the writers' regions of snapshots were when they were first read.
+    snapshots: BTreeMap<String, Vec<Content>>,
 }
 
 type Shared = Rc<RefCell<History>>;
@@ -153,12 +174,91 @@ async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u
     }
 }
 
-async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, steps: u64) {
+/// Content of the writers' regions.
+async fn regions(device: &dyn BlockDevice, writers: u64) -> Vec<Content> {
+    let mut found = Vec::new();
+    for writer in 0..writers {
+        let memory = buf::alloc(REGION as usize * BLOCK).await;
+        let read = device.read(writer * REGION * BLOCK as u64, memory).await.unwrap();
+        let blocks = read.chunks(BLOCK).zip(writer * REGION..);
+        found.push(Content::Blocks(blocks.map(|(data, block)| stamp_of(block, data)).collect()));
+    }
+    found
+}
+
+/// Snapshots, clones and rollbacks beside the writers.
+async fn archivist(
+    pool: &Pool,
+    recorder: &Recorder,
+    rng: &mut Rng,
+    own: &mut Archive,
+    number: u64,
+) {
+    let at = rng.below(own.snapshots.len().max(1) as u64) as usize;
+    match (rng.below(5), own.snapshots.get(at).cloned()) {
+        (0..2, _) if own.snapshots.len() + own.clones.len() < own.most => {
+            let mut names = vec![("db".to_owned(), 1 << 20)];
+            names.extend(own.clones.iter().filter(|_| rng.chance(0.5)).cloned());
+            let of = |(name, blocks): &(String, u64)| (format!("{name}@s{number}"), *blocks);
+            let snapshots: Vec<(String, u64)> = names.iter().map(of).collect();
+            let change = Change::Snapshot { names: snapshots.clone() };
+            let step = recorder.begin(change, true);
+            let volumes: Vec<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+            pool.create_snapshot(&volumes, &format!("s{number}")).await.unwrap();
+            recorder.end(step);
+            for (name, _) in &snapshots {
+                let device = pool.open_snapshot(name).unwrap();
+                let content = regions(&*device, recorder.actor as u64).await;
+                recorder.history.borrow_mut().snapshots.insert(name.clone(), content);
+            }
+            own.snapshots.extend(snapshots);
+        }
+        (2, Some((snapshot, blocks))) if own.snapshots.len() + own.clones.len() < own.most => {
+            let name = format!("c{number}");
+            let step = recorder.begin(Change::Create { name: name.clone(), blocks }, true);
+            pool.clone_volume(&snapshot, &name, BTreeMap::new()).await.unwrap();
+            recorder.end(step);
+            own.clones.push((name, blocks));
+            own.used.push(snapshot);
+        }
+        (3, Some((snapshot, blocks))) if !own.used.contains(&snapshot) => {
+            let step = recorder.begin(Change::Delete { name: snapshot.clone() }, true);
+            pool.delete_snapshot(&snapshot).await.unwrap();
+            recorder.end(step);
+            own.snapshots.retain(|other| *other != (snapshot.clone(), blocks));
+        }
+        (4, Some((full, _))) if !full.starts_with("db@") => {
+            let (name, snapshot) = full.split_once('@').unwrap();
+            pool.rollback(name, snapshot).await.unwrap();
+            own.used.push(full.clone());
+            let device = pool.open_volume(name).unwrap();
+            let found = regions(&*device, recorder.actor as u64).await;
+            assert_eq!(found, recorder.history.borrow().snapshots[&full]);
+            let stamp = (recorder.actor as u64 + 1) << 16 | number;
+            device.write(0, Buf::copy_of(&fill(0, stamp)).unwrap(), false).await.unwrap();
+        }
+        _ => {}
+    }
+}
+
+/// Snapshots and clones that exist, by name and blocks, and snapshots that cannot be deleted.
+#[derive(Default)]
+struct Archive {
+    /// Most snapshots and clones.
+    most: usize,
+    snapshots: Vec<(String, u64)>,
+    clones: Vec<(String, u64)>,
+    used: Vec<String>,
+}
+
+async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
+    let mut archive = Archive { most: plan.snapshots, ..Archive::default() };
     let mut names: Vec<(String, u64)> = Vec::new();
-    for number in 0..steps {
+    for number in 0..plan.steps / 2 {
         let size = |blocks: u64| blocks * BLOCK as u64;
         let at = rng.below(names.len().max(1) as u64) as usize;
-        match rng.below(7) {
+        match rng.below(12) {
+            7.. => archivist(&pool, &recorder, &mut rng, &mut archive, number).await,
             0..2 => {
                 let (name, blocks) = (format!("v{number}"), 1 + rng.below(1000));
                 let create = Change::Create { name: name.clone(), blocks };
@@ -238,9 +338,15 @@ impl Content {
                 volumes.insert(name, blocks);
             }
             (Content::Volumes(volumes), Change::Rename { name, new }) => {
-                let blocks = volumes.remove(&name).unwrap();
-                volumes.insert(new, blocks);
+                let renamed = |full: String| match full.split_once('@') {
+                    Some((volume, own)) if volume == name => format!("{new}@{own}"),
+                    None if full == name => new.clone(),
+                    _ => full,
+                };
+                let old = std::mem::take(volumes).into_iter();
+                volumes.extend(old.map(|(full, blocks)| (renamed(full), blocks)));
             }
+            (Content::Volumes(volumes), Change::Snapshot { names }) => volumes.extend(names),
             (Content::Volumes(volumes), Change::Delete { name }) => {
                 volumes.remove(&name);
             }
@@ -317,18 +423,20 @@ impl History {
     }
 }
 
-async fn content(pool: &Pool, writers: usize) -> Vec<Content> {
-    let device = pool.open_volume("db").unwrap();
-    let mut found = Vec::new();
-    for writer in 0..writers as u64 {
-        let memory = buf::alloc(REGION as usize * BLOCK).await;
-        let read = device.read(writer * REGION * BLOCK as u64, memory).await.unwrap();
-        let blocks = read.chunks(BLOCK).zip(writer * REGION..);
-        found.push(Content::Blocks(blocks.map(|(data, block)| stamp_of(block, data)).collect()));
+async fn content(pool: &Pool, history: &History, context: &str) -> Vec<Content> {
+    let writers = history.actors.len() as u64 - 1;
+    let mut found = regions(&*pool.open_volume("db").unwrap(), writers).await;
+    let volumes = pool.volumes().into_iter().map(|volume| (volume.name, volume.size_bytes));
+    let snapshots =
+        pool.snapshots().into_iter().map(|snapshot| (snapshot.name, snapshot.size_bytes));
+    let all = volumes.chain(snapshots).map(|(name, bytes)| (name, bytes / BLOCK as u64));
+    found.push(Content::Volumes(all.collect()));
+    for snapshot in pool.snapshots() {
+        let device = pool.open_snapshot(&snapshot.name).unwrap();
+        let content = regions(&*device, writers).await;
+        let expected = history.snapshots.get(&snapshot.name);
+        assert!(expected == Some(&content), "{context}: snapshot {} differs", snapshot.name);
     }
-    let volumes = pool.volumes().into_iter();
-    let volumes = volumes.map(|volume| (volume.name, volume.size_bytes / BLOCK as u64));
-    found.push(Content::Volumes(volumes.collect()));
     found
 }
 
@@ -339,6 +447,8 @@ struct Plan {
     steps: u64,
     disks: usize,
     segments: u64,
+    /// Most snapshots and clones at a time.
+    snapshots: usize,
     /// One of how many crash points is tried.
     every: usize,
 }
@@ -346,6 +456,7 @@ struct Plan {
 #[derive(Default)]
 struct Counts {
     checkpoints: u64,
+    copied: u64,
     crashes: usize,
     second_crashes: usize,
 }
@@ -369,7 +480,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
         tasks.push(spawn(writer(device.clone(), recorder(actor), own, plan.steps)));
     }
     let own = Rng::new(rng.next_u64());
-    tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan.steps / 2)));
+    tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan)));
     for task in tasks {
         task.await.unwrap();
     }
@@ -377,9 +488,12 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
         pool.close().await.unwrap();
     }
     let history = history.take();
-    let mut counts = Counts { checkpoints: pool.status().checkpoints, ..Counts::default() };
+    let status = pool.status();
+    let (checkpoints, copied) = (status.checkpoints, status.copied_blocks);
+    let mut counts = Counts { checkpoints, copied, ..Counts::default() };
     let last = trace.lock().now();
-    history.check(&content(&pool, plan.writers).await, last, "before any crash");
+    let context = format!("seed {seed} before any crash");
+    history.check(&content(&pool, &history, &context).await, last, &context);
     drop((pool, device));
     let offset = rng.below(plan.every as u64) as usize;
     let chosen = |time: usize| time >= from && (time + offset).is_multiple_of(plan.every);
@@ -392,7 +506,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
             counts.crashes += 1;
             let (devices, again) = disks(images, size_bytes, 0);
             let pool = open(devices, &context).await;
-            let found = content(&pool, plan.writers).await;
+            let found = content(&pool, &history, &context).await;
             history.check(&found, time, &context);
             // What was read after recovery is durable: a crash of the recovery shows the same, or
             // a later crash would take back what hosts have seen.
@@ -412,7 +526,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
                                 format!("{context}, then after event {point} of recovery");
                             let (devices, _) = disks(images, size_bytes, 0);
                             let pool = open(devices, &context).await;
-                            let found = content(&pool, plan.writers).await;
+                            let found = content(&pool, &history, &context).await;
                             history.check(&found, time, &context);
                         },
                     )
@@ -430,7 +544,7 @@ async fn open(devices: Vec<NamedDevice>, context: &str) -> Pool {
     }
 }
 
-fn run(seeds: std::ops::Range<u64>, plan: Plan) {
+fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
     let histories = seeds.end - seeds.start;
     let mut total = Counts::default();
     for seed in seeds {
@@ -440,41 +554,43 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) {
         let counts = sim.block_on(async { done.await.unwrap() });
         total.crashes += counts.crashes;
         total.checkpoints += counts.checkpoints;
+        total.copied += counts.copied;
         total.second_crashes += counts.second_crashes;
     }
-    let Counts { crashes, second_crashes, checkpoints } = total;
+    let Counts { crashes, second_crashes, checkpoints, copied } = total;
     println!(
-        "{histories} histories with {checkpoints} checkpoints, {crashes} crashes, {second_crashes} \
-         crashes of recovery"
+        "{histories} histories with {checkpoints} checkpoints and {copied} blocks copied by the \
+         cleaner, {crashes} crashes, {second_crashes} crashes of recovery"
     );
+    total
 }
 
 #[test]
 fn crash_at_any_write_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 3, steps: 30, disks: 1, segments: 150, every: 1 };
+    let plan = Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1 };
     run(0..6, plan);
 }
 
 #[test]
 fn crash_of_two_disks_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 2, steps: 30, disks: 2, segments: 80, every: 1 };
+    let plan = Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1 };
     run(1000..1006, plan);
 }
 
 #[test]
 fn crash_while_cleaning_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 3, steps: 150, disks: 1, segments: 64, every: 9 };
-    run(2000..2004, plan);
+    let plan = Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9 };
+    assert!(run(2000..2004, plan).copied > 100);
 }
 
 #[test]
 fn crash_in_short_histories_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 2, steps: 4, disks: 1, segments: 64, every: 1 };
+    let plan = Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1 };
     run(10_000..11_000, plan);
 }
 
 #[test]
 fn crash_in_short_histories_on_two_disks() {
-    let plan = Plan { writers: 2, steps: 4, disks: 2, segments: 40, every: 1 };
+    let plan = Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1 };
     run(20_000..21_000, plan);
 }

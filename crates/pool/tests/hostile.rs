@@ -406,6 +406,61 @@ fn damaged_map_page_loses_its_blocks_and_nothing_else() {
     .unwrap();
 }
 
+/// The only copy of a snapshot's leaf is damaged: what the volume shares with older snapshots must
+/// stay, although the map between them does not say so.
+#[test]
+fn damaged_map_page_of_a_snapshot_costs_others_nothing() {
+    block_on(async {
+        let (devices, trace) = disks(vec![Image::default()], SIZE, 0);
+        let pool = Pool::create(devices, &options("fast")).await.unwrap();
+        let size = VolumeOptions { size_bytes: 4000 * BLOCK, ..VolumeOptions::default() };
+        pool.create_volume("logs", &size).await.unwrap();
+        let volume = pool.create_volume("db", &size).await.unwrap();
+        for (first, snapshot) in [(0, "a"), (100, "b"), (200, "c")] {
+            for block in first..first + 5 {
+                write(&volume, block, true).await;
+            }
+            pool.create_snapshot(&["db"], snapshot).await.unwrap();
+        }
+        pool.close().await.unwrap();
+        drop((volume, pool));
+        let mut found = images(&trace).await;
+        let has = |bytes: &[u8], block: usize| bytes[64 + 16 * block..][..6] != [0; 6];
+        let mut damaged = 0;
+        for page in found[0].pages() {
+            let mut bytes = [0; BLOCK as usize];
+            found[0].read(page, &mut bytes);
+            let is_leaf = bytes.starts_with(b"FSPOOLM\n") && bytes[10] == 1 && bytes[12] == 2;
+            if is_leaf && has(&bytes, 100) && !has(&bytes, 200) {
+                found[0].edit(page, |bytes| bytes[4000] ^= 1);
+                damaged += 1;
+            }
+        }
+        assert!(damaged > 0);
+        let pool = open(found).await.unwrap();
+        let mut rng = Rng::new(1);
+        for deleted in ["db@a", "db@b"] {
+            let volume = pool.open_volume("db").unwrap();
+            let logs = pool.open_volume("logs").unwrap();
+            pool.delete_snapshot(deleted).await.unwrap();
+            for _ in 0..1500 {
+                write(&logs, rng.below(350), true).await;
+            }
+            assert!(pool.status().cleaned_segments > 20, "{:?}", pool.status());
+            for block in (0..5).chain(100..105).chain(200..205) {
+                let read = volume.read(block * BLOCK, buf::alloc(BLOCK as usize).await).await;
+                assert_eq!(read.unwrap()[..8], (block << 9).to_le_bytes(), "block {block}");
+            }
+            if deleted == "db@a" {
+                let snapshot = pool.open_snapshot("db@b").unwrap();
+                assert_eq!(first_byte(&snapshot, 0).await, Err(IoError::ReadFault));
+            }
+        }
+        pool.close().await.unwrap();
+    })
+    .unwrap();
+}
+
 /// What a checkpoint of two disks leaves at any crash. Then all copies of the superblock on the
 /// other disk are older, which an image from before the checkpoint has too.
 #[test]

@@ -48,15 +48,19 @@ fn dropped_order_ends_by_itself() {
             let volume = pool.create_volume("db", &thin(100)).await.unwrap();
             let delay = Duration::from_micros(delay_us);
             let dropped = time::timeout(delay, pool.create_volume("dropped", &thin(10))).await;
+            let snapshot = time::timeout(delay, pool.create_snapshot(&["db"], "dropped")).await;
             let next = time::timeout(HOUR, pool.create_volume("next", &thin(10))).await;
             drop(next.unwrap().unwrap());
             time::timeout(HOUR, volume.write(0, data(1), true)).await.unwrap().unwrap();
+            assert!(snapshot.is_err() || pool.snapshots().len() == 1);
             let names: Vec<_> = pool.volumes().into_iter().map(|volume| volume.name).collect();
+            let snapshots = pool.snapshots().len();
             time::timeout(HOUR, pool.close()).await.unwrap().unwrap();
             drop((volume, pool));
             let pool = Pool::open(devices).await.unwrap();
             let found: Vec<_> = pool.volumes().into_iter().map(|volume| volume.name).collect();
             assert_eq!(found, names, "dropped: {}", dropped.is_err());
+            assert_eq!(pool.snapshots().len(), snapshots);
         });
     }
 }

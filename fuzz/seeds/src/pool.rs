@@ -6,7 +6,7 @@ use flagstone_pool::PoolId;
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::ondisk::Block;
 use flagstone_pool::ondisk::catalog::{Catalog, VolumeRecord};
-use flagstone_pool::ondisk::chunk::{ChunkHeader, Record};
+use flagstone_pool::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use flagstone_pool::ondisk::entry::Entry;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{
@@ -49,20 +49,34 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
             Record::Data { volume: 1, block: 9, count: 2 },
             Record::Zero { volume: 1, block: 100, count: 1 << 20 },
             Record::Moved { volume: 1, block: 8, old: 300, birth: 2 },
-            Record::Page(place),
+            Record::Page { place, birth: 3 },
             Record::Delete { volume: 1 },
+            Record::Rollback { volume: 1, snapshot: 2 },
+            Record::Promote { volume: 3 },
         ],
         checksums: vec![1, 2, 3, 4],
     };
     let mut block: Block = [0; BLOCK_BYTES];
     header.encode(&mut block);
     put(corpus, "chunk", 1, 17, &block)?;
-    let mut page = MapPage::default();
+    let order = SnapshotOrder {
+        name: "before".to_owned(),
+        volumes: vec![1],
+        uuid: PoolId([3; 16]),
+        created_s: 1_790_000_000,
+    };
+    let alone = Record::Snapshot(Box::new(order.clone()));
+    ChunkHeader { records: vec![alone], checksums: vec![], ..header }.encode(&mut block);
+    put(corpus, "snapshot", 1, 17, &block)?;
+    let mut page = MapPage { volume: 1, ..MapPage::default() };
     page.entries[0] = root;
-    page.encode(place, &mut block);
+    page.encode(place.level, place.index, &mut block);
     put(corpus, "page", 2, 7, &block)?;
     let mut catalog = Catalog::default();
     catalog.upsert(&volume).map_err(io::Error::other)?;
+    catalog.snapshot(&order, 9).map_err(io::Error::other)?;
+    let clone = VolumeRecord { id: 3, name: "test".to_owned(), parent: 2, ..volume };
+    catalog.upsert(&clone).map_err(io::Error::other)?;
     put(corpus, "catalog", 3, 0, &catalog.encode())
 }
 

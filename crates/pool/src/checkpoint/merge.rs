@@ -1,8 +1,8 @@
 //! Merge: applies changes to a copy-on-write tree, level by level from the leaves.
 //!
-//! Invariants: old pages are never changed; the usage loses every block and page that the new tree
-//! does not refer to, and gains the new ones; a page without entries is not written; what a damaged
-//! page had is lost, and stays counted as used.
+//! Invariants: old pages are never changed; the usage loses every block and page of the tree's own
+//! that the new tree does not refer to, and gains the new ones; a page without entries is not
+//! written; what a damaged page had is lost, and stays counted as used.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -19,9 +19,11 @@ use crate::map::tree::{Found, Tree, read_page};
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
+use crate::ondisk::lineage::Ownership;
+use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
 /// Changes of one tree.
+#[derive(Debug, Default)]
 pub(crate) struct MergeInput {
     /// Changed blocks, ascending. They override `zeroes`.
     pub(crate) changes: Vec<Change>,
@@ -29,8 +31,12 @@ pub(crate) struct MergeInput {
     pub(crate) zeroes: Vec<Range<u64>>,
     /// Pages to write again although nothing in them changed.
     pub(crate) touched: Vec<PagePlace>,
-    /// Most leaves that `zeroes` may change; the rest stays.
-    pub(crate) leaves_max: u64,
+}
+
+impl MergeInput {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.changes.is_empty() && self.zeroes.is_empty() && self.touched.is_empty()
+    }
 }
 
 /// A new tree.
@@ -38,6 +44,8 @@ pub(crate) struct Merged {
     pub(crate) tree: Tree,
     /// Mapped blocks that were added.
     pub(crate) mapped: i64,
+    /// Blocks of the parent that it lost.
+    pub(crate) unshared: u64,
 }
 
 /// New entries of pages, by index.
@@ -47,12 +55,22 @@ pub(crate) struct Merge<'a> {
     shared: &'a Shared,
     usage: &'a mut Usage,
     old: Tree,
+    ownership: Ownership,
+    /// Birth of new pages.
+    birth: u64,
     mapped: i64,
+    unshared: u64,
 }
 
 impl<'a> Merge<'a> {
-    pub(crate) fn new(shared: &'a Shared, usage: &'a mut Usage, old: Tree) -> Merge<'a> {
-        Merge { shared, usage, old, mapped: 0 }
+    pub(crate) fn new(
+        shared: &'a Shared,
+        usage: &'a mut Usage,
+        old: Tree,
+        ownership: Ownership,
+        birth: u64,
+    ) -> Merge<'a> {
+        Merge { shared, usage, old, ownership, birth, mapped: 0, unshared: 0 }
     }
 
     /// Applies the changes; the new root has `level`.
@@ -74,26 +92,17 @@ impl<'a> Merge<'a> {
             pages = self.inner(above, &pages, touched).await?;
         }
         let root = pages.first().map_or(old.root, |(_, entry)| *entry);
-        Ok(Merged { tree: Tree { level, root, ..old }, mapped: self.mapped })
+        let Merge { mapped, unshared, .. } = self;
+        Ok(Merged { tree: Tree { level, root, ..old }, mapped, unshared })
     }
 
-    fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
-        if entry.is_stored() {
-            let segment = self.shared.storage.layout.segment_of(entry.location);
-            let blocks = &mut self.usage.blocks[segment as usize];
-            *blocks = blocks.checked_sub(1).ok_or_else(|| {
-                tracing::error!(pool = self.shared.name, segment, "live blocks are miscounted");
-                IoError::ReadFault
-            })?;
+    /// The new tree lacks an old entry. It is freed if it was the tree's own, which is returned.
+    fn retire(&mut self, entry: Entry, level: u8, index: u64) -> Result<bool, IoError> {
+        let own = self.ownership.is_own(entry.birth, (index + 1).saturating_mul(span(level)));
+        if own {
+            self.usage.retire(self.shared, entry)?;
         }
-        Ok(())
-    }
-
-    fn add(&mut self, entry: Entry) {
-        if entry.is_stored() {
-            let segment = self.shared.storage.layout.segment_of(entry.location);
-            self.usage.blocks[segment as usize] += 1;
-        }
+        Ok(own)
     }
 
     /// The old page of a place, and its entry. A page that cannot be read has lost its entries; only
@@ -113,7 +122,10 @@ impl<'a> Merge<'a> {
         match read_page(storage, cache, entry, place).await {
             Err(error) if is_damaged(&error) => {
                 tracing::error!(pool = self.shared.name, ?place, "map page is lost");
-                Ok((entry, Arc::new(MapPage { entries: [Entry::LOST; FANOUT] })))
+                Ok((
+                    entry,
+                    Arc::new(MapPage { entries: [Entry::LOST; FANOUT], ..MapPage::default() }),
+                ))
             }
             page => Ok((entry, page?)),
         }
@@ -125,18 +137,15 @@ impl<'a> Merge<'a> {
         let mut leaves: BTreeSet<u64> =
             input.changes.iter().map(|change| leaf_of(change.block)).collect();
         leaves.extend(input.touched.iter().filter(|place| place.level == 1).map(|leaf| leaf.index));
-        let mut left = input.leaves_max;
         for range in &input.zeroes {
             let mut block = range.start;
-            while block < range.end && left > 0 {
+            while block < range.end {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
-                let is_deleted = input.leaves_max < u64::MAX;
                 block = match self.old.find(storage, cache, block).await {
-                    Err(error) if is_deleted || error != IoError::ReadFault => return Err(error),
+                    Err(error) if error != IoError::ReadFault => return Err(error),
                     Ok(Found::Holes(count)) => block.saturating_add(count),
                     Ok(Found::Leaf(_)) | Err(_) => {
                         leaves.insert(leaf_of(block));
-                        left -= 1;
                         leaf_end(leaf_of(block))
                     }
                 };
@@ -169,10 +178,11 @@ impl<'a> Merge<'a> {
             if page == *old && !touched.contains(&index) {
                 continue;
             }
-            for (new, old) in page.entries.iter().zip(&old.entries) {
+            for ((new, old), block) in page.entries.iter().zip(&old.entries).zip(blocks) {
                 if new != old {
-                    self.retire(*old)?;
-                    self.add(*new);
+                    let own = self.retire(*old, 0, block)?;
+                    self.unshared += u64::from(!own && old.is_stored());
+                    self.usage.add(self.shared, *new);
                     self.mapped += i64::from(!new.is_hole()) - i64::from(!old.is_hole());
                 }
             }
@@ -214,17 +224,18 @@ impl<'a> Merge<'a> {
         level: u8,
         index: u64,
         old: Entry,
-        page: MapPage,
+        mut page: MapPage,
         batch: &mut Vec<(u64, MapPage)>,
         done: &mut Level,
     ) -> Result<(), IoError> {
-        self.retire(old)?;
+        self.retire(old, level, index)?;
         if page.is_empty() {
             // In order with the pages of the batch.
             self.write(level, batch, done).await?;
             done.push((index, Entry::HOLE));
             return Ok(());
         }
+        page.volume = self.old.volume;
         batch.push((index, page));
         if batch.len() == PAGES_PER_CHUNK.min(self.shared.chunk_blocks()) {
             self.write(level, batch, done).await?;
@@ -248,15 +259,17 @@ impl<'a> Merge<'a> {
         for ((index, page), block) in
             batch.iter().zip(memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES))
         {
-            page.encode(place(*index), block);
+            page.encode(level, *index, block);
             checksums.push(checksum(block));
         }
-        let records = batch.iter().map(|(index, _)| Record::Page(place(*index))).collect();
+        let birth = self.birth;
+        let record = |(index, _): &(u64, MapPage)| Record::Page { place: place(*index), birth };
+        let records = batch.iter().map(record).collect();
         let appended = self.shared.append(records, memory).await?;
         let written = batch.drain(..).zip(checksums).zip(appended.payload..);
         for (((index, page), checksum), location) in written.collect::<Vec<_>>() {
-            let entry = Entry { location, birth: appended.sequence, checksum };
-            self.add(entry);
+            let entry = Entry { location, birth, checksum };
+            self.usage.add(self.shared, entry);
             self.shared.cache.put(entry, Arc::new(page));
             done.push((index, entry));
         }

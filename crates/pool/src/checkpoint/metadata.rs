@@ -3,6 +3,7 @@
 use flagstone_blockdev::IoError;
 
 use super::merge::{Merge, MergeInput};
+use super::relocate::Moving;
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State, Usage};
@@ -12,6 +13,7 @@ use crate::map::tree::Tree;
 use crate::ondisk::catalog::Catalog;
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
+use crate::ondisk::lineage::Ownership;
 use crate::ondisk::page::PagePlace;
 use crate::ondisk::{Block, checksum};
 
@@ -67,10 +69,11 @@ impl Metadata {
         shared: &Shared,
         usage: &Usage,
         catalog: &Catalog,
-        moving: &[PagePlace],
+        moving: &Moving,
+        birth: u64,
     ) -> Result<Entry, IoError> {
         let catalog_bytes = catalog.encode();
-        let moved = |index: u64| moving.contains(&PagePlace { volume: 0, level: 0, index });
+        let moved = |index: u64| moving.touched.contains(&PagePlace { volume: 0, level: 0, index });
         let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
         let parts = usage.blocks.chunks(USAGE_PER_BLOCK);
         for (index, (new, old)) in
@@ -95,13 +98,14 @@ impl Metadata {
             changes,
             zeroes: Vec::new(),
             touched: moving
+                .touched
                 .iter()
                 .filter(|place| place.volume == 0 && place.level > 0)
                 .copied()
                 .collect(),
-            leaves_max: 0,
         };
-        let merged = Merge::new(shared, &mut self.usage, self.tree).run(input, METADATA_LEVEL);
+        let merge = Merge::new(shared, &mut self.usage, self.tree, Ownership::default(), birth);
+        let merged = merge.run(input, METADATA_LEVEL);
         self.catalog_bytes = catalog_bytes;
         Ok(merged.await?.tree.root)
     }
@@ -120,7 +124,8 @@ async fn write_blocks(
         bytes.copy_from_slice(&block[..]);
     }
     let place = |index: u64| PagePlace { volume: 0, level: 0, index };
-    let records = present.iter().map(|(index, _)| Record::Page(place(*index))).collect();
+    let record = |(index, _): &(u64, &Block)| Record::Page { place: place(*index), birth: 0 };
+    let records = present.iter().map(record).collect();
     let appended = shared.append(records, memory).await?;
     let mut location = appended.payload;
     for (index, block) in blocks {

@@ -7,6 +7,8 @@
 
 pub(crate) mod merge;
 mod metadata;
+mod reap;
+pub(crate) mod relocate;
 
 pub(crate) use metadata::{CATALOG_BLOCK, METADATA_LEVEL};
 
@@ -14,25 +16,37 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use crate::limits::REAP_LEAVES;
 use crate::manage::shared::{Shared, State, Usage};
+use crate::map::orders::Trees;
 use crate::map::recent::{Change, Recent};
-use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeState};
+use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::page::{FANOUT, PagePlace, root_level};
+use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
+use relocate::Moving;
 
 /// What a checkpoint merges, and where a replay after it begins.
-struct Frozen {
-    recent: Arc<Recent>,
-    start: LogStart,
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    pub(crate) recent: Recent,
+    /// First chunk that is not part of it.
+    pub(crate) start: LogStart,
+    /// Log of that chunk.
+    pub(crate) log: u64,
+    /// The catalog without `snapshot`.
+    pub(crate) catalog: Catalog,
+    /// Snapshots of exactly these changes.
+    pub(crate) snapshot: Option<SnapshotOrder>,
+}
+
+/// A checkpoint being made.
+struct Work<'a> {
+    shared: &'a Shared,
     catalog: Catalog,
-    moving: Vec<PagePlace>,
-    superblock: Superblock,
-    meta: Metadata,
+    trees: Trees,
     usage: Usage,
 }
 
@@ -52,109 +66,67 @@ impl Shared {
     }
 
     async fn try_checkpoint(&self) -> Result<(), IoError> {
-        let Frozen { recent, start, mut catalog, moving, mut superblock, mut meta, mut usage } =
-            self.freeze()?;
-        let changes = recent.sorted();
-        let ids: Vec<u32> = catalog.volumes.keys().copied().collect();
-        let mut trees = Vec::new();
-        for id in ids {
-            let tree = self.merge_volume(id, &mut catalog, &changes, &recent, &moving, &mut usage);
-            trees.push(tree.await?);
-        }
-        drop(changes);
-        let is_gone = |volume: &crate::ondisk::catalog::VolumeRecord| {
-            volume.state == VolumeState::Deleting && volume.root.is_hole()
+        let (frozen, mut work, mut meta, moving, mut superblock) = {
+            let mut state = self.state.lock();
+            state.check()?;
+            // A checkpoint of what a snapshot sealed contains nothing that was asked for since.
+            if state.frozen.is_none() {
+                state.wanted.checkpoint = false;
+                let start = state.position.start();
+                state.freeze(start, None);
+            }
+            let frozen = state.frozen.clone().expect("it was frozen");
+            let work = Work {
+                shared: self,
+                catalog: frozen.catalog.clone(),
+                trees: state.trees.clone(),
+                usage: state.usage.clone(),
+            };
+            let moving = std::mem::take(&mut state.moving);
+            (frozen, work, Metadata::of(&state), moving, state.superblock.clone())
         };
-        let gone: Vec<u32> =
-            catalog.volumes.values().filter(|volume| is_gone(volume)).map(|gone| gone.id).collect();
-        for id in &gone {
-            catalog.volumes.remove(id);
+        let before = (work.trees.clone(), work.usage.clone());
+        match work.relocate(&moving).await {
+            // What moves is as good where it is.
+            Err(IoError::ReadFault) => {
+                tracing::error!(pool = self.name, "map cannot be read: its blocks are not moved");
+                (work.trees, work.usage) = before;
+            }
+            done => done?,
         }
-        let root = meta.write(self, &usage, &catalog, &moving).await?;
+        work.reap().await?;
+        work.merge(&frozen, &moving).await?;
+        if let Some(order) = &frozen.snapshot {
+            work.snapshot(order, frozen.start.sequence - 1);
+        }
+        for (id, volume) in &mut work.catalog.volumes {
+            volume.root = work.trees[id].root;
+        }
+        let root = meta.write(self, &work.usage, &work.catalog, &moving, frozen.birth()).await?;
         // Everything that the checkpoint refers to took effect before, so one flush covers it.
         self.flush().await?;
         superblock.update += 1;
         superblock.root = root;
-        superblock.start = start;
+        (superblock.start, superblock.log) = (frozen.start, frozen.log);
         self.storage.write_superblock(&superblock).await?;
-        drop(recent);
-        self.commit(superblock, &catalog, &trees, &gone, meta, usage);
+        let Work { catalog, trees, usage, .. } = work;
+        self.commit(superblock, &frozen.catalog, &catalog, trees, meta, usage);
+        drop(frozen);
+        // Clearing takes too long for the lock.
+        let merged = self.state.lock().merged.take();
+        if let Some(Frozen { mut recent, .. }) = merged.and_then(Arc::into_inner) {
+            recent.clear();
+            self.state.lock().spare = Some(recent);
+        }
         Ok(())
-    }
-
-    fn freeze(&self) -> Result<Frozen, IoError> {
-        let mut state = self.state.lock();
-        state.check()?;
-        assert!(state.frozen.is_none(), "one checkpoint at a time");
-        state.wanted.checkpoint = false;
-        let fresh = state.spare.take().unwrap_or_else(|| Recent::new(self.sizes.recent));
-        let recent = Arc::new(std::mem::replace(&mut state.active, fresh));
-        state.frozen = Some(recent.clone());
-        let superblock = Superblock { log: state.position.log, ..state.superblock.clone() };
-        Ok(Frozen {
-            recent,
-            start: state.position.start(),
-            catalog: state.catalog.clone(),
-            moving: std::mem::take(&mut state.moving),
-            meta: Metadata::of(&state),
-            superblock,
-            usage: state.usage.clone(),
-        })
-    }
-
-    /// Merges the changes of one volume into its tree, or frees a part of a deleted one.
-    async fn merge_volume(
-        &self,
-        id: u32,
-        catalog: &mut Catalog,
-        changes: &[Change],
-        recent: &Recent,
-        moving: &[PagePlace],
-        usage: &mut Usage,
-    ) -> Result<Tree, IoError> {
-        let old = self.state.lock().trees[&id];
-        let volume = catalog.volumes.get_mut(&id).expect("the identifiers are its own");
-        let mine = |change: &Change| change.volume < id;
-        let first = changes.partition_point(mine);
-        let last = first + changes[first..].partition_point(|change| change.volume == id);
-        let mut input = MergeInput {
-            changes: changes[first..last].to_vec(),
-            zeroes: recent.ranges(id).map(|range| range.block..range.block + range.count).collect(),
-            touched: moving.iter().filter(|place| place.volume == id).copied().collect(),
-            leaves_max: u64::MAX,
-        };
-        if volume.state == VolumeState::Deleting {
-            let all = 0..crate::limits::VOLUME_BLOCKS_MAX;
-            input = MergeInput {
-                changes: Vec::new(),
-                zeroes: vec![all],
-                touched: Vec::new(),
-                leaves_max: REAP_LEAVES,
-            };
-        }
-        let level = root_level(volume.blocks);
-        let merged = Merge::new(self, usage, old).run(input, level).await;
-        if volume.state == VolumeState::Deleting
-            && merged.as_ref().err() == Some(&IoError::ReadFault)
-        {
-            tracing::error!(volume = volume.name, "map is damaged: not all of its space is freed");
-            volume.root = Entry::HOLE;
-            return Ok(Tree { volume: id, level, root: Entry::HOLE });
-        }
-        let merged = merged?;
-        // Damage of the map may have hidden what was mapped.
-        let mapped = volume.mapped.saturating_add_signed(merged.mapped);
-        volume.mapped = mapped.min(volume.blocks);
-        volume.root = merged.tree.root;
-        Ok(merged.tree)
     }
 
     fn commit(
         &self,
         superblock: Superblock,
-        catalog: &Catalog,
-        trees: &[Tree],
-        gone: &[u32],
+        before: &Catalog,
+        after: &Catalog,
+        trees: Trees,
         meta: Metadata,
         usage: Usage,
     ) {
@@ -162,26 +134,26 @@ impl Shared {
         let state: &mut State = &mut state;
         let start = self.storage.layout.segment_of(superblock.start.block);
         state.superblock = superblock;
-        for tree in trees {
-            state.trees.insert(tree.volume, *tree);
-        }
-        for (id, merged) in &catalog.volumes {
-            let volume =
-                state.catalog.volumes.get_mut(id).expect("only checkpoints remove volumes");
-            (volume.mapped, volume.root) = (merged.mapped, merged.root);
-        }
-        for id in gone {
+        for id in before.volumes.keys().filter(|id| !after.volumes.contains_key(id)) {
             state.catalog.volumes.remove(id);
             state.trees.remove(id);
+        }
+        for (id, merged) in &after.volumes {
+            state.trees.insert(*id, trees[id]);
+            let volume =
+                state.catalog.volumes.get_mut(id).expect("only checkpoints remove volumes");
+            (volume.mapped, volume.shared, volume.root) =
+                (merged.mapped, merged.shared, merged.root);
+            (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
+            // It may have been deleted since.
+            if merged.state != VolumeState::Present {
+                volume.state = merged.state;
+            }
         }
         state.usage = usage;
         (state.meta_usage, state.catalog_bytes) = (meta.usage, meta.catalog_bytes);
         state.live = state.usage.total() + state.meta_usage.total();
-        let frozen = state.frozen.take().and_then(Arc::into_inner);
-        state.spare = frozen.map(|mut spare| {
-            spare.clear();
-            spare
-        });
+        state.merged = state.frozen.take();
         let (usage, meta_usage) = (&state.usage.blocks, &state.meta_usage.blocks);
         let is_live = |segment: u32| usage[segment as usize] + meta_usage[segment as usize] > 0;
         state.segments.commit(start, is_live);
@@ -189,6 +161,116 @@ impl Shared {
         state.clean = false;
         state.catalog_changed();
         state.wanted.checkpoint |= state.deleting > 0;
+    }
+}
+
+impl Frozen {
+    /// Birth of the pages of the checkpoint: nothing in them is younger, and a snapshot of what
+    /// is in them is not older. The first checkpoint of a pool comes before every chunk, but a
+    /// birth of 0 would belong to nobody, and its pages would never be freed.
+    fn birth(&self) -> u64 {
+        (self.start.sequence - 1).max(1)
+    }
+}
+
+impl Work<'_> {
+    /// Merges the changes of every volume into its tree.
+    async fn merge(&mut self, frozen: &Frozen, moving: &Moving) -> Result<(), IoError> {
+        let changes = frozen.recent.sorted();
+        let ids: Vec<u32> = self.catalog.volumes.keys().copied().collect();
+        for id in ids {
+            let first = changes.partition_point(|change| change.volume < id);
+            let last = first + changes[first..].partition_point(|change| change.volume == id);
+            self.merge_volume(id, &changes[first..last], frozen, moving).await?;
+        }
+        Ok(())
+    }
+
+    async fn merge_volume(
+        &mut self,
+        id: u32,
+        changes: &[Change],
+        frozen: &Frozen,
+        moving: &Moving,
+    ) -> Result<(), IoError> {
+        let old = self.trees[&id];
+        let volume = &self.catalog.volumes[&id];
+        let mut input = MergeInput::default();
+        if volume.is_present_volume() {
+            input.changes = changes.to_vec();
+            let touched = moving.touched.iter().filter(|place| place.volume == id);
+            input.touched = touched.copied().collect();
+            let ranges = frozen.recent.ranges(id);
+            input.zeroes = ranges.map(|range| range.block..range.block + range.count).collect();
+        }
+        let level = root_level(volume.blocks);
+        if input.is_empty() && level == old.level {
+            return Ok(());
+        }
+        let ownership = self.catalog.ownership(id);
+        let merge = Merge::new(self.shared, &mut self.usage, old, ownership, frozen.birth());
+        let merged = merge.run(input, level).await?;
+        let volume = self.catalog.volumes.get_mut(&id).expect("the identifiers are its own");
+        // Damage of the map may have hidden what was mapped.
+        let mapped = volume.mapped.saturating_add_signed(merged.mapped);
+        volume.mapped = mapped.min(volume.blocks);
+        volume.shared = volume.shared.saturating_sub(merged.unshared);
+        self.trees.insert(id, merged.tree);
+        Ok(())
+    }
+
+    /// Adds snapshots of the merged trees.
+    fn snapshot(&mut self, order: &SnapshotOrder, sequence: u64) {
+        let first = self.catalog.next_id;
+        self.catalog.snapshot(order, sequence).expect("orders are checked before they are written");
+        for (id, volume) in (first..).zip(&order.volumes) {
+            self.trees.insert(id, crate::map::tree::Tree { volume: id, ..self.trees[volume] });
+        }
+    }
+
+    /// A block or page is no longer used.
+    fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
+        self.usage.retire(self.shared, entry)
+    }
+
+    /// A block or page is used.
+    fn add(&mut self, entry: Entry) {
+        self.usage.add(self.shared, entry);
+    }
+}
+
+impl Usage {
+    /// # Errors
+    /// [`IoError::ReadFault`] if the segment has no live block.
+    fn retire(&mut self, shared: &Shared, entry: Entry) -> Result<(), IoError> {
+        if entry.is_stored() {
+            let segment = shared.storage.layout.segment_of(entry.location);
+            let blocks = &mut self.blocks[segment as usize];
+            *blocks = blocks.checked_sub(1).ok_or_else(|| {
+                tracing::error!(pool = shared.name, segment, "live blocks are miscounted");
+                IoError::ReadFault
+            })?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, shared: &Shared, entry: Entry) {
+        if entry.is_stored() {
+            let segment = shared.storage.layout.segment_of(entry.location);
+            self.blocks[segment as usize] += 1;
+        }
+    }
+}
+
+impl State {
+    /// Seals the recent changes: a checkpoint merges them. Later ones go to another table.
+    pub(crate) fn freeze(&mut self, start: LogStart, snapshot: Option<SnapshotOrder>) {
+        assert!(self.frozen.is_none(), "one checkpoint at a time");
+        let capacity = self.active.capacity();
+        let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity));
+        let recent = std::mem::replace(&mut self.active, fresh);
+        let (log, catalog) = (self.position.log, self.catalog.clone());
+        self.frozen = Some(Arc::new(Frozen { recent, start, log, catalog, snapshot }));
     }
 }
 

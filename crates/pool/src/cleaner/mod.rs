@@ -5,26 +5,34 @@
 //! - a block is copied only if the map has it at this place now, and the copy takes effect only if
 //!   the map still does;
 //! - a segment that cannot be read, or whose live blocks are not found, stays as it is;
+//! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the block
+//!   refer to the copy, so a replay never sees one of them changed alone;
 //! - map pages and metadata are not copied: the checkpoint writes them again;
-//! - no checkpoint runs between a look at a tree and the effect of the copy, because one task does
-//!   both in turn.
+//! - no checkpoint runs and no lineage changes between a look at a tree and the effect of the copy,
+//!   because one task does both in turn.
 
+pub(crate) mod gain;
+mod owners;
 mod victims;
+
+use std::collections::BTreeSet;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use crate::checkpoint::METADATA_LEVEL;
-use crate::limits::{BLOCK_BYTES, FRUITLESS_PASSES};
+use crate::limits::BLOCK_BYTES;
 use crate::log::append::chunk_memory;
 use crate::manage::shared::Shared;
-use crate::map::tree::Tree;
+use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{
     CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
 };
 use crate::ondisk::entry::Entry;
-use crate::ondisk::page::PagePlace;
+use crate::ondisk::page::{FANOUT, PagePlace};
 use crate::ondisk::{Block, checksum};
+use gain::Gain;
+use owners::{Node, Owners};
 use victims::{Budget, choose};
 
 /// Copies whose records fit the header of a chunk: 111.
@@ -33,8 +41,23 @@ const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BY
 /// Live blocks of a segment, gathered for one chunk.
 #[derive(Default)]
 struct Copies {
-    records: Vec<Record>,
+    /// With the entries of the copied blocks.
+    records: Vec<(Record, Entry)>,
     blocks: Vec<Block>,
+    /// Old locations of the pages that the next checkpoint will copy.
+    pages: BTreeSet<u64>,
+    /// A block or page was left, because the next checkpoint would have to copy too many pages.
+    skipped: bool,
+    owners: Owners,
+}
+
+/// A block or page that a chunk header names.
+#[derive(Clone, Copy)]
+struct Found {
+    /// Its source and place.
+    place: PagePlace,
+    birth: u64,
+    location: u64,
 }
 
 impl Shared {
@@ -46,27 +69,39 @@ impl Shared {
         let (crowded, before) = {
             let mut state = self.state.lock();
             state.wanted.cleaning = false;
-            (2 * state.active.len() > self.sizes.recent, state.segments.free())
+            // Maps that are being reaped are not whole.
+            let crowded = 2 * state.active.len() > self.sizes.recent || state.deleting > 0;
+            (crowded, state.segments.free())
         };
         if crowded {
             self.checkpoint().await?;
         }
-        let victims = self.victims();
-        for segment in &victims {
-            match self.clean_segment(*segment).await {
-                Ok(()) => {}
-                Err(IoError::ReadFault) => {
-                    tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
-                    self.state.lock().damaged.insert(*segment);
-                }
-                Err(error) => {
-                    self.state.lock().fail(IoError::WriteFault);
-                    self.progress.notify();
-                    return Err(error);
-                }
+        let mut copies = Copies::default();
+        {
+            let mut state = self.state.lock();
+            if state.deleting > 0 {
+                (state.wanted.checkpoint, state.wanted.cleaning) = (true, true);
+                return Ok(());
             }
+            copies.owners = Owners::of(&state);
         }
-        let Some(first) = victims.first().copied() else {
+        let victims = self.victims();
+        let mut is_first_whole = None;
+        for segment in &victims {
+            let mut done = self.clean_segment(*segment, &mut copies).await;
+            if done == Err(IoError::ReadFault) {
+                tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
+                self.state.lock().damaged.insert(*segment);
+                done = Ok(());
+            }
+            if let Err(error) = done.and(self.write_copies(&mut copies).await) {
+                self.state.lock().fail(IoError::WriteFault);
+                self.progress.notify();
+                return Err(error);
+            }
+            is_first_whole.get_or_insert(!copies.skipped);
+        }
+        let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
             self.state.lock().clean = true;
             self.progress.notify();
             return Ok(());
@@ -74,18 +109,17 @@ impl Shared {
         let live = self.state.lock().live_in(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
-        // Near the limit of its density a pool gains nothing from one pass: copies, their headers
-        // and the checkpoint take what the victims give.
         state.cleaned.0 += victims.len() as u64;
-        let gained = state.segments.free() > before;
-        state.fruitless = if gained { 0 } else { state.fruitless + 1 };
+        let free = state.segments.free();
+        state.gain.count(before, free);
         // The counted blocks belong to a chunk or map page that is damaged.
-        if state.segments.is_closed(first) && state.live_in(first) >= live && state.deleting == 0 {
+        let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
+        if is_stuck && is_whole && state.deleting == 0 {
             tracing::error!(pool = self.name, segment = first, "live blocks not found: it stays");
             state.damaged.insert(first);
-            state.fruitless = 0;
+            state.gain = Gain::default();
         }
-        state.clean = state.fruitless >= FRUITLESS_PASSES;
+        state.clean = state.gain.is_over();
         drop(state);
         self.progress.notify();
         Ok(())
@@ -108,69 +142,114 @@ impl Shared {
         choose(closed, &budget)
     }
 
-    async fn clean_segment(&self, segment: u32) -> Result<(), IoError> {
+    async fn clean_segment(&self, segment: u32, copies: &mut Copies) -> Result<(), IoError> {
         let layout = &self.storage.layout;
         let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
-        let mut copies = Copies::default();
         let mut at = blocks.start;
         // From chunk to chunk: payload is never taken for a header.
         while at < blocks.end {
             let header = self.storage.read_one(at).await?;
             let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
             let end = at + header.blocks();
-            self.clean_chunk(&header, &mut copies).await?;
+            self.clean_chunk(&header, copies).await?;
             at = end;
         }
-        self.write_copies(&mut copies).await
+        Ok(())
     }
 
     async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {
         let mut payload = None;
         let mut at = header.block + 1;
+        let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
         for record in &header.records {
-            match record {
-                Record::Data { volume, block, count } => {
-                    for (block, location) in (*block..).take(usize::from(*count)).zip(at..) {
-                        let place = (*volume, block, location);
-                        self.copy_if_live(header, place, &mut payload, copies).await?;
-                    }
+            let (place, birth) = match record {
+                Record::Data { volume, block, .. } => (block_of(*volume, *block), header.sequence),
+                Record::Moved { volume, block, birth, .. } => (block_of(*volume, *block), *birth),
+                Record::Page { place, birth } => (*place, *birth),
+                _ => continue,
+            };
+            for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
+                let found = Found { place: PagePlace { index, ..place }, birth, location };
+                match (place.volume, place.level) {
+                    (0, _) => self.move_metadata(found).await?,
+                    (_, 0) => self.copy_if_live(header, found, &mut payload, copies).await?,
+                    _ => self.move_page(found, copies).await?,
                 }
-                Record::Moved { volume, block, .. } => {
-                    let place = (*volume, *block, at);
-                    self.copy_if_live(header, place, &mut payload, copies).await?;
-                }
-                Record::Page(place) => self.move_if_live(*place, at).await?,
-                Record::Zero { .. } | Record::Volume(_) | Record::Delete { .. } => {}
             }
             at += record.payload_blocks() as u64;
         }
         Ok(())
     }
 
-    /// The tree of a volume, unless the volume is being deleted: then its blocks are freed anyway.
-    fn tree_of(&self, volume: u32) -> Option<Tree> {
-        let state = self.state.lock();
-        match volume {
-            0 => Some(Tree { volume, level: METADATA_LEVEL, root: state.superblock.root }),
-            _ if state.is_present(volume) => state.trees.get(&volume).copied(),
-            _ => None,
+    /// The entry of a map, if it has a block or page at this place.
+    async fn has(&self, node: &Node, found: Found) -> Result<Option<Entry>, IoError> {
+        let PagePlace { level, index, .. } = found.place;
+        let (storage, cache) = (&self.storage, &self.cache);
+        let entry = match level {
+            0 => node.tree.lookup(storage, cache, index).await?,
+            level => node.tree.lookup_page(storage, cache, level, index).await?,
+        };
+        Ok(Some(entry).filter(|entry| entry.location == found.location))
+    }
+
+    /// The top of what has a block or page, and its entry.
+    async fn top(&self, found: Found, owners: &Owners) -> Result<Option<(Node, Entry)>, IoError> {
+        for node in owners.tops(found.place.volume, found.birth) {
+            if let Some(entry) = self.has(&node, found).await? {
+                return Ok(Some((node, entry)));
+            }
         }
+        Ok(None)
+    }
+
+    /// Adds everything that has a block or page to the moving places; returns false if that is too
+    /// much for the next checkpoint.
+    async fn add_holders(
+        &self,
+        top: Node,
+        found: Found,
+        copies: &mut Copies,
+    ) -> Result<bool, IoError> {
+        let (storage, cache) = (&self.storage, &self.cache);
+        let (mut holders, mut pages, mut next) = (Vec::new(), BTreeSet::new(), vec![top]);
+        while let Some(node) = next.pop() {
+            let place = PagePlace { volume: node.id, ..found.place };
+            holders.push(place);
+            let mut index = place.index;
+            for level in place.level + 1..=node.tree.level {
+                index /= FANOUT as u64;
+                // What shares a page gets the same copy.
+                let page = node.tree.lookup_page(storage, cache, level, index).await?.location;
+                if !copies.pages.contains(&page) {
+                    pages.insert(page);
+                }
+            }
+            if copies.pages.len() + pages.len() > self.sizes.moving {
+                copies.skipped = true;
+                return Ok(false);
+            }
+            for child in copies.owners.children(node.id) {
+                if self.has(&child, found).await?.is_some() {
+                    next.push(child);
+                }
+            }
+        }
+        copies.pages.append(&mut pages);
+        self.state.lock().moving.places.extend(holders);
+        Ok(true)
     }
 
     async fn copy_if_live(
         &self,
         header: &ChunkHeader,
-        (volume, block, location): (u32, u64, u64),
+        found: Found,
         payload: &mut Option<Vec<u8>>,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
-        let Some(tree) = self.tree_of(volume) else { return Ok(()) };
-        let recent = self.state.lock().recent(volume, block);
-        let entry = match recent {
-            Some(entry) => entry,
-            None => tree.lookup(&self.storage, &self.cache, block).await?,
-        };
-        if entry.location != location {
+        let Found { place, birth, location } = found;
+        let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
+        // A block that was changed since is dead at the next checkpoint.
+        if !top.is_snapshot && self.state.lock().recent(top.id, place.index).is_some() {
             return Ok(());
         }
         let bytes = match payload {
@@ -185,13 +264,20 @@ impl Shared {
         let index = (location - header.block - 1) as usize;
         let bytes = &bytes[index * BLOCK_BYTES..][..BLOCK_BYTES];
         if checksum(bytes) != entry.checksum {
-            return self.skip_damaged(volume, block, location);
+            return self.skip_damaged(top.id, place.index, location);
         }
+        let record = match top.is_snapshot {
+            true => Record::Page { place, birth },
+            false => Record::Moved { volume: top.id, block: place.index, old: location, birth },
+        };
+        if top.is_snapshot && !self.add_holders(top, found, copies).await? {
+            return Ok(());
+        }
+        copies.records.push((record, entry));
+        copies.blocks.push(bytes.try_into().expect("a block"));
         if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
             self.write_copies(copies).await?;
         }
-        copies.records.push(Record::Moved { volume, block, old: location, birth: entry.birth });
-        copies.blocks.push(bytes.try_into().expect("a block"));
         Ok(())
     }
 
@@ -203,18 +289,35 @@ impl Shared {
         Ok(())
     }
 
-    async fn move_if_live(&self, place: PagePlace, location: u64) -> Result<(), IoError> {
-        let Some(tree) = self.tree_of(place.volume) else { return Ok(()) };
+    async fn move_metadata(&self, found: Found) -> Result<(), IoError> {
+        let root = self.state.lock().superblock.root;
+        let tree = Tree { volume: 0, level: METADATA_LEVEL, root };
+        let PagePlace { level, index, .. } = found.place;
         let (storage, cache) = (&self.storage, &self.cache);
-        let found = match place.level {
-            0 if place.volume != 0 => Entry::HOLE,
-            0 => tree.lookup(storage, cache, place.index).await?,
-            level => tree.lookup_page(storage, cache, level, place.index).await?,
+        let entry = match level {
+            0 => tree.lookup(storage, cache, index).await?,
+            level => tree.lookup_page(storage, cache, level, index).await?,
         };
-        if found.location == location {
-            self.state.lock().moving.push(place);
+        if entry.location == found.location {
+            self.state.lock().moving.touched.insert(found.place);
         }
         Ok(())
+    }
+
+    async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
+        match self.top(found, &copies.owners).await? {
+            Some((top, entry)) if top.is_snapshot => {
+                // What cannot be copied must not keep the checkpoint from moving everything else.
+                read_page(&self.storage, &self.cache, entry, found.place).await?;
+                self.add_holders(top, found, copies).await.map(drop)
+            }
+            Some((top, _)) => {
+                let place = PagePlace { volume: top.id, ..found.place };
+                self.state.lock().moving.touched.insert(place);
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
@@ -226,12 +329,21 @@ impl Shared {
         for (block, place) in copies.blocks.drain(..).zip(places) {
             place.copy_from_slice(&block);
         }
-        let records = std::mem::take(&mut copies.records);
+        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..).unzip();
+        let is_shared = |record: &Record| matches!(record, Record::Page { .. });
+        let shared: Vec<bool> = records.iter().map(is_shared).collect();
         {
             let mut state = self.state.lock();
-            state.admitted.0 += records.len();
+            state.admitted.0 += shared.iter().filter(|shared| !**shared).count();
             state.cleaned.1 += records.len() as u64;
         }
-        self.append(records, memory).await.map(drop)
+        let appended = self.append(records, memory).await?;
+        let mut state = self.state.lock();
+        for ((old, location), shared) in entries.into_iter().zip(appended.payload..).zip(shared) {
+            if shared {
+                state.moving.blocks.insert(old.location, Entry { location, ..old });
+            }
+        }
+        Ok(())
     }
 }

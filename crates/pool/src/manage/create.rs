@@ -179,6 +179,7 @@ impl Pool {
             position,
             segments,
             recent: Recent::new(sizes.recent),
+            frozen: None,
             catalog: Catalog::default(),
             trees: BTreeMap::new(),
             usage: Usage { blocks: vec![0; segments_count] },

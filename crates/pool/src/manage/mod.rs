@@ -3,5 +3,6 @@
 pub mod create;
 pub mod pool;
 pub(crate) mod shared;
+pub mod snapshot;
 pub(crate) mod space;
 pub mod volume;

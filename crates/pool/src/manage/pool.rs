@@ -9,8 +9,8 @@ use flagstone_runtime::sync::SharedNotify;
 use flagstone_runtime::{CoreLocal, random_u64, spawn, spawn_detached};
 use parking_lot::Mutex;
 
-use super::shared::{Opened, Shared, State, VolumeHandle};
-use super::space::{Demand, Sizes};
+use super::shared::{Opened, Shared, State, VolumeHandle, Work, reservation};
+use super::space::Sizes;
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
@@ -21,7 +21,7 @@ use crate::log::segments::Segments;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::FormatError;
-use crate::ondisk::catalog::VolumeRecord;
+use crate::ondisk::catalog::{Catalog, VolumeRecord};
 use crate::ondisk::chunk::Record;
 use crate::recover::metadata::read_checkpoint;
 use crate::recover::replay::Replay;
@@ -81,7 +81,7 @@ pub struct PoolStatus {
 }
 
 /// One order at a time: released when dropped.
-struct Order(Arc<Shared>);
+pub(super) struct Order(Arc<Shared>);
 
 impl Drop for Order {
     fn drop(&mut self) {
@@ -116,7 +116,7 @@ impl Pool {
         let flushed = storage.flush().await;
         flushed.map_err(|error| PoolError::Device { device: superblock.name.clone(), error })?;
         let sequence = replay.sequence();
-        let Replay { recent, catalog, trees, segments: log_segments, .. } = replay;
+        let Replay { recent, frozen, catalog, trees, segments: log_segments, .. } = replay;
         let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
         let is_live =
             |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
@@ -133,6 +133,7 @@ impl Pool {
             position,
             segments,
             recent,
+            frozen,
             catalog,
             trees,
             usage,
@@ -159,12 +160,16 @@ impl Pool {
             progress: SharedNotify::default(),
             gatherers: CoreLocal::new(),
         });
-        shared.checkpoint().await.map_err(|error| PoolError::Device { device, error })?;
+        // One for what was replayed before a snapshot, one for everything.
+        while shared.state.lock().needs_first_checkpoint() {
+            let done = shared.checkpoint().await;
+            done.map_err(|error| PoolError::Device { device: device.clone(), error })?;
+        }
         spawn_detached(keep(shared.clone()));
         Ok(Pool { guard: Arc::new(PoolGuard(shared)) })
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.guard.0
     }
 
@@ -269,20 +274,31 @@ impl Pool {
             Some(volume) => (volume.id, volume.blocks),
             None => return Err(self.unknown(name)),
         };
+        Ok(self.open_by_id(&mut state, id, blocks, false))
+    }
+
+    pub(super) fn open_by_id(
+        &self,
+        state: &mut State,
+        id: u32,
+        blocks: u64,
+        read_only: bool,
+    ) -> Arc<PoolVolume> {
         let handle = state.handles.entry(id).or_insert_with(|| {
             Arc::new(VolumeHandle {
                 blocks: AtomicU64::new(blocks),
                 deleted: AtomicBool::new(false),
+                read_only,
             })
         });
-        Ok(Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone())))
+        Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone()))
     }
 
-    fn unknown(&self, name: &str) -> VolumeError {
+    pub(super) fn unknown(&self, name: &str) -> VolumeError {
         VolumeError::Unknown { pool: self.shared().name.clone(), name: name.to_owned() }
     }
 
-    async fn order(&self) -> Order {
+    pub(super) async fn order(&self) -> Order {
         let shared = self.shared();
         let begin = || {
             let mut state = shared.state.lock();
@@ -292,40 +308,45 @@ impl Pool {
         Order(shared.clone())
     }
 
-    /// Writes the record of an order, durably. A task of its own holds the lock of the order until
+    /// Writes the record of an order, durably. A task of its own holds the locks of the order until
     /// then, so a dropped call leaves no chunk that never ends, and no other order sees the catalog
-    /// without it. Returns the lock.
-    async fn commit<L: 'static>(&self, lock: L, record: Record) -> Result<L, VolumeError> {
+    /// without it. Returns the locks.
+    pub(super) async fn commit<L: 'static>(
+        &self,
+        locks: L,
+        record: Record,
+    ) -> Result<L, VolumeError> {
         let shared = self.shared().clone();
         let task = spawn(async move {
-            shared.admit(Demand { entries: 0, ranges: 0, blocks: 0, reserved: true }).await?;
+            // No admission: an order takes no entry and no block, and one that keeps the keeper
+            // waiting must not wait for a checkpoint.
             let memory = chunk_memory(0).await;
             shared.append(vec![record], memory).await?;
             shared.flush().await?;
-            Ok::<L, VolumeError>(lock)
+            Ok::<L, VolumeError>(locks)
         });
         task.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable)))
     }
 
     /// Checks a new or changed volume against the others and the space.
-    fn check(&self, state: &mut State, new: &VolumeRecord) -> Result<(), VolumeError> {
+    pub(super) fn check(&self, state: &mut State, new: &VolumeRecord) -> Result<(), VolumeError> {
         new.check().map_err(|error| match error {
             FormatError::Field(field) => VolumeError::Field(field),
             _ => VolumeError::Field("record"),
         })?;
-        if new.id == u32::MAX {
-            return Err(VolumeError::Field("id: the pool has given out all of them"));
-        }
         if state.catalog.by_name(&new.name).is_some_and(|other| other.id != new.id) {
             let (pool, name) = (self.shared().name.clone(), new.name.clone());
             return Err(VolumeError::Exists { pool, name });
         }
-        let reservation = |volume: &VolumeRecord| match volume.thick {
-            true => volume.blocks - volume.mapped,
-            false => 0,
-        };
+        if new.id == state.catalog.next_id {
+            check_room(&state.catalog, 1)?;
+        }
         let old = state.catalog.volumes.get(&new.id).map_or(0, reservation);
-        let more = reservation(new).saturating_sub(old);
+        self.check_space(state, reservation(new).saturating_sub(old))
+    }
+
+    /// Checks that `more` blocks can be reserved.
+    pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
         let supply = state.supply();
         let used = supply.live + supply.reserved + supply.entries as u64;
         let free = self.shared().sizes.capacity.saturating_sub(used);
@@ -350,9 +371,6 @@ impl Pool {
         let order = self.order().await;
         let record = {
             let mut state = self.shared().state.lock();
-            if state.catalog.volumes.len() >= VOLUMES_MAX {
-                return Err(VolumeError::TooMany);
-            }
             let id = state.catalog.next_id;
             let mut record = VolumeRecord::new(id, name.to_owned(), blocks_of(options.size_bytes)?);
             record.thick = options.thick;
@@ -437,15 +455,39 @@ impl Pool {
     /// Deletes a volume. Its handles fail every call from now on; its space is freed by and by.
     ///
     /// # Errors
-    /// [`VolumeError::Unknown`], or of the devices. A full pool is none.
+    /// [`VolumeError::Unknown`], [`VolumeError::HasSnapshots`], or of the devices. A full pool is
+    /// none.
     pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
         let order = self.order().await;
-        let volume = self.shared().state.lock().catalog.by_name(name).map(|volume| volume.id);
-        let volume = volume.ok_or_else(|| self.unknown(name))?;
+        let volume = {
+            let state = self.shared().state.lock();
+            let volume = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?.id;
+            let own = |snapshot: &&VolumeRecord| snapshot.owner() == Some(volume);
+            let snapshots = state.catalog.snapshots().filter(own).count();
+            if snapshots > 0 {
+                return Err(VolumeError::HasSnapshots { name: name.to_owned(), snapshots });
+            }
+            volume
+        };
         let _order = self.commit(order, Record::Delete { volume }).await?;
+        self.want_checkpoint();
+        Ok(())
+    }
+
+    pub(super) fn want_checkpoint(&self) {
         self.shared().state.lock().wanted.checkpoint = true;
         self.shared().progress.notify();
-        Ok(())
+    }
+}
+
+/// Checks that `count` volumes and snapshots can be added.
+pub(super) fn check_room(catalog: &Catalog, count: usize) -> Result<(), VolumeError> {
+    if catalog.volumes.len() + count > VOLUMES_MAX {
+        return Err(VolumeError::TooMany);
+    }
+    match catalog.next_id.checked_add(count as u32) {
+        Some(_) => Ok(()),
+        None => Err(VolumeError::Field("id: the pool has given out all of them")),
     }
 }
 
@@ -466,17 +508,14 @@ async fn keep(shared: Arc<Shared>) {
 
 async fn keep_until_stopped(shared: &Shared) {
     loop {
-        let next = || {
-            let state = shared.state.lock();
-            let wanted = state.wanted;
-            let stop = wanted.stop || state.check().is_err();
-            (stop || wanted.checkpoint || wanted.cleaning).then_some((stop, wanted))
+        let work = shared.progress.wait_for(|| shared.state.lock().next_work()).await;
+        let done = match work {
+            Work::Stop => return,
+            Work::Checkpoint => shared.checkpoint().await,
+            Work::Clean => shared.clean().await,
         };
-        let (stop, wanted) = shared.progress.wait_for(next).await;
-        if stop {
-            return;
-        }
-        let done = if wanted.checkpoint { shared.checkpoint().await } else { shared.clean().await };
+        shared.state.lock().keeper_works = false;
+        shared.progress.notify();
         if done.is_err() {
             return;
         }

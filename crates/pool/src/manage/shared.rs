@@ -13,17 +13,20 @@ use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
 use super::space::{Admission, Demand, Sizes, Supply, admit, chunk_blocks};
+use crate::checkpoint::Frozen;
+use crate::checkpoint::relocate::Moving;
+use crate::cleaner::gain::Gain;
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
 use crate::map::cache::PageCache;
+use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
-use crate::ondisk::catalog::{Catalog, VolumeState};
+use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::page::PagePlace;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::storage::Storage;
 
@@ -44,6 +47,8 @@ pub(crate) struct Shared {
 pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
     pub(crate) deleted: AtomicBool,
+    /// A snapshot.
+    pub(crate) read_only: bool,
 }
 
 /// Work that the keeper has been asked for.
@@ -52,6 +57,25 @@ pub(crate) struct Wanted {
     pub(crate) checkpoint: bool,
     pub(crate) cleaning: bool,
     pub(crate) stop: bool,
+}
+
+/// What the keeper does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Stop,
+    Checkpoint,
+    Clean,
+}
+
+/// Whether an order keeps the keeper from beginning work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Turn {
+    #[default]
+    None,
+    /// It waits until the keeper has ended its work.
+    Waiting,
+    /// It changes the lineage of volumes.
+    Held,
 }
 
 /// Live blocks per segment.
@@ -70,11 +94,13 @@ pub(crate) struct State {
     pub(crate) position: Position,
     pub(crate) segments: Segments,
     pub(crate) active: Recent,
-    /// Changes that a checkpoint is merging.
-    pub(crate) frozen: Option<Arc<Recent>>,
+    /// Changes that a checkpoint is merging, or will merge next.
+    pub(crate) frozen: Option<Arc<Frozen>>,
+    /// Changes that a checkpoint has merged.
+    pub(crate) merged: Option<Arc<Frozen>>,
     pub(crate) catalog: Catalog,
-    /// Maps as of the last checkpoint, of every volume in the catalog.
-    pub(crate) trees: BTreeMap<u32, Tree>,
+    /// Maps as of the last checkpoint, of everything in the catalog but snapshots that are newer.
+    pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
     /// Of the volumes' maps, as of the last checkpoint.
     pub(crate) usage: Usage,
@@ -89,27 +115,50 @@ pub(crate) struct State {
     pub(crate) checkpoints: u64,
     /// Entries and ranges that were admitted and have not taken effect.
     pub(crate) admitted: (usize, usize),
-    /// Pages and metadata blocks that the cleaner wants out of their segments.
-    pub(crate) moving: Vec<PagePlace>,
+    /// What the cleaner wants out of its segments, by the next checkpoint.
+    pub(crate) moving: Moving,
     /// Segments that are damaged, which the cleaner leaves alone.
     pub(crate) damaged: BTreeSet<u32>,
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
-    /// Passes of the cleaner in a row that gained nothing.
-    pub(crate) fruitless: u32,
+    pub(crate) gain: Gain,
     /// Segments cleaned and blocks copied since the opening.
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
     /// The keeper runs.
     pub(crate) kept: bool,
+    /// Whether the keeper works.
+    pub(crate) keeper_works: bool,
+    pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
     reserved: u64,
-    /// Volumes being deleted.
+    /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
     pub(crate) spare: Option<Recent>,
     failed: Option<IoError>,
+}
+
+/// Where the blocks of a volume or snapshot are looked up.
+pub(crate) struct View<'a> {
+    pub(crate) tree: Tree,
+    volume: u32,
+    active: Option<&'a Recent>,
+    frozen: Option<&'a Frozen>,
+}
+
+impl View<'_> {
+    /// The entry of a block that changed since the checkpoint of the tree.
+    pub(crate) fn recent(&self, block: u64) -> Option<Entry> {
+        let active = self.active.and_then(|active| active.get(self.volume, block));
+        active.or_else(|| self.frozen?.recent.get(self.volume, block))
+    }
+
+    /// True if no block changed.
+    pub(crate) fn is_merged(&self) -> bool {
+        self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
+    }
 }
 
 /// The parts of a state that recovery or creation provides.
@@ -117,12 +166,23 @@ pub(crate) struct Opened {
     pub(crate) position: Position,
     pub(crate) segments: Segments,
     pub(crate) recent: Recent,
+    /// What was replayed up to a snapshot that the checkpoint lacks.
+    pub(crate) frozen: Option<Frozen>,
     pub(crate) catalog: Catalog,
-    pub(crate) trees: BTreeMap<u32, Tree>,
+    pub(crate) trees: Trees,
     pub(crate) usage: Usage,
     pub(crate) meta_usage: Usage,
     pub(crate) catalog_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
+}
+
+/// Blocks that a volume may still need, if it is thick. What it shares with a snapshot needs new
+/// space when it is overwritten.
+pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
+    match volume.thick {
+        true => volume.blocks - volume.mapped.saturating_sub(volume.shared),
+        false => 0,
+    }
 }
 
 impl State {
@@ -132,7 +192,8 @@ impl State {
             position: opened.position,
             segments: opened.segments,
             active: opened.recent,
-            frozen: None,
+            frozen: opened.frozen.map(Arc::new),
+            merged: None,
             catalog: opened.catalog,
             trees: opened.trees,
             handles: BTreeMap::new(),
@@ -143,14 +204,16 @@ impl State {
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
-            moving: Vec::new(),
+            moving: Moving::default(),
             damaged: BTreeSet::new(),
             clean: false,
-            fruitless: 0,
+            gain: Gain::default(),
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
             kept: true,
+            keeper_works: false,
+            turn: Turn::None,
             reserved: 0,
             deleting: 0,
             spare: None,
@@ -163,8 +226,32 @@ impl State {
     /// Counts what admission needs of the catalog, so that no write iterates over volumes.
     pub(crate) fn catalog_changed(&mut self) {
         let thick = self.catalog.present().filter(|volume| volume.thick);
-        self.reserved = thick.map(|volume| volume.blocks - volume.mapped).sum();
-        self.deleting = self.catalog.volumes.len() - self.catalog.present().count();
+        self.reserved = thick.map(reservation).sum();
+        let deleting = self.catalog.volumes.values();
+        self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
+    }
+
+    /// Whether the pool was opened and has not made the checkpoint that begins its log.
+    pub(crate) fn needs_first_checkpoint(&self) -> bool {
+        self.checkpoints == 0 || self.superblock.log != self.position.log
+    }
+
+    /// The next work of the keeper, which begins now.
+    pub(crate) fn next_work(&mut self) -> Option<Work> {
+        if self.wanted.stop || self.check().is_err() {
+            return Some(Work::Stop);
+        }
+        let sealed = self.frozen.is_some();
+        let work = match self.turn {
+            Turn::Held => None,
+            // An order waits for what was sealed to be merged.
+            Turn::None | Turn::Waiting if sealed => Some(Work::Checkpoint),
+            Turn::None if self.wanted.checkpoint => Some(Work::Checkpoint),
+            Turn::None if self.wanted.cleaning => Some(Work::Clean),
+            Turn::None | Turn::Waiting => None,
+        };
+        self.keeper_works = work.is_some();
+        work
     }
 
     /// # Errors
@@ -192,7 +279,7 @@ impl State {
                     entries => (entries, 0),
                 },
                 Record::Moved { .. } => (1, 0),
-                Record::Page(_) | Record::Volume(_) | Record::Delete { .. } => (0, 0),
+                _ => (0, 0),
             };
             self.admitted.0 -= entries;
             self.admitted.1 -= ranges;
@@ -217,46 +304,51 @@ impl State {
         for record in &content.records {
             match record {
                 Record::Data { volume, block, count } => {
-                    let present = self.is_present(*volume);
+                    let effect = self.catalog.takes_effect(*volume, *block, u64::from(*count));
                     for block in (*block..).take(usize::from(*count)) {
                         let entry = next();
-                        if present {
+                        if effect {
                             self.active.insert(*volume, block, entry);
                         }
                     }
                 }
                 Record::Zero { volume, block, count } => {
-                    if self.is_present(*volume) {
+                    if self.catalog.takes_effect(*volume, *block, *count) {
                         self.active.zero(*volume, *block, *count);
                     }
                 }
                 Record::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
-                    if self.is_present(*volume) {
+                    if self.catalog.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
                 }
-                Record::Page(_) => drop(next()),
-                Record::Volume(volume) => {
-                    self.catalog
-                        .upsert(volume)
-                        .expect("orders are checked before they are written");
-                    let tree = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
-                    self.trees.entry(volume.id).or_insert(tree);
-                    self.catalog_changed();
-                    if let Some(handle) = self.handles.get(&volume.id) {
-                        handle.blocks.store(volume.blocks, Ordering::Release);
-                    }
+                Record::Page { .. } => drop(next()),
+                order => self.apply_order(order, sequence),
+            }
+        }
+    }
+
+    fn apply_order(&mut self, order: &Record, sequence: u64) {
+        if let Record::Snapshot(order) = order {
+            // The order is alone in its chunk, so this is where the next one begins.
+            self.freeze(self.position.start(), Some((**order).clone()));
+        }
+        apply_order(&mut self.catalog, &mut self.trees, order, sequence)
+            .expect("orders are checked before they are written");
+        self.catalog_changed();
+        match order {
+            Record::Delete { volume } => {
+                if let Some(handle) = self.handles.remove(volume) {
+                    handle.deleted.store(true, Ordering::Release);
                 }
-                Record::Delete { volume } => {
-                    self.catalog
-                        .delete(*volume)
-                        .expect("orders are checked before they are written");
-                    self.catalog_changed();
-                    if let Some(handle) = self.handles.remove(volume) {
-                        handle.deleted.store(true, Ordering::Release);
-                    }
-                }
+            }
+            Record::Rollback { volume, .. } => self.active.forget(*volume),
+            _ => {}
+        }
+        for (id, handle) in &self.handles {
+            if let Some(volume) = self.catalog.volumes.get(id) {
+                handle.blocks.store(volume.blocks, Ordering::Release);
             }
         }
     }
@@ -271,14 +363,24 @@ impl State {
         }
     }
 
-    pub(crate) fn is_present(&self, volume: u32) -> bool {
-        let volume = self.catalog.volumes.get(&volume);
-        volume.is_some_and(|volume| volume.state == VolumeState::Present)
+    /// The tree of a volume or snapshot, and from which tables changes since count. A snapshot that
+    /// no checkpoint contains is the tree of its volume with the changes that are sealed.
+    pub(crate) fn view(&self, id: u32) -> Result<View<'_>, IoError> {
+        let volume = self.catalog.volumes.get(&id).ok_or(IoError::Unreachable)?;
+        let source = volume.source();
+        let (tree, active, frozen) = match (self.trees.get(&id), volume.kind) {
+            (Some(tree), VolumeKind::Snapshot { .. }) => (tree, None, None),
+            (None, _) => {
+                (self.trees.get(&source).ok_or(IoError::Unreachable)?, None, self.frozen.as_deref())
+            }
+            (Some(tree), VolumeKind::Volume) => (tree, Some(&self.active), self.frozen.as_deref()),
+        };
+        Ok(View { tree: *tree, volume: source, active, frozen })
     }
 
     /// The entry of a block that changed since the checkpoint.
     pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
-        let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.get(volume, block));
+        let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.recent.get(volume, block));
         self.active.get(volume, block).or_else(frozen)
     }
 
@@ -293,7 +395,7 @@ impl State {
     }
 
     pub(crate) fn supply(&mut self) -> Supply {
-        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.len());
+        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.recent.len());
         Supply {
             live: self.live + frozen as u64,
             reserved: self.reserved,

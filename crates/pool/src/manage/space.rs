@@ -11,6 +11,8 @@ pub(crate) const USAGE_PER_BLOCK: usize = crate::limits::BLOCK_BYTES / 4;
 pub(crate) struct Sizes {
     /// Recent changes between two checkpoints.
     pub(crate) recent: usize,
+    /// Map pages that one checkpoint copies for the cleaner.
+    pub(crate) moving: usize,
     /// Segments that only checkpoints, deletions and the cleaner may take.
     pub(crate) reserve: usize,
     /// Blocks that volumes and their maps may have.
@@ -25,14 +27,17 @@ pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
 
 impl Sizes {
     /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
-    /// it, and the metadata, after the cleaner copied half as many blocks; the reserve holds two
-    /// of both, because the space of the first is free only after the second. Headers of chunks
-    /// take a part of the rest, and a sixteenth is slack for the cleaner.
+    /// it, and the metadata, after the cleaner copied half as many blocks and chose a quarter as
+    /// many pages. The reserve holds two of both, because the space of the first is free only after
+    /// the second. Headers of chunks take a part of the rest, and a sixteenth is slack for the
+    /// cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
         let blocks = layout.blocks();
         let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
-        let checkpoint = recent + recent / 2 + recent / 8 + 2 * usage + 8;
+        // A block of a few snapshots of a small pool has as many pages.
+        let moving = (recent / 4).max(32);
+        let checkpoint = recent + recent / 2 + recent / 8 + moving + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(u64::from(layout.segment_blocks()) / 2);
         let reserve = reserve.min(u64::from(layout.segments()) / 4);
         let rest = (u64::from(layout.segments()) - reserve) * u64::from(layout.segment_blocks());
@@ -40,6 +45,7 @@ impl Sizes {
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,
+            moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
         }
@@ -119,7 +125,7 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand) -> Admissio
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { recent: 100, reserve: 4, capacity: 1000 };
+    const SIZES: Sizes = Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000 };
     const SUPPLY: Supply = Supply {
         live: 500,
         reserved: 100,

@@ -98,7 +98,7 @@ impl PoolVolume {
     pub fn info(&self) -> Option<VolumeInfo> {
         let state = self.guard.0.state.lock();
         let record = state.catalog.volumes.get(&self.io.volume);
-        record.filter(|_| state.is_present(self.io.volume)).map(VolumeInfo::of)
+        record.filter(|record| record.is_present_volume()).map(VolumeInfo::of)
     }
 
     fn check(&self, checked: Result<(), IoError>) -> Result<(), IoError> {
@@ -124,6 +124,7 @@ impl BlockDevice for PoolVolume {
     fn geometry(&self) -> Geometry {
         Geometry {
             volatile_cache: self.io.shared.storage.has_volatile_cache(),
+            read_only: self.io.handle.read_only,
             ..Geometry::new(
                 self.io.handle.blocks.load(Ordering::Acquire) * BLOCK,
                 BLOCK_BYTES as u32,
@@ -300,11 +301,11 @@ impl VolumeIo {
         // The guard keeps the segments of everything that is looked up now.
         let (tree, _guard) = {
             let state = self.shared.state.lock();
+            let view = state.view(self.volume)?;
             for (entry, block) in recent[..count].iter_mut().zip(block..) {
-                *entry = state.recent(self.volume, block);
+                *entry = view.recent(block);
             }
-            let tree = state.trees.get(&self.volume).copied().ok_or(IoError::Unreachable)?;
-            (tree, state.guard())
+            (view.tree, state.guard())
         };
         let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
         let mut leaf: Option<(u64, Found)> = None;
@@ -378,11 +379,10 @@ impl VolumeIo {
             // Recent changes and tree must be of one moment.
             let (tree, _guard, recent, any_recent) = {
                 let state = self.shared.state.lock();
-                let tree = state.trees.get(&self.volume).copied().ok_or(IoError::Unreachable)?;
-                let is_hole = |block| Some(state.recent(self.volume, block)?.is_hole());
+                let view = state.view(self.volume)?;
+                let is_hole = |block| Some(view.recent(block)?.is_hole());
                 let recent: Vec<Option<bool>> = (at..leaf_end).map(is_hole).collect();
-                let any_recent = !state.active.is_empty() || state.frozen.is_some();
-                (tree, state.guard(), recent, any_recent)
+                (view.tree, state.guard(), recent, !view.is_merged())
             };
             let found = tree.find(&self.shared.storage, &self.shared.cache, at).await?;
             let end = match found {

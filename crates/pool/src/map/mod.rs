@@ -3,5 +3,6 @@
 //! [`cache`].
 
 pub mod cache;
+pub(crate) mod orders;
 pub mod recent;
 pub mod tree;

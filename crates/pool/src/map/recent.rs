@@ -70,6 +70,11 @@ impl Recent {
         Recent { slots, len: 0, ranges: Vec::with_capacity(RANGES_MAX), order: 0 }
     }
 
+    /// Number of entries that it holds without allocating.
+    pub fn capacity(&self) -> usize {
+        self.slots.len() / 2
+    }
+
     /// Number of entries.
     pub fn len(&self) -> usize {
         self.len
@@ -139,11 +144,22 @@ impl Recent {
 
     /// Only recovery needs it, when it replays what two tables held.
     fn grow(&mut self) {
-        let larger = vec![FREE; 2 * self.slots.len()];
-        let slots = std::mem::replace(&mut self.slots, larger);
-        for slot in slots.into_iter().filter(|slot| slot.volume != 0) {
+        self.rebuild(2 * self.slots.len(), |_| true);
+    }
+
+    /// Forgets the changes of one volume.
+    pub fn forget(&mut self, volume: u32) {
+        self.rebuild(self.slots.len(), |other| other != volume);
+        self.ranges.retain(|range| range.volume != volume);
+    }
+
+    fn rebuild(&mut self, slots: usize, keep: impl Fn(u32) -> bool) {
+        let slots = std::mem::replace(&mut self.slots, vec![FREE; slots]);
+        self.len = 0;
+        for slot in slots.into_iter().filter(|slot| slot.volume != 0 && keep(slot.volume)) {
             let index = self.slot_of(slot.volume, slot.block);
             self.slots[index] = slot;
+            self.len += 1;
         }
     }
 
@@ -215,6 +231,11 @@ mod tests {
             }
             for change in recent.sorted() {
                 prop_assert_eq!(Some(&change.entry), model.get(&(change.volume, change.block)));
+            }
+            recent.forget(2);
+            for (volume, block) in model.keys() {
+                let expected = model.get(&(*volume, *block)).filter(|_| *volume != 2).copied();
+                prop_assert_eq!(recent.get(*volume, *block), expected);
             }
             recent.clear();
             prop_assert!(recent.is_empty() && recent.get(1, 0).is_none());

@@ -1,7 +1,7 @@
-//! Catalog: the volumes of a pool, with size, properties and the root of the map.
+//! Catalog: the volumes and snapshots of a pool, with size, properties and the root of the map.
 //!
-//! Invariants: identifiers and names are unique, where a volume being deleted has no name in use;
-//! identifiers are below the next one.
+//! Invariants: identifiers are unique and below the next one; names of present volumes are unique,
+//! and those of the snapshots of one volume; a parent is a snapshot, older than its child.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,38 +14,69 @@ use crate::limits::{
 
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
-const FIXED_BYTES: usize = 58;
+const FIXED_BYTES: usize = 104;
 
 /// Length of an encoded catalog without volumes, in bytes.
 pub const CATALOG_HEADER_BYTES: usize = VOLUMES_AT;
 
-/// Presence of a volume.
+/// Presence of a volume or snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VolumeState {
     /// It can be opened.
     #[default]
     Present,
     /// Its blocks are being freed.
-    Deleting,
+    Deleting {
+        /// The blocks before this one, and the map pages that cover only them, were freed.
+        reaped: u64,
+    },
 }
 
-/// A volume.
+/// A volume, or a snapshot of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// It can be written.
+    #[default]
+    Volume,
+    /// It never changes.
+    Snapshot {
+        /// Volume under whose name it is found. [`super::chunk::Record::Promote`] changes it.
+        owner: u32,
+        /// Volume from which it was taken.
+        source: u32,
+        /// It contains exactly the chunks of the log before this sequence.
+        sequence: u64,
+        /// Seconds since 1970 when it was taken.
+        created_s: u64,
+    },
+}
+
+/// A volume, or a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeRecord {
     /// Identifier within the pool, from 1; never used again.
     pub id: u32,
     /// Present, or being deleted.
     pub state: VolumeState,
+    /// Volume or snapshot.
+    pub kind: VolumeKind,
+    /// The snapshot from which it continues; 0 for none.
+    pub parent: u32,
+    /// It took the place of a deleted snapshot of another source.
+    pub adopted: bool,
     /// Its size is reserved.
     pub thick: bool,
-    /// Name, unique among the present volumes of the pool.
+    /// Name, without `@`: unique among the present volumes of the pool, or among the snapshots of
+    /// its owner.
     pub name: String,
-    /// Identifies the volume for hosts.
+    /// Identifies the volume for hosts. Snapshots that were taken together have the same.
     pub uuid: PoolId,
     /// Size, in blocks.
     pub blocks: u64,
     /// Blocks that its map has, as of the checkpoint.
     pub mapped: u64,
+    /// At least as many of them as its parent has, too; 0 without a parent.
+    pub shared: u64,
     /// Root of its map, as of the checkpoint.
     pub root: Entry,
     /// What the operator set, for the layers above.
@@ -58,11 +89,15 @@ impl VolumeRecord {
         VolumeRecord {
             id,
             state: VolumeState::Present,
+            kind: VolumeKind::Volume,
+            parent: 0,
+            adopted: false,
             thick: false,
             name,
             uuid: PoolId::default(),
             blocks,
             mapped: 0,
+            shared: 0,
             root: Entry::HOLE,
             properties: BTreeMap::new(),
         }
@@ -83,13 +118,13 @@ impl VolumeRecord {
         if self.id == 0 {
             return Err(FormatError::Field("id"));
         }
-        if self.name.is_empty() || self.name.len() > VOLUME_NAME_MAX {
+        if !is_name(&self.name) {
             return Err(FormatError::Field("name"));
         }
         if !(1..=VOLUME_BLOCKS_MAX).contains(&self.blocks) {
             return Err(FormatError::Field("size"));
         }
-        if self.mapped > self.blocks {
+        if self.mapped > self.blocks || self.shared > self.blocks {
             return Err(FormatError::Field("mapped blocks"));
         }
         if self.properties_len() > PROPERTIES_MAX || self.properties.iter().any(long) {
@@ -105,14 +140,24 @@ impl VolumeRecord {
 
     /// Encodes the volume to as many bytes.
     pub fn encode(&self, bytes: &mut [u8]) {
+        bytes[..FIXED_BYTES].fill(0);
         put(bytes, 0, &self.id.to_le_bytes());
-        bytes[4] = match self.state {
-            VolumeState::Present => 0,
-            VolumeState::Deleting => 1,
-        };
+        if let VolumeState::Deleting { reaped } = self.state {
+            bytes[4] = 1;
+            put(bytes, 64, &reaped.to_le_bytes());
+        }
         bytes[5] = u8::from(self.thick);
         bytes[6] = self.name.len() as u8;
-        bytes[7] = 0;
+        if let VolumeKind::Snapshot { owner, source, sequence, created_s } = self.kind {
+            bytes[7] = 1;
+            put(bytes, 80, &owner.to_le_bytes());
+            put(bytes, 84, &source.to_le_bytes());
+            put(bytes, 88, &sequence.to_le_bytes());
+            put(bytes, 96, &created_s.to_le_bytes());
+        }
+        bytes[58] = u8::from(self.adopted);
+        put(bytes, 60, &self.parent.to_le_bytes());
+        put(bytes, 72, &self.shared.to_le_bytes());
         put(bytes, 8, &self.uuid.0);
         put(bytes, 24, &self.blocks.to_le_bytes());
         put(bytes, 32, &self.mapped.to_le_bytes());
@@ -156,24 +201,45 @@ impl VolumeRecord {
             id: fixed.u32(0),
             state: match bytes[4] {
                 0 => VolumeState::Present,
-                1 => VolumeState::Deleting,
+                1 => VolumeState::Deleting { reaped: fixed.u64(64) },
                 _ => return Err(FormatError::Field("state")),
             },
-            thick: match bytes[5] {
-                0 => false,
-                1 => true,
-                _ => return Err(FormatError::Field("thick")),
+            kind: match bytes[7] {
+                0 => VolumeKind::Volume,
+                1 => VolumeKind::Snapshot {
+                    owner: fixed.u32(80),
+                    source: fixed.u32(84),
+                    sequence: fixed.u64(88),
+                    created_s: fixed.u64(96),
+                },
+                _ => return Err(FormatError::Field("kind")),
             },
+            parent: fixed.u32(60),
+            adopted: truth(bytes[58], "adopted")?,
+            thick: truth(bytes[5], "thick")?,
             name: text(name)?,
             uuid: PoolId(fixed.bytes(8)),
             blocks: fixed.u64(24),
             mapped: fixed.u64(32),
+            shared: fixed.u64(72),
             root: Entry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
             properties,
         };
         volume.check()?;
         Ok((volume, end))
     }
+}
+
+fn truth(byte: u8, field: &'static str) -> Result<bool, FormatError> {
+    match byte {
+        0 | 1 => Ok(byte == 1),
+        _ => Err(FormatError::Field(field)),
+    }
+}
+
+/// True for a possible name of a volume or snapshot.
+pub fn is_name(name: &str) -> bool {
+    (1..=VOLUME_NAME_MAX).contains(&name.len()) && !name.contains('@')
 }
 
 fn text(bytes: &[u8]) -> Result<String, FormatError> {
@@ -191,12 +257,12 @@ fn split_text(bytes: &[u8], width: usize) -> Result<(String, &[u8]), FormatError
     Ok((text(value)?, &rest[len..]))
 }
 
-/// All volumes of a pool.
+/// All volumes and snapshots of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Catalog {
-    /// Identifier of the next volume to be created.
+    /// Identifier of the next volume or snapshot to be created.
     pub next_id: u32,
-    /// Volumes by identifier.
+    /// Volumes and snapshots by identifier.
     pub volumes: BTreeMap<u32, VolumeRecord>,
 }
 
@@ -214,48 +280,59 @@ impl Catalog {
 
     /// Volumes that are not being deleted.
     pub fn present(&self) -> impl Iterator<Item = &VolumeRecord> {
-        self.volumes.values().filter(|volume| volume.state == VolumeState::Present)
+        self.volumes.values().filter(|volume| volume.is_present_volume())
     }
 
-    /// Applies a record of the log: creates the volume, or changes everything but its map.
+    /// Applies a record of the log: creates the volume or clone, or changes everything but its map
+    /// and lineage.
     ///
     /// # Errors
     /// [`FormatError::Field`] if the volume is being deleted, or would break an invariant.
     pub fn upsert(&mut self, record: &VolumeRecord) -> Result<(), FormatError> {
         let conflict = FormatError::Field("volume");
-        if self.by_name(&record.name).is_some_and(|other| other.id != record.id) {
+        if self.by_name(&record.name).is_some_and(|other| other.id != record.id)
+            || !record.is_present_volume()
+        {
             return Err(conflict);
         }
-        let has_room = self.volumes.len() < VOLUMES_MAX;
         match self.volumes.get_mut(&record.id) {
-            Some(volume)
-                if volume.state == VolumeState::Present && record.blocks >= volume.blocks =>
-            {
-                let (mapped, root) = (volume.mapped, volume.root);
-                *volume = VolumeRecord { mapped, root, ..record.clone() };
+            Some(volume) if volume.is_present_volume() && record.blocks >= volume.blocks => {
+                let VolumeRecord { mapped, shared, root, parent, adopted, .. } = *volume;
+                *volume = VolumeRecord { mapped, shared, root, parent, adopted, ..record.clone() };
             }
-            None if record.id == self.next_id && has_room => {
-                self.next_id = self.next_id.checked_add(1).ok_or(conflict)?;
-                let fresh = VolumeRecord { mapped: 0, root: Entry::HOLE, ..record.clone() };
-                self.volumes.insert(record.id, fresh);
+            None if record.id == self.next_id => {
+                let (mapped, root) = match record.parent {
+                    0 => (0, Entry::HOLE),
+                    parent => match self.present_snapshot(parent) {
+                        Some(parent) if record.blocks >= parent.blocks => {
+                            (parent.mapped, parent.root)
+                        }
+                        _ => return Err(conflict),
+                    },
+                };
+                let adopted = false;
+                self.insert(VolumeRecord {
+                    mapped,
+                    shared: mapped,
+                    root,
+                    adopted,
+                    ..record.clone()
+                })?;
             }
             _ => return Err(conflict),
         }
         Ok(())
     }
 
-    /// Applies a deletion. The blocks are freed by checkpoints.
-    ///
-    /// # Errors
-    /// [`FormatError::Field`] without such a volume.
-    pub fn delete(&mut self, id: u32) -> Result<(), FormatError> {
-        match self.volumes.get_mut(&id) {
-            Some(volume) if volume.state == VolumeState::Present => {
-                volume.state = VolumeState::Deleting;
-                Ok(())
-            }
-            _ => Err(FormatError::Field("volume")),
+    /// Adds a volume or snapshot, with the next identifier.
+    pub(super) fn insert(&mut self, record: VolumeRecord) -> Result<(), FormatError> {
+        let full = FormatError::Field("number of volumes");
+        if self.volumes.len() >= VOLUMES_MAX {
+            return Err(full);
         }
+        self.next_id = self.next_id.checked_add(1).ok_or(full)?;
+        self.volumes.insert(record.id, record);
+        Ok(())
     }
 
     /// Encodes the catalog.
@@ -305,7 +382,11 @@ impl Catalog {
             let (volume, used) = VolumeRecord::decode(rest, blocks)?;
             let ascends = catalog.volumes.last_key_value().is_none_or(|(id, _)| *id < volume.id);
             let present = volume.state == VolumeState::Present;
-            let named = !present || names.insert(volume.name.clone());
+            let owner = match volume.kind {
+                VolumeKind::Volume => 0,
+                VolumeKind::Snapshot { owner, .. } => owner,
+            };
+            let named = !present || names.insert((owner, volume.name.clone()));
             if !ascends || !named || volume.id >= next_id {
                 return Err(FormatError::Field("volume"));
             }
@@ -315,6 +396,7 @@ impl Catalog {
         if catalog.volumes.len() != count || count > VOLUMES_MAX {
             return Err(FormatError::Field("number of volumes"));
         }
+        catalog.check_lineage()?;
         Ok(catalog)
     }
 }
@@ -335,9 +417,10 @@ mod tests {
                 let mut volume = VolumeRecord::new(1, String::new(), blocks);
                 volume.thick = thick;
                 volume.mapped = blocks / 3;
+                volume.shared = blocks / 4;
                 volume.properties = properties;
                 if deleting {
-                    volume.state = VolumeState::Deleting;
+                    volume.state = VolumeState::Deleting { reaped: location };
                 }
                 if location > 0 {
                     volume.root = Entry { location, birth: 8, checksum: 9 };
@@ -354,6 +437,30 @@ mod tests {
                 volume.id = catalog.next_id;
                 volume.name = format!("v{}", volume.id);
                 catalog.next_id += 1 + volume.blocks as u32 % 3;
+                let owners = catalog.present().map(|owner| owner.id).collect::<Vec<_>>();
+                if let Some(owner) = owners.last().filter(|_| volume.blocks.is_multiple_of(2)) {
+                    volume.kind = VolumeKind::Snapshot {
+                        owner: *owner,
+                        source: volume.blocks as u32,
+                        sequence: u64::from(volume.id),
+                        created_s: volume.blocks,
+                    };
+                }
+                let is_snapshot = |older: &&VolumeRecord| older.sequence().is_some();
+                let parent = catalog.volumes.values().rfind(is_snapshot);
+                volume.parent = parent.map_or(0, |parent| parent.id);
+                if volume.parent == 0 {
+                    volume.shared = 0;
+                }
+                let midway = |other: &VolumeRecord| {
+                    !matches!(
+                        other.state,
+                        VolumeState::Present | VolumeState::Deleting { reaped: 0 }
+                    )
+                };
+                if midway(&volume) && catalog.volumes.values().any(midway) {
+                    volume.state = VolumeState::Deleting { reaped: 0 };
+                }
                 catalog.volumes.insert(volume.id, volume);
             }
             catalog
@@ -402,7 +509,7 @@ mod tests {
         let changed = catalog.by_name("dc").unwrap();
         assert_eq!((changed.blocks, changed.mapped), (200, 7));
         catalog.delete(1).unwrap();
-        assert_eq!(catalog.delete(1), conflict);
+        assert_eq!(catalog.delete(1), Err(FormatError::Field("deletion")));
         assert_eq!(catalog.upsert(&db), conflict);
         catalog.upsert(&VolumeRecord::new(2, "dc".to_owned(), 1)).unwrap();
         assert_eq!(catalog.present().count(), 1);

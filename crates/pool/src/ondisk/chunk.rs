@@ -1,11 +1,12 @@
 //! Chunk: a header of one block with records and the checksums of the payload blocks after it.
 
-use super::catalog::VolumeRecord;
+use super::catalog::{VolumeRecord, is_name};
 use super::entry::U48_MAX;
 use super::layout::Layout;
 use super::page::{LEVEL_MAX, PagePlace};
 use super::{Block, CRC_AT, Fields, FormatError, begin, open, put, seal};
-use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, VOLUME_BLOCKS_MAX};
+use crate::id::PoolId;
+use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, SNAPSHOT_GROUP_MAX, VOLUME_BLOCKS_MAX};
 
 const MAGIC: &[u8; 8] = b"FSPOOLC\n";
 const RECORDS_AT: usize = 64;
@@ -18,6 +19,22 @@ pub const CHECKSUM_BYTES: usize = 4;
 
 /// Length of an encoded [`Record::Moved`], in bytes.
 pub const MOVED_RECORD_BYTES: usize = 32;
+
+/// Bytes of an encoded [`Record::Snapshot`] without its volumes and name.
+const SNAPSHOT_FIXED_BYTES: usize = 32;
+
+/// Snapshots that are taken at one point of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotOrder {
+    /// Name of all of them.
+    pub name: String,
+    /// Volumes, each once. Their snapshots get consecutive identifiers.
+    pub volumes: Vec<u32>,
+    /// Identifies them together.
+    pub uuid: PoolId,
+    /// Seconds since 1970.
+    pub created_s: u64,
+}
 
 /// One change, or the owner of a payload block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,13 +68,33 @@ pub enum Record {
         /// Birth of the content.
         birth: u64,
     },
-    /// A map page, or with level 0 a metadata block, in the payload.
-    Page(PagePlace),
+    /// A map page, or with level 0 a metadata block or the cleaner's copy of a block of snapshots,
+    /// in the payload. The checkpoint after it makes maps refer to it.
+    Page {
+        /// The volume that wrote it first, and its place in the map.
+        place: PagePlace,
+        /// Birth of the content.
+        birth: u64,
+    },
     /// A volume is created or changed.
     Volume(Box<VolumeRecord>),
-    /// A volume is deleted.
+    /// A volume or snapshot is deleted.
     Delete {
+        /// Volume or snapshot.
+        volume: u32,
+    },
+    /// Snapshots of volumes, of the chunks before this one. It is alone in its chunk.
+    Snapshot(Box<SnapshotOrder>),
+    /// A volume gets the content and size of a snapshot.
+    Rollback {
         /// Volume.
+        volume: u32,
+        /// Snapshot.
+        snapshot: u32,
+    },
+    /// A clone takes over the snapshots from which it comes.
+    Promote {
+        /// The clone.
         volume: u32,
     },
 }
@@ -66,11 +103,14 @@ impl Record {
     /// Length when encoded, in bytes.
     pub fn encoded_len(&self) -> usize {
         match self {
-            Record::Data { .. } | Record::Page(_) => 16,
-            Record::Zero { .. } => 24,
+            Record::Data { .. } | Record::Rollback { .. } => 16,
+            Record::Zero { .. } | Record::Page { .. } => 24,
             Record::Moved { .. } => MOVED_RECORD_BYTES,
             Record::Volume(volume) => 4 + volume.encoded_len(),
-            Record::Delete { .. } => 8,
+            Record::Delete { .. } | Record::Promote { .. } => 8,
+            Record::Snapshot(order) => {
+                SNAPSHOT_FIXED_BYTES + 4 * order.volumes.len() + order.name.len()
+            }
         }
     }
 
@@ -78,8 +118,8 @@ impl Record {
     pub fn payload_blocks(&self) -> usize {
         match self {
             Record::Data { count, .. } => usize::from(*count),
-            Record::Moved { .. } | Record::Page(_) => 1,
-            Record::Zero { .. } | Record::Volume(_) | Record::Delete { .. } => 0,
+            Record::Moved { .. } | Record::Page { .. } => 1,
+            _ => 0,
         }
     }
 
@@ -109,11 +149,12 @@ impl Record {
                 put(bytes, 16, &old.to_le_bytes());
                 put(bytes, 24, &birth.to_le_bytes());
             }
-            Record::Page(place) => {
+            Record::Page { place, birth } => {
                 bytes[0] = 4;
                 bytes[1] = place.level;
                 put(bytes, 4, &place.volume.to_le_bytes());
                 put(bytes, 8, &place.index.to_le_bytes());
+                put(bytes, 16, &birth.to_le_bytes());
             }
             Record::Volume(volume) => {
                 bytes[0] = 5;
@@ -122,6 +163,28 @@ impl Record {
             }
             Record::Delete { volume } => {
                 bytes[0] = 6;
+                put(bytes, 4, &volume.to_le_bytes());
+            }
+            Record::Snapshot(order) => {
+                bytes[0] = 7;
+                bytes[1] = order.name.len() as u8;
+                put(bytes, 2, &(order.volumes.len() as u16).to_le_bytes());
+                put(bytes, 8, &order.created_s.to_le_bytes());
+                put(bytes, 16, &order.uuid.0);
+                let mut at = SNAPSHOT_FIXED_BYTES;
+                for volume in &order.volumes {
+                    put(bytes, at, &volume.to_le_bytes());
+                    at += 4;
+                }
+                put(bytes, at, order.name.as_bytes());
+            }
+            Record::Rollback { volume, snapshot } => {
+                bytes[0] = 8;
+                put(bytes, 4, &volume.to_le_bytes());
+                put(bytes, 8, &snapshot.to_le_bytes());
+            }
+            Record::Promote { volume } => {
+                bytes[0] = 9;
                 put(bytes, 4, &volume.to_le_bytes());
             }
         }
@@ -159,14 +222,15 @@ impl Record {
                 Record::Moved { volume, block, old, birth }
             }
             Some(4) => {
-                let fields = needs(16)?;
+                let fields = needs(24)?;
                 let place =
                     PagePlace { volume: fields.u32(4), level: bytes[1], index: fields.u64(8) };
+                let birth = fields.u64(16);
                 range(place.index, 1)?;
-                if place.level > LEVEL_MAX {
+                if place.level > LEVEL_MAX || birth > U48_MAX {
                     return Err(bad);
                 }
-                Record::Page(place)
+                Record::Page { place, birth }
             }
             Some(5) => {
                 let len = usize::from(needs(4)?.u16(2));
@@ -178,6 +242,12 @@ impl Record {
                 Record::Volume(Box::new(volume))
             }
             Some(6) => Record::Delete { volume: needs(8)?.u32(4) },
+            Some(7) => Record::Snapshot(Box::new(SnapshotOrder::decode(bytes).ok_or(bad)?)),
+            Some(8) => {
+                let fields = needs(16)?;
+                Record::Rollback { volume: fields.u32(4), snapshot: fields.u32(8) }
+            }
+            Some(9) => Record::Promote { volume: needs(8)?.u32(4) },
             _ => return Err(bad),
         };
         if matches!(
@@ -191,6 +261,22 @@ impl Record {
         }
         let len = record.encoded_len();
         Ok((record, len))
+    }
+}
+
+impl SnapshotOrder {
+    /// Decodes the record at the beginning of `bytes`.
+    fn decode(bytes: &[u8]) -> Option<SnapshotOrder> {
+        let fixed = Fields(bytes.get(..SNAPSHOT_FIXED_BYTES)?);
+        let name_at = SNAPSHOT_FIXED_BYTES + 4 * usize::from(fixed.u16(2));
+        let volumes = bytes.get(SNAPSHOT_FIXED_BYTES..name_at)?.chunks(4);
+        let volumes: Vec<u32> = volumes.map(|volume| Fields(volume).u32(0)).collect();
+        let name = bytes.get(name_at..name_at + usize::from(bytes[1]))?;
+        let name = std::str::from_utf8(name).ok().filter(|name| is_name(name))?.to_owned();
+        let possible = (1..=SNAPSHOT_GROUP_MAX).contains(&volumes.len());
+        let order =
+            SnapshotOrder { name, volumes, uuid: PoolId(fixed.bytes(16)), created_s: fixed.u64(8) };
+        possible.then_some(order)
     }
 }
 
@@ -275,7 +361,8 @@ impl ChunkHeader {
             rest = &rest[used..];
         }
         let owned: usize = records.iter().map(Record::payload_blocks).sum();
-        if !rest.is_empty() || owned != payload {
+        let orders = records.iter().filter(|record| matches!(record, Record::Snapshot(_)));
+        if !rest.is_empty() || owned != payload || (orders.count() > 0 && records.len() > 1) {
             return Err(FormatError::Field("record"));
         }
         let first = RECORDS_AT + record_bytes;

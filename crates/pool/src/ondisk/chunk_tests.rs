@@ -29,35 +29,41 @@ fn any_record() -> impl Strategy<Value = Record> {
         }),
         (volume(), block(), 1..16_000_u64, 0..U48_MAX)
             .prop_map(|(volume, block, old, birth)| Record::Moved { volume, block, old, birth }),
-        (0..9_u32, 0..4_u8, block()).prop_map(|(volume, level, index)| Record::Page(PagePlace {
-            volume,
-            level,
-            index
-        })),
+        (0..9_u32, 0..4_u8, block(), 0..U48_MAX).prop_map(|(volume, level, index, birth)| {
+            Record::Page { place: PagePlace { volume, level, index }, birth }
+        }),
         (volume(), "[a-z]{1,20}", 1..1_u64 << 40).prop_map(|(id, name, blocks)| {
             let mut volume = VolumeRecord::new(id, name, blocks);
             volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
             Record::Volume(Box::new(volume))
         }),
         volume().prop_map(|volume| Record::Delete { volume }),
+        volume().prop_map(|volume| Record::Promote { volume }),
+        (volume(), volume()).prop_map(|(volume, snapshot)| Record::Rollback { volume, snapshot }),
     ]
 }
 
+fn any_snapshot() -> impl Strategy<Value = Record> {
+    (vec(1..100_u32, 1..40), "[a-z]{1,20}", any::<u64>()).prop_map(|(volumes, name, created_s)| {
+        let uuid = PoolId([7; 16]);
+        Record::Snapshot(Box::new(SnapshotOrder { name, volumes, uuid, created_s }))
+    })
+}
+
 fn any_header() -> impl Strategy<Value = ChunkHeader> {
-    (vec(any_record(), 0..12), any::<u64>(), 0..=U48_MAX, 0..8_u64).prop_map(
-        |(records, log, sequence, at)| {
-            let payload: usize = records.iter().map(Record::payload_blocks).sum();
-            ChunkHeader {
-                log,
-                sequence,
-                durable: sequence / 2,
-                block: 1024 + at,
-                following: 9,
-                records,
-                checksums: (0..payload as u32).map(|index| index.wrapping_mul(77)).collect(),
-            }
-        },
-    )
+    let records = prop_oneof![vec(any_record(), 0..12), vec(any_snapshot(), 1)];
+    (records, any::<u64>(), 0..=U48_MAX, 0..8_u64).prop_map(|(records, log, sequence, at)| {
+        let payload: usize = records.iter().map(Record::payload_blocks).sum();
+        ChunkHeader {
+            log,
+            sequence,
+            durable: sequence / 2,
+            block: 1024 + at,
+            following: 9,
+            records,
+            checksums: (0..payload as u32).map(|index| index.wrapping_mul(77)).collect(),
+        }
+    })
 }
 
 proptest! {

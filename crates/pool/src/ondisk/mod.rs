@@ -8,6 +8,7 @@ pub mod catalog;
 pub mod chunk;
 pub mod entry;
 pub mod layout;
+pub mod lineage;
 pub mod page;
 pub mod superblock;
 

@@ -37,13 +37,15 @@ pub struct PagePlace {
 /// A decoded page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MapPage {
+    /// Volume that wrote it first. Snapshots and clones share it.
+    pub volume: u32,
     /// Entries in order.
     pub entries: [Entry; FANOUT],
 }
 
 impl Default for MapPage {
     fn default() -> MapPage {
-        MapPage { entries: [Entry::HOLE; FANOUT] }
+        MapPage { volume: 0, entries: [Entry::HOLE; FANOUT] }
     }
 }
 
@@ -53,30 +55,32 @@ impl MapPage {
         self.entries.iter().all(Entry::is_hole)
     }
 
-    /// Encodes the page for its place.
-    pub fn encode(&self, place: PagePlace, block: &mut [u8]) {
+    /// Encodes the page for its place in the tree.
+    pub fn encode(&self, level: u8, index: u64, block: &mut [u8]) {
         block.fill(0);
         begin(block, MAGIC);
-        put(block, 10, &[place.level]);
-        put(block, 12, &place.volume.to_le_bytes());
-        put(block, 16, &place.index.to_le_bytes());
+        put(block, 10, &[level]);
+        put(block, 12, &self.volume.to_le_bytes());
+        put(block, 16, &index.to_le_bytes());
         for (entry, bytes) in self.entries.iter().zip(block[ENTRIES_AT..].chunks_mut(ENTRY_BYTES)) {
             entry.encode(bytes);
         }
     }
 
     /// Decodes the page of `place` in a pool of `blocks`. Its checksum was compared by the caller,
-    /// who has it from the entry that refers to the page.
+    /// who has it from the entry that refers to the page. The page may come from another volume of
+    /// the same lineage.
     ///
     /// # Errors
     /// [`FormatError`] for anything but this page.
     pub fn decode(block: &Block, place: PagePlace, blocks: u64) -> Result<MapPage, FormatError> {
         let fields = begins(block, MAGIC)?;
         let found = PagePlace { level: block[10], volume: fields.u32(12), index: fields.u64(16) };
-        if found != place {
+        let same_kind = (found.volume == 0) == (place.volume == 0);
+        if !same_kind || (found.level, found.index) != (place.level, place.index) {
             return Err(FormatError::Foreign);
         }
-        let mut page = MapPage::default();
+        let mut page = MapPage { volume: found.volume, ..MapPage::default() };
         let stored = block[ENTRIES_AT..].chunks(ENTRY_BYTES);
         for (entry, bytes) in page.entries.iter_mut().zip(stored) {
             *entry = Entry::decode(bytes, blocks)?;
@@ -93,11 +97,11 @@ mod tests {
     const PLACE: PagePlace = PagePlace { volume: 7, level: 2, index: 9 };
 
     fn encoded() -> (MapPage, Block) {
-        let mut page = MapPage::default();
+        let mut page = MapPage { volume: 3, ..MapPage::default() };
         page.entries[0] = Entry { location: 5, birth: 1, checksum: 2 };
         page.entries[FANOUT - 1] = Entry { location: 99, birth: 3, checksum: 4 };
         let mut block = [0xA5; BLOCK_BYTES];
-        page.encode(PLACE, &mut block);
+        page.encode(PLACE.level, PLACE.index, &mut block);
         (page, block)
     }
 
@@ -111,7 +115,7 @@ mod tests {
     fn map_page_of_another_place_is_refused() {
         let (_, mut block) = encoded();
         for place in [
-            PagePlace { volume: 8, ..PLACE },
+            PagePlace { volume: 0, ..PLACE },
             PagePlace { level: 1, ..PLACE },
             PagePlace { index: 0, ..PLACE },
         ] {

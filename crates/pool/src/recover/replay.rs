@@ -1,18 +1,19 @@
 //! Replay: applies the chunks after the checkpoint, up to the first that is missing or damaged.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use super::superblocks::device_error;
+use crate::checkpoint::Frozen;
 use crate::error::PoolError;
 use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS};
+use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::Recent;
 use crate::map::tree::Tree;
-use crate::ondisk::catalog::{Catalog, VolumeState};
-use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::catalog::Catalog;
+use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::{Block, FormatError, checksum};
@@ -25,7 +26,9 @@ pub(crate) struct Replay<'a> {
     next: LogStart,
     pub(crate) recent: Recent,
     pub(crate) catalog: Catalog,
-    pub(crate) trees: BTreeMap<u32, Tree>,
+    pub(crate) trees: Trees,
+    /// What was replayed before a snapshot.
+    pub(crate) frozen: Option<Frozen>,
     /// Segments of the log, in order.
     pub(crate) segments: Vec<u32>,
 }
@@ -46,6 +49,7 @@ impl<'a> Replay<'a> {
             recent,
             catalog,
             trees: trees.into_iter().map(|tree| (tree.volume, tree)).collect(),
+            frozen: None,
             segments: vec![storage.layout.segment_of(superblock.start.block)],
         }
     }
@@ -119,43 +123,45 @@ impl<'a> Replay<'a> {
             let (location, checksum) = blocks.next().expect("each payload block has an owner");
             Entry { location, birth: header.sequence, checksum: *checksum }
         };
+        let mut snapshot = None;
         for record in &header.records {
             match record {
                 Record::Data { volume, block, count } => {
-                    let is_present = self.is_present(*volume, *block, u64::from(*count));
-                    let is_present = is_present.ok_or_else(|| bad("record"))?;
+                    let effect = self.takes_effect(*volume, *block, u64::from(*count));
+                    let effect = effect.ok_or_else(|| bad("record"))?;
                     for block in (*block..).take(usize::from(*count)) {
                         let entry = next();
-                        if is_present {
+                        if effect {
                             self.recent.insert(*volume, block, entry);
                         }
                     }
                 }
                 Record::Zero { volume, block, count } => {
-                    let is_present = self.is_present(*volume, *block, *count);
-                    if is_present.ok_or_else(|| bad("record"))? {
+                    let effect = self.takes_effect(*volume, *block, *count);
+                    if effect.ok_or_else(|| bad("record"))? {
                         self.recent.zero(*volume, *block, *count);
                     }
                 }
                 Record::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
-                    let is_present = self.is_present(*volume, *block, 1);
+                    let effect = self.takes_effect(*volume, *block, 1);
                     // Without a recent change the map has the block where the cleaner found it.
-                    let recent = self.recent.get(*volume, *block);
-                    if is_present.ok_or_else(|| bad("record"))?
+                    let sealed = || self.frozen.as_ref()?.recent.get(*volume, *block);
+                    let recent = self.recent.get(*volume, *block).or_else(sealed);
+                    if effect.ok_or_else(|| bad("record"))?
                         && recent.is_none_or(|found| found.location == *old)
                     {
                         self.recent.insert(*volume, *block, entry);
                     }
                 }
-                Record::Page(_) => drop(next()),
-                Record::Volume(volume) => {
-                    self.catalog.upsert(volume).map_err(|_| bad("volume"))?;
-                    let tree = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
-                    self.trees.entry(volume.id).or_insert(tree);
-                }
-                Record::Delete { volume } => {
-                    self.catalog.delete(*volume).map_err(|_| bad("volume"))?;
+                Record::Page { .. } => drop(next()),
+                Record::Snapshot(order) => snapshot = Some((**order).clone()),
+                order => {
+                    apply_order(&mut self.catalog, &mut self.trees, order, header.sequence)
+                        .map_err(|_| bad("order"))?;
+                    if let Record::Rollback { volume, .. } = order {
+                        self.recent.forget(*volume);
+                    }
                 }
             }
         }
@@ -167,19 +173,31 @@ impl<'a> Replay<'a> {
             block: if end.is_multiple_of(segment_blocks) { header.block } else { end },
             following: header.following,
         };
+        if let Some(order) = snapshot {
+            self.seal(order, header.sequence).map_err(|_| bad("snapshot"))?;
+        }
         Ok(())
     }
 
-    /// Whether a range of a volume can be changed: `Some(false)` for a volume that was deleted, none
-    /// for one that never had this range.
-    fn is_present(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
-        match self.catalog.volumes.get(&volume) {
-            Some(volume) if volume.state == VolumeState::Present => {
-                (block + count <= volume.blocks).then_some(true)
-            }
-            Some(_) => Some(false),
-            None => (volume < self.catalog.next_id).then_some(false),
+    /// A snapshot contains what was replayed before it. The next one follows a checkpoint.
+    fn seal(&mut self, order: SnapshotOrder, sequence: u64) -> Result<(), FormatError> {
+        if self.frozen.is_some() {
+            return Err(FormatError::Field("snapshot"));
         }
+        let (catalog, fresh) = (self.catalog.clone(), Recent::new(self.recent.capacity()));
+        let recent = std::mem::replace(&mut self.recent, fresh);
+        self.catalog.snapshot(&order, sequence)?;
+        let (start, log, snapshot) = (self.next, self.log, Some(order));
+        self.frozen = Some(Frozen { recent, start, log, catalog, snapshot });
+        Ok(())
+    }
+
+    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or of
+    /// a volume that never existed.
+    fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
+        let is_snapshot = self.catalog.present_snapshot(volume).is_some();
+        let possible = volume < self.catalog.next_id && !is_snapshot;
+        possible.then(|| self.catalog.takes_effect(volume, block, count))
     }
 
     /// Searches the rest of the last segment and the following ones, as far as they have later

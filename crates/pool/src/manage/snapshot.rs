@@ -1,0 +1,448 @@
+//! Snapshots and clones: the orders that change the lineage of volumes, and what differs between two
+//! snapshots.
+//!
+//! Invariant: lineage changes only while no checkpoint runs and the cleaner rests, so neither sees
+//! two lineages. Hosts write on meanwhile.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::time::wall_clock;
+
+use super::pool::{Order, Pool, check_room};
+use super::shared::{Shared, Turn, reservation};
+use super::volume::PoolVolume;
+use crate::error::VolumeError;
+use crate::id::PoolId;
+use crate::limits::{BLOCK_BYTES, SNAPSHOT_GROUP_MAX};
+use crate::map::recent::Recent;
+use crate::map::tree::{Tree, read_page};
+use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState, is_name};
+use crate::ondisk::chunk::{Record, SnapshotOrder};
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+
+/// Most map pages that one call of [`Pool::diff`] compares, and most ranges that it returns.
+const DIFF_STEPS: usize = 4096;
+
+/// A snapshot, as listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Full name, `volume@snapshot`.
+    pub name: String,
+    /// The snapshots that were taken together, of this pool and others, have the same.
+    pub id: PoolId,
+    /// Seconds since 1970 when it was taken.
+    pub created_s: u64,
+    /// Size of the volume then, in bytes.
+    pub size_bytes: u64,
+    /// Space of the blocks that it has, most of which others have too, in bytes.
+    pub referenced_bytes: u64,
+    /// Volumes that continue from it and do not own it.
+    pub clones: Vec<String>,
+}
+
+/// Ranges that differ between two snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Diff {
+    /// Ranges in bytes, ascending. Blocks written twice with the same content count as different.
+    pub ranges: Vec<Range<u64>>,
+    /// Offset from which to ask for the rest; none at the end.
+    pub next: Option<u64>,
+}
+
+/// Keeps the keeper from working: released when dropped.
+pub(super) struct KeeperTurn(Arc<Shared>);
+
+impl Drop for KeeperTurn {
+    fn drop(&mut self) {
+        self.0.state.lock().turn = Turn::None;
+        self.0.progress.notify();
+    }
+}
+
+/// A snapshot that is checked and can be taken at once: the checkpoint or cleaning that was in
+/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping it
+/// takes no snapshot.
+pub struct PreparedSnapshot {
+    pool: Pool,
+    order: SnapshotOrder,
+    locks: (KeeperTurn, Order),
+}
+
+impl PreparedSnapshot {
+    /// Takes the snapshots, all at one point of the order of writes: they contain every write that
+    /// was acknowledged before the call, and none that begins after it returns. They exist durably
+    /// then.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub async fn take(self) -> Result<(), VolumeError> {
+        let PreparedSnapshot { pool, order, locks } = self;
+        pool.commit(locks, Record::Snapshot(Box::new(order))).await.map(drop)
+    }
+}
+
+impl Pool {
+    /// Waits until neither checkpoint nor cleaning runs and all snapshots are merged, and lets none
+    /// begin.
+    async fn keeper_turn(&self) -> Result<KeeperTurn, VolumeError> {
+        let shared = self.shared();
+        shared.state.lock().turn = Turn::Waiting;
+        let turn = KeeperTurn(shared.clone());
+        let rests = || {
+            let mut state = shared.state.lock();
+            if let Err(error) = state.check() {
+                return Some(Err(error));
+            }
+            let rests = !state.keeper_works && state.frozen.is_none();
+            rests.then(|| {
+                state.turn = Turn::Held;
+                Ok(())
+            })
+        };
+        shared.progress.notify();
+        shared.progress.wait_for(rests).await?;
+        // Sealing the recent changes needs another table, which takes time to allocate.
+        if shared.state.lock().spare.is_none() {
+            let spare = Recent::new(shared.sizes.recent);
+            shared.state.lock().spare = Some(spare);
+        }
+        Ok(turn)
+    }
+
+    fn unknown_snapshot(&self, name: &str) -> VolumeError {
+        let (pool, name) = (self.shared().name.clone(), name.to_owned());
+        VolumeError::UnknownSnapshot { pool, name }
+    }
+
+    /// Prepares a snapshot of volumes. `id` identifies the snapshots that are taken together, also
+    /// those of other pools.
+    ///
+    /// # Errors
+    /// [`VolumeError`] for unknown volumes, a name in use or impossible, too many volumes, a
+    /// reservation of a thick volume that no longer fits, and errors of the devices.
+    pub async fn prepare_snapshot(
+        &self,
+        volumes: &[&str],
+        name: &str,
+        id: PoolId,
+    ) -> Result<PreparedSnapshot, VolumeError> {
+        let order = self.order().await;
+        if !is_name(name) {
+            return Err(VolumeError::Field("name"));
+        }
+        if !(1..=SNAPSHOT_GROUP_MAX).contains(&volumes.len()) {
+            return Err(VolumeError::Field("number of volumes"));
+        }
+        let mut ids = Vec::with_capacity(volumes.len());
+        {
+            let mut state = self.shared().state.lock();
+            let mut more = 0;
+            for volume in volumes {
+                let found = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+                let full = format!("{volume}@{name}");
+                if ids.contains(&found.id) || state.catalog.snapshot_by_name(&full).is_some() {
+                    let pool = self.shared().name.clone();
+                    return Err(VolumeError::SnapshotExists { pool, name: full });
+                }
+                if found.thick {
+                    more += found.blocks - reservation(found);
+                }
+                ids.push(found.id);
+            }
+            check_room(&state.catalog, ids.len())?;
+            self.check_space(&mut state, more)?;
+        }
+        let turn = self.keeper_turn().await?;
+        let created_s = wall_clock().as_secs();
+        let locks = (turn, order);
+        let order = SnapshotOrder { name: name.to_owned(), volumes: ids, uuid: id, created_s };
+        Ok(PreparedSnapshot { pool: self.clone(), order, locks })
+    }
+
+    /// Takes a snapshot of each of these volumes, all at one point of the order of writes. Writes
+    /// are not held up, except for a full table of recent changes.
+    ///
+    /// # Errors
+    /// As [`Pool::prepare_snapshot`].
+    pub async fn create_snapshot(
+        &self,
+        volumes: &[&str],
+        name: &str,
+    ) -> Result<PoolId, VolumeError> {
+        let id = PoolId::random();
+        self.prepare_snapshot(volumes, name, id).await?.take().await?;
+        Ok(id)
+    }
+
+    /// The snapshots, in the order of their creation.
+    pub fn snapshots(&self) -> Vec<SnapshotInfo> {
+        let state = self.shared().state.lock();
+        let catalog = &state.catalog;
+        let mut clones: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for volume in catalog.present() {
+            if catalog.present_snapshot(volume.parent).and_then(VolumeRecord::owner)
+                != Some(volume.id)
+            {
+                clones.entry(volume.parent).or_default().push(volume.name.clone());
+            }
+        }
+        let info = |snapshot: &VolumeRecord| {
+            let VolumeKind::Snapshot { created_s, .. } = snapshot.kind else { return None };
+            Some(SnapshotInfo {
+                name: catalog.snapshot_name(snapshot)?,
+                id: snapshot.uuid,
+                created_s,
+                size_bytes: snapshot.blocks * BLOCK_BYTES as u64,
+                referenced_bytes: snapshot.mapped * BLOCK_BYTES as u64,
+                clones: clones.get(&snapshot.id).cloned().unwrap_or_default(),
+            })
+        };
+        catalog.snapshots().filter_map(info).collect()
+    }
+
+    /// The snapshot `volume@snapshot` as a read-only device.
+    ///
+    /// # Errors
+    /// [`VolumeError::UnknownSnapshot`].
+    pub fn open_snapshot(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
+        let mut state = self.shared().state.lock();
+        let found = state.catalog.snapshot_by_name(name);
+        let (id, blocks) = found
+            .map(|snapshot| (snapshot.id, snapshot.blocks))
+            .ok_or_else(|| self.unknown_snapshot(name))?;
+        Ok(self.open_by_id(&mut state, id, blocks, true))
+    }
+
+    /// Deletes a snapshot. Its handles fail every call from now on; the space that it has alone is
+    /// freed by and by.
+    ///
+    /// # Errors
+    /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::InUse`] if more than one volume or snapshot
+    /// continues from it; or of the devices. A full pool is none.
+    pub async fn delete_snapshot(&self, name: &str) -> Result<(), VolumeError> {
+        let order = self.order().await;
+        let snapshot = loop {
+            let reaping = {
+                let state = self.shared().state.lock();
+                let found = state.catalog.snapshot_by_name(name);
+                let snapshot = found.ok_or_else(|| self.unknown_snapshot(name))?.id;
+                let children: Vec<_> = state.catalog.children(snapshot).collect();
+                if children.len() <= 1 {
+                    break snapshot;
+                }
+                let present = children.iter().filter(|child| child.state == VolumeState::Present);
+                let users: Vec<String> = present
+                    .map(|child| {
+                        let volume = || child.name.clone();
+                        state.catalog.snapshot_name(child).unwrap_or_else(volume)
+                    })
+                    .collect();
+                if users.len() > 1 {
+                    let users = users.join(", ");
+                    return Err(VolumeError::InUse { snapshot: name.to_owned(), users });
+                }
+                self.checkpoint()
+            };
+            reaping.await?;
+        };
+        let _order = self.commit(order, Record::Delete { volume: snapshot }).await?;
+        self.want_checkpoint();
+        Ok(())
+    }
+
+    /// Gives a volume the content and size of one of its snapshots. Everything written since is
+    /// lost, unless a later snapshot has it; later snapshots stay. Hosts must not use the volume
+    /// meanwhile, because its content changes below them.
+    ///
+    /// # Errors
+    /// [`VolumeError`] for an unknown volume or snapshot, a reservation of a thick volume that no
+    /// longer fits, and errors of the devices.
+    pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
+        let order = self.order().await;
+        let full = format!("{volume}@{snapshot}");
+        let (volume, snapshot) = {
+            let mut state = self.shared().state.lock();
+            let target = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+            let found = state.catalog.snapshot_by_name(&full);
+            let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
+            let ids = (target.id, found.id);
+            let more = match target.thick {
+                true => found.blocks.saturating_sub(reservation(target)),
+                false => 0,
+            };
+            check_room(&state.catalog, 1)?;
+            self.check_space(&mut state, more)?;
+            ids
+        };
+        let turn = self.keeper_turn().await?;
+        let record = Record::Rollback { volume, snapshot };
+        let (turn, _order) = self.commit((turn, order), record).await?;
+        drop(turn);
+        self.want_checkpoint();
+        Ok(())
+    }
+
+    /// Creates a thin volume that begins as a snapshot, whose blocks it shares.
+    ///
+    /// # Errors
+    /// [`VolumeError`] for an unknown snapshot, a name in use or impossible, and errors of the
+    /// devices.
+    pub async fn clone_volume(
+        &self,
+        snapshot: &str,
+        name: &str,
+        properties: BTreeMap<String, String>,
+    ) -> Result<Arc<PoolVolume>, VolumeError> {
+        let order = self.order().await;
+        let turn = self.keeper_turn().await?;
+        let record = {
+            let mut state = self.shared().state.lock();
+            let found = state.catalog.snapshot_by_name(snapshot);
+            let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
+            let mut record =
+                VolumeRecord::new(state.catalog.next_id, name.to_owned(), found.blocks);
+            record.parent = found.id;
+            record.uuid = PoolId::random();
+            record.properties = properties;
+            self.check(&mut state, &record)?;
+            record
+        };
+        let _locks = self.commit((turn, order), Record::Volume(Box::new(record))).await?;
+        self.open_volume(name)
+    }
+
+    /// Lets a clone own the snapshots from which it continues. The volume that owned them can be
+    /// deleted then.
+    ///
+    /// # Errors
+    /// [`VolumeError`] for an unknown volume, one that is no clone, two snapshots of one name, and
+    /// errors of the devices.
+    pub async fn promote_volume(&self, name: &str) -> Result<(), VolumeError> {
+        let order = self.order().await;
+        let volume = {
+            let state = self.shared().state.lock();
+            let volume = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?.id;
+            check_promotion(&state.catalog, volume, name)?;
+            volume
+        };
+        self.commit(order, Record::Promote { volume }).await.map(drop)
+    }
+
+    /// The trees of merged snapshots.
+    async fn snapshot_trees(&self, names: [&str; 2]) -> Result<[Tree; 2], VolumeError> {
+        let shared = self.shared();
+        let find = || {
+            let state = shared.state.lock();
+            if let Err(error) = state.check() {
+                return Some(Err(error.into()));
+            }
+            let mut trees = [None; 2];
+            for (name, tree) in names.iter().zip(&mut trees) {
+                let Some(snapshot) = state.catalog.snapshot_by_name(name) else {
+                    return Some(Err(self.unknown_snapshot(name)));
+                };
+                *tree = state.trees.get(&snapshot.id).copied();
+            }
+            let [Some(from), Some(to)] = trees else { return None };
+            Some(Ok([from, to]))
+        };
+        shared.progress.wait_for(find).await
+    }
+
+    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume or
+    /// of volumes that share a snapshot. Others differ wherever one has data.
+    ///
+    /// # Errors
+    /// [`VolumeError::UnknownSnapshot`], or of the devices.
+    pub async fn diff(&self, from: &str, to: &str, offset: u64) -> Result<Diff, VolumeError> {
+        let block_bytes = BLOCK_BYTES as u64;
+        // Maps move while nobody holds them: each call looks them up.
+        let _guard = self.shared().state.lock().guard();
+        let [from, to] = self.snapshot_trees([from, to]).await?;
+        let end = span(from.level.max(to.level));
+        let mut diff = Diff::default();
+        let mut at = offset / block_bytes;
+        for _ in 0..DIFF_STEPS {
+            if at >= end || diff.ranges.len() >= DIFF_STEPS {
+                break;
+            }
+            at = self.diff_step(&from, &to, at, &mut diff.ranges).await?;
+        }
+        diff.next = (at < end).then_some(at * block_bytes);
+        Ok(diff)
+    }
+
+    /// Compares what both trees have at a block; returns the first block that was not compared.
+    async fn diff_step(
+        &self,
+        from: &Tree,
+        to: &Tree,
+        at: u64,
+        ranges: &mut Vec<Range<u64>>,
+    ) -> Result<u64, IoError> {
+        let (storage, cache) = (&self.shared().storage, &self.shared().cache);
+        let mut level = from.level.min(to.level);
+        let mut index = at / span(level);
+        let mut old = from.lookup_page(storage, cache, level, index).await?;
+        let mut new = to.lookup_page(storage, cache, level, index).await?;
+        loop {
+            if is_same(&old, &new) {
+                return Ok((index + 1).saturating_mul(span(level)));
+            }
+            let [old_page, new_page] = {
+                let place = PagePlace { volume: from.volume, level, index };
+                let mut pages: [Arc<MapPage>; 2] = Default::default();
+                for (entry, page) in [old, new].into_iter().zip(&mut pages) {
+                    if !entry.is_hole() {
+                        *page = read_page(storage, cache, entry, place).await?;
+                    }
+                }
+                pages
+            };
+            if level == 1 {
+                let first = index * FANOUT as u64;
+                let pairs = old_page.entries.iter().zip(&new_page.entries);
+                for ((old, new), block) in pairs.zip(first..).skip((at - first) as usize) {
+                    push_difference(ranges, old, new, block);
+                }
+                return Ok(first + FANOUT as u64);
+            }
+            level -= 1;
+            index = at / span(level);
+            let below = index as usize % FANOUT;
+            (old, new) = (old_page.entries[below], new_page.entries[below]);
+        }
+    }
+}
+
+/// What is lost may differ.
+fn is_same(old: &Entry, new: &Entry) -> bool {
+    old.location == new.location && ![*old, *new].contains(&Entry::LOST)
+}
+
+fn push_difference(ranges: &mut Vec<Range<u64>>, old: &Entry, new: &Entry, block: u64) {
+    if is_same(old, new) {
+        return;
+    }
+    let range = block * BLOCK_BYTES as u64..(block + 1) * BLOCK_BYTES as u64;
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
+}
+
+fn check_promotion(catalog: &Catalog, volume: u32, name: &str) -> Result<(), VolumeError> {
+    let mut tried = catalog.clone();
+    if tried.promote(volume).is_ok() {
+        return Ok(());
+    }
+    let is_clone = catalog.ancestors(volume).any(|snapshot| snapshot.owner() != Some(volume));
+    Err(match is_clone {
+        true => VolumeError::PromotedNames { name: name.to_owned() },
+        false => VolumeError::NotAClone { name: name.to_owned() },
+    })
+}

@@ -1,0 +1,396 @@
+//! Lineage: the forest of snapshots that volumes continue from, and the orders that change it.
+//!
+//! Ownership by birth: a block or map page belongs to the oldest snapshot or volume on its way from
+//! the root of the forest that is not older than its birth. Everything below that has it, too, until
+//! it was overwritten. Hence what has a block is connected, and freeing needs no counts: a volume
+//! frees what is younger than its parent; a deleted snapshot frees what is younger than its parent
+//! and absent from its only child.
+
+use std::collections::BTreeSet;
+
+use super::FormatError;
+use super::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
+use super::chunk::SnapshotOrder;
+use crate::id::PoolId;
+
+/// Which blocks and pages of a map belong to the map alone, and not to its parent too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ownership {
+    /// What is younger than this sequence is its own.
+    pub parent: u64,
+    /// The parent is being deleted, and was reaped up to this block.
+    pub reaped: u64,
+    /// Sequence of the grandparent, which counts below `reaped`.
+    pub grandparent: u64,
+}
+
+impl Ownership {
+    /// Whether an entry that covers the blocks before `end` belongs to the map alone.
+    pub fn is_own(&self, birth: u64, end: u64) -> bool {
+        birth > if end <= self.reaped { self.grandparent } else { self.parent }
+    }
+}
+
+impl VolumeRecord {
+    /// True for a volume that can be opened.
+    pub fn is_present_volume(&self) -> bool {
+        self.state == VolumeState::Present && self.kind == VolumeKind::Volume
+    }
+
+    /// For a snapshot, the sequence of the log up to which it goes.
+    pub fn sequence(&self) -> Option<u64> {
+        match self.kind {
+            VolumeKind::Volume => None,
+            VolumeKind::Snapshot { sequence, .. } => Some(sequence),
+        }
+    }
+
+    /// The volume that wrote what this volume or snapshot has alone.
+    pub fn source(&self) -> u32 {
+        match self.kind {
+            VolumeKind::Volume => self.id,
+            VolumeKind::Snapshot { source, .. } => source,
+        }
+    }
+
+    /// For a present snapshot, the volume under whose name it is found.
+    pub fn owner(&self) -> Option<u32> {
+        match (self.kind, self.state) {
+            (VolumeKind::Snapshot { owner, .. }, VolumeState::Present) => Some(owner),
+            _ => None,
+        }
+    }
+}
+
+impl Catalog {
+    /// Whether a change of blocks takes effect. Those in flight do not when their volume was
+    /// deleted, or rolled back to a smaller size.
+    pub fn takes_effect(&self, volume: u32, block: u64, count: u64) -> bool {
+        let volume = self.volumes.get(&volume).filter(|volume| volume.is_present_volume());
+        volume.is_some_and(|volume| block + count <= volume.blocks)
+    }
+
+    /// A snapshot that can be opened.
+    pub fn present_snapshot(&self, id: u32) -> Option<&VolumeRecord> {
+        self.volumes.get(&id).filter(|snapshot| snapshot.owner().is_some())
+    }
+
+    /// Snapshots that are not being deleted, by identifier, which is the order of their creation.
+    pub fn snapshots(&self) -> impl Iterator<Item = &VolumeRecord> {
+        self.volumes.values().filter(|snapshot| snapshot.owner().is_some())
+    }
+
+    /// The present snapshot `volume@snapshot`.
+    pub fn snapshot_by_name(&self, name: &str) -> Option<&VolumeRecord> {
+        let (volume, name) = name.split_once('@')?;
+        let owner = self.by_name(volume)?.id;
+        self.snapshots().find(|snapshot| snapshot.owner() == Some(owner) && snapshot.name == name)
+    }
+
+    /// Full name of a present snapshot.
+    pub fn snapshot_name(&self, snapshot: &VolumeRecord) -> Option<String> {
+        Some(format!("{}@{}", self.volumes.get(&snapshot.owner()?)?.name, snapshot.name))
+    }
+
+    /// What continues from a snapshot.
+    pub fn children(&self, id: u32) -> impl Iterator<Item = &VolumeRecord> {
+        self.volumes.values().filter(move |child| child.parent == id)
+    }
+
+    /// Sequence of a snapshot; 0 without one.
+    pub fn sequence_of(&self, id: u32) -> u64 {
+        self.volumes.get(&id).and_then(VolumeRecord::sequence).unwrap_or(0)
+    }
+
+    /// What of the map of a volume or snapshot belongs to it alone.
+    pub fn ownership(&self, id: u32) -> Ownership {
+        let parent = self.volumes.get(&id).map_or(0, |volume| volume.parent);
+        let of_parent = self.volumes.get(&parent);
+        Ownership {
+            parent: self.sequence_of(parent),
+            reaped: match of_parent.map(|parent| parent.state) {
+                Some(VolumeState::Deleting { reaped }) => reaped,
+                _ => 0,
+            },
+            grandparent: of_parent.map_or(0, |parent| self.sequence_of(parent.parent)),
+        }
+    }
+
+    /// Takes snapshots at a sequence of the log. Their maps are those that the volumes have now.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] for anything but present volumes without a snapshot of this name,
+    /// each once.
+    pub fn snapshot(&mut self, order: &SnapshotOrder, sequence: u64) -> Result<(), FormatError> {
+        let conflict = FormatError::Field("snapshot");
+        let mut seen = BTreeSet::new();
+        for id in &order.volumes {
+            let taken = |snapshot: &VolumeRecord| {
+                snapshot.owner() == Some(*id) && snapshot.name == order.name
+            };
+            let volume = self.volumes.get(id).filter(|volume| volume.is_present_volume());
+            if volume.is_none() || !seen.insert(id) || self.snapshots().any(taken) {
+                return Err(conflict);
+            }
+        }
+        for id in &order.volumes {
+            let fresh = self.next_id;
+            let volume = self.volumes.get_mut(id).ok_or(conflict)?;
+            let snapshot = VolumeRecord {
+                id: fresh,
+                kind: VolumeKind::Snapshot {
+                    owner: *id,
+                    source: *id,
+                    sequence,
+                    created_s: order.created_s,
+                },
+                name: order.name.clone(),
+                uuid: order.uuid,
+                thick: false,
+                properties: Default::default(),
+                ..volume.clone()
+            };
+            (volume.parent, volume.adopted, volume.shared) = (fresh, false, volume.mapped);
+            self.insert(snapshot)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a volume the map and size of a snapshot. Its former map becomes that of a volume being
+    /// deleted, whose identifier is returned.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] unless the volume is present and owns the snapshot.
+    pub fn rollback(&mut self, volume: u32, snapshot: u32) -> Result<u32, FormatError> {
+        let conflict = FormatError::Field("rollback");
+        let to = self.present_snapshot(snapshot).ok_or(conflict)?;
+        if to.owner() != Some(volume) {
+            return Err(conflict);
+        }
+        let (root, blocks, mapped) = (to.root, to.blocks, to.mapped);
+        let hidden = self.next_id;
+        let state = VolumeState::Deleting { reaped: 0 };
+        let rolled = self.volumes.get_mut(&volume).ok_or(conflict)?;
+        let former = VolumeRecord { id: hidden, state, uuid: PoolId::default(), ..rolled.clone() };
+        (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
+        (rolled.parent, rolled.adopted) = (snapshot, false);
+        self.insert(former)?;
+        Ok(hidden)
+    }
+
+    /// The snapshots from which a volume continues, the youngest first.
+    pub fn ancestors(&self, id: u32) -> impl Iterator<Item = &VolumeRecord> {
+        let parent = |volume: &&VolumeRecord| self.volumes.get(&volume.parent);
+        std::iter::successors(self.volumes.get(&id), parent).skip(1)
+    }
+
+    /// Lets a clone own the snapshots from which it continues, and that it does not own.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] unless the volume is a clone, or for two snapshots of one name.
+    pub fn promote(&mut self, volume: u32) -> Result<(), FormatError> {
+        let conflict = FormatError::Field("promotion");
+        if !self.volumes.get(&volume).is_some_and(VolumeRecord::is_present_volume) {
+            return Err(conflict);
+        }
+        let mut names: BTreeSet<String> = self
+            .snapshots()
+            .filter(|snapshot| snapshot.owner() == Some(volume))
+            .map(|snapshot| snapshot.name.clone())
+            .collect();
+        let foreign =
+            |snapshot: &&VolumeRecord| snapshot.owner().is_some_and(|owner| owner != volume);
+        let taken: Vec<(u32, String)> = self
+            .ancestors(volume)
+            .filter(foreign)
+            .map(|snapshot| (snapshot.id, snapshot.name.clone()))
+            .collect();
+        if taken.is_empty() || !taken.iter().all(|(_, name)| names.insert(name.clone())) {
+            return Err(conflict);
+        }
+        for (id, _) in taken {
+            let snapshot = self.volumes.get_mut(&id).ok_or(conflict)?;
+            if let VolumeKind::Snapshot { owner, .. } = &mut snapshot.kind {
+                *owner = volume;
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies a deletion. The blocks are freed by checkpoints.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] unless it is a present volume that owns no snapshot, or a present
+    /// snapshot from which one volume or snapshot at most continues.
+    pub fn delete(&mut self, id: u32) -> Result<(), FormatError> {
+        let conflict = FormatError::Field("deletion");
+        let deletable = match self.volumes.get(&id) {
+            Some(volume) if volume.is_present_volume() => {
+                !self.snapshots().any(|snapshot| snapshot.owner() == Some(id))
+            }
+            Some(snapshot) if snapshot.owner().is_some() => self.children(id).count() <= 1,
+            _ => false,
+        };
+        match self.volumes.get_mut(&id) {
+            Some(volume) if deletable => {
+                volume.state = VolumeState::Deleting { reaped: 0 };
+                Ok(())
+            }
+            _ => Err(conflict),
+        }
+    }
+
+    /// Removes a volume or snapshot of which everything was freed. What continued from it continues
+    /// from its parent.
+    pub(crate) fn remove_reaped(&mut self, id: u32) {
+        let Some(gone) = self.volumes.remove(&id) else { return };
+        for child in self.volumes.values_mut().filter(|child| child.parent == id) {
+            child.parent = gone.parent;
+            child.adopted |= gone.adopted || child.source() != gone.source();
+            if gone.parent == 0 {
+                child.shared = 0;
+            }
+        }
+    }
+
+    /// Checks what decoding of single volumes cannot.
+    pub(super) fn check_lineage(&self) -> Result<(), FormatError> {
+        let bad = FormatError::Field("lineage");
+        let mut midway = 0;
+        for volume in self.volumes.values() {
+            // Sequences that descend leave no room for a cycle.
+            let older = match self.volumes.get(&volume.parent).map(VolumeRecord::sequence) {
+                None => volume.parent == 0,
+                Some(None) => false,
+                Some(Some(parent)) => volume.sequence().is_none_or(|own| parent < own),
+            };
+            let is_volume = |id| self.volumes.get(&id).is_some_and(VolumeRecord::is_present_volume);
+            let owned = volume.owner().is_none_or(is_volume);
+            midway +=
+                usize::from(matches!(volume.state, VolumeState::Deleting { reaped } if reaped > 0));
+            if !older || !owned || midway > 1 || volume.shared > 0 && volume.parent == 0 {
+                return Err(bad);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn order(volumes: &[u32], name: &str) -> SnapshotOrder {
+        let volumes = volumes.to_vec();
+        SnapshotOrder { name: name.to_owned(), volumes, uuid: PoolId([1; 16]), created_s: 7 }
+    }
+
+    fn volume(id: u32, name: &str, parent: u32) -> VolumeRecord {
+        VolumeRecord { parent, ..VolumeRecord::new(id, name.to_owned(), 100) }
+    }
+
+    /// Volume 1 with the snapshots 3 and 4, and clone 5 of the first; volume 2 with snapshot 6.
+    fn family() -> Catalog {
+        let mut catalog = Catalog::default();
+        catalog.upsert(&volume(1, "db", 0)).unwrap();
+        catalog.upsert(&volume(2, "log", 0)).unwrap();
+        catalog.snapshot(&order(&[1], "a"), 10).unwrap();
+        catalog.snapshot(&order(&[1], "b"), 20).unwrap();
+        catalog.upsert(&volume(5, "test", 3)).unwrap();
+        catalog.snapshot(&order(&[2], "a"), 30).unwrap();
+        catalog.check_lineage().unwrap();
+        catalog
+    }
+
+    fn parents(catalog: &Catalog) -> Vec<(u32, u32)> {
+        catalog.volumes.values().map(|volume| (volume.id, volume.parent)).collect()
+    }
+
+    #[test]
+    fn snapshots_are_found_by_name_and_order() {
+        let catalog = family();
+        assert_eq!(parents(&catalog), [(1, 4), (2, 6), (3, 0), (4, 3), (5, 3), (6, 0)]);
+        assert_eq!(catalog.snapshot_by_name("db@b").unwrap().id, 4);
+        assert!(catalog.snapshot_by_name("test@a").is_none());
+        let of_clone = Ownership { parent: 10, reaped: 0, grandparent: 0 };
+        assert_eq!(catalog.ownership(5), of_clone);
+        assert!(of_clone.is_own(11, 50) && !of_clone.is_own(10, 50));
+        assert_eq!(Catalog::decode(&catalog.encode(), 1000), Ok(catalog));
+    }
+
+    #[test]
+    fn impossible_orders_change_nothing() {
+        let catalog = family();
+        let refused = |change: &dyn Fn(&mut Catalog) -> Result<(), FormatError>| {
+            let mut tried = catalog.clone();
+            assert!(change(&mut tried).is_err());
+            assert_eq!(tried, catalog);
+        };
+        refused(&|catalog| catalog.snapshot(&order(&[1, 1], "c"), 40));
+        refused(&|catalog| catalog.snapshot(&order(&[2, 1], "b"), 40));
+        refused(&|catalog| catalog.snapshot(&order(&[3], "c"), 40));
+        refused(&|catalog| catalog.rollback(2, 3).map(drop));
+        refused(&|catalog| catalog.promote(1));
+        refused(&|catalog| catalog.delete(1));
+        refused(&|catalog| catalog.delete(3));
+        refused(&|catalog| catalog.upsert(&volume(7, "more", 2)));
+        refused(&|catalog| catalog.upsert(&VolumeRecord { blocks: 99, ..volume(7, "more", 3) }));
+    }
+
+    #[test]
+    fn promoted_clone_outlives_its_origin() {
+        let mut catalog = family();
+        catalog.promote(5).unwrap();
+        assert_eq!(catalog.snapshot_by_name("test@a").unwrap().id, 3);
+        assert!(catalog.promote(5).is_err());
+        catalog.delete(4).unwrap();
+        catalog.remove_reaped(4);
+        catalog.delete(1).unwrap();
+        catalog.remove_reaped(1);
+        catalog.delete(3).unwrap();
+        catalog.remove_reaped(3);
+        assert_eq!(parents(&catalog), [(2, 6), (5, 0), (6, 0)]);
+        let clone = &catalog.volumes[&5];
+        assert!(clone.adopted, "blocks that volume 1 wrote are below a volume of another source");
+        catalog.check_lineage().unwrap();
+    }
+
+    #[test]
+    fn rollback_keeps_later_snapshots() {
+        let mut catalog = family();
+        assert_eq!(catalog.rollback(1, 3), Ok(7));
+        assert_eq!(parents(&catalog)[..2], [(1, 3), (2, 6)]);
+        let former = &catalog.volumes[&7];
+        assert_eq!((former.parent, former.state), (4, VolumeState::Deleting { reaped: 0 }));
+        catalog.check_lineage().unwrap();
+    }
+
+    #[test]
+    fn ownership_below_the_walk_of_a_deletion_is_that_of_the_grandparent() {
+        let mut catalog = family();
+        catalog.delete(4).unwrap();
+        catalog.volumes.get_mut(&4).unwrap().state = VolumeState::Deleting { reaped: 50 };
+        let ownership = catalog.ownership(1);
+        assert!(ownership.is_own(15, 50) && !ownership.is_own(15, 51));
+        assert!(!ownership.is_own(10, 50) && ownership.is_own(21, 51));
+    }
+
+    #[test]
+    fn impossible_lineage_is_refused() {
+        let damage = |change: &dyn Fn(&mut BTreeMap<u32, VolumeRecord>)| {
+            let mut catalog = family();
+            change(&mut catalog.volumes);
+            assert_eq!(catalog.check_lineage(), Err(FormatError::Field("lineage")));
+        };
+        let set = |volumes: &mut BTreeMap<u32, VolumeRecord>, id, parent| {
+            volumes.get_mut(&id).unwrap().parent = parent;
+        };
+        damage(&|volumes| set(volumes, 3, 4));
+        damage(&|volumes| set(volumes, 3, 3));
+        damage(&|volumes| set(volumes, 5, 1));
+        damage(&|volumes| set(volumes, 5, 99));
+        damage(&|volumes| drop(volumes.remove(&2)));
+    }
+}
