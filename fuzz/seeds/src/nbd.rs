@@ -157,7 +157,7 @@ pub(crate) fn tampered(corpus: &Corpus) -> io::Result<()> {
     let mut simple = [0; 16];
     put_simple(&mut simple, Cookie(1), 5);
     let mut data = [0; 28];
-    put_data(&mut data, Cookie(1), 0, 512);
+    put_data(&mut data, Cookie(1), 0, 512, true);
     let words: [(&str, &[u8]); 4] =
         [("simple", &simple), ("data", &data), ("ones", &[0xff; 8]), ("zeroes", &[0; 24])];
     // The greeting; the answer to structured replies; the size in the answer to GO; the first

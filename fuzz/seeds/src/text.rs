@@ -9,7 +9,7 @@ pub(crate) fn configurations(corpus: &Corpus) -> io::Result<()> {
     let example = std::fs::read(corpus.project.join("docs/examples/flagstone.toml"))?;
     corpus.put("config", "example", &example)?;
     corpus.put("config", "least", b"[volume.a]\ndevice = \"memory:1GiB\"\n")?;
-    for entry in std::fs::read_dir(corpus.project.join("crates/control/tests/broken"))? {
+    for entry in std::fs::read_dir(corpus.project.join("crates/config/tests/broken"))? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "toml") {
             let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
