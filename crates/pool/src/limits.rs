@@ -76,4 +76,4 @@ pub const PAGES_PER_CHUNK: usize = 64;
 pub const LOG_SEGMENTS_MAX: usize = 64;
 
 /// Passes of the cleaner without a gain after which the pool counts as clean.
-pub const FRUITLESS_PASSES: u32 = 4;
+pub const FRUITLESS_PASSES: u32 = 8;

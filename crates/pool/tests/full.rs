@@ -271,3 +271,21 @@ fn overwrite_during_cleaning_wins_over_the_copy() {
         sim.block_on(async { done.await.unwrap() });
     }
 }
+
+/// The cleaner gave up while it still gained space, and started a chunk for each segment.
+#[test]
+fn single_block_writes_fill_a_pool_to_its_capacity() {
+    let sim = Simulation::new(1, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, async {
+        let size_bytes = (1 << 20) + 300 * 16 * BLOCK;
+        let (devices, _) = common::disks(vec![common::Image::default()], size_bytes, 200);
+        let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+        let pool = Pool::create(devices, &options).await.unwrap();
+        let device = pool.create_volume("db", &thin(1 << 20)).await.unwrap();
+        fill(&device).await;
+        let status = pool.status();
+        assert!(status.used_bytes * 100 > status.capacity_bytes * 95, "{status:?}");
+    });
+    sim.block_on(async { done.await.unwrap() });
+}

@@ -1,8 +1,8 @@
-//! Gain: whether cleaning still frees segments. Pure.
+//! Gain: whether cleaning still frees space. Pure.
 //!
 //! Near the limit of its density a pool gains nothing from one pass: copies, their headers and the
-//! checkpoint take what the victims give. The number of free segments may go up and down for ever
-//! then, so only more of them than at any time in a row of passes counts.
+//! checkpoint take what the victims give. Free space may go up and down for ever then, so only more
+//! of it than at any time in a row of passes counts. What hosts wrote meanwhile counts as free.
 
 use crate::limits::FRUITLESS_PASSES;
 
@@ -10,13 +10,13 @@ use crate::limits::FRUITLESS_PASSES;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gain {
     fruitless: u32,
-    /// Most free segments during these passes.
-    most_free: usize,
+    /// Most blocks that were free during these passes.
+    most_free: u64,
 }
 
 impl Gain {
-    /// Counts a pass, with the free segments before and after it.
-    pub(super) fn count(&mut self, before: usize, after: usize) {
+    /// Counts a pass, with the free blocks before and after it.
+    pub(super) fn count(&mut self, before: u64, after: u64) {
         let most_free = self.most_free.max(before);
         *self = match after > most_free {
             true => Gain::default(),
@@ -34,16 +34,16 @@ impl Gain {
 mod tests {
     use super::*;
 
-    fn is_over(free: &[usize]) -> bool {
+    fn is_over(free: &[u64]) -> bool {
         let mut gain = Gain::default();
         free.windows(2).for_each(|pass| gain.count(pass[0], pass[1]));
         gain.is_over()
     }
 
     #[test]
-    fn cleaning_ends_when_free_segments_only_oscillate() {
-        assert!(is_over(&[15, 14, 15, 14, 15]));
-        assert!(!is_over(&[15, 14, 15, 16, 15]));
-        assert!(!is_over(&[15, 15, 15, 15, 16]), "the last pass gained");
+    fn cleaning_ends_when_free_space_only_oscillates() {
+        assert!(is_over(&[15, 14, 15, 14, 15, 14, 15, 14, 15]));
+        assert!(!is_over(&[15, 14, 15, 14, 16, 14, 15, 14, 15]));
+        assert!(!is_over(&[15, 15, 15, 15, 15, 15, 15, 15, 16]), "the last pass gained");
     }
 }

@@ -23,7 +23,7 @@ use flagstone_runtime::buf;
 use crate::checkpoint::METADATA_LEVEL;
 use crate::limits::BLOCK_BYTES;
 use crate::log::append::chunk_memory;
-use crate::manage::shared::Shared;
+use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{
     CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
@@ -71,7 +71,7 @@ impl Shared {
             state.wanted.cleaning = false;
             // Maps that are being reaped are not whole.
             let crowded = 2 * state.active.len() > self.sizes.recent || state.deleting > 0;
-            (crowded, state.segments.free())
+            (crowded, self.room(&mut state))
         };
         if crowded {
             self.checkpoint().await?;
@@ -94,12 +94,13 @@ impl Shared {
                 self.state.lock().damaged.insert(*segment);
                 done = Ok(());
             }
-            if let Err(error) = done.and(self.write_copies(&mut copies).await) {
-                self.state.lock().fail(IoError::WriteFault);
-                self.progress.notify();
-                return Err(error);
+            if let Err(error) = done {
+                return Err(self.fail_cleaning(error));
             }
             is_first_whole.get_or_insert(!copies.skipped);
+        }
+        if let Err(error) = self.write_copies(&mut copies).await {
+            return Err(self.fail_cleaning(error));
         }
         let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
             self.state.lock().clean = true;
@@ -110,8 +111,8 @@ impl Shared {
         self.checkpoint().await?;
         let mut state = self.state.lock();
         state.cleaned.0 += victims.len() as u64;
-        let free = state.segments.free();
-        state.gain.count(before, free);
+        let after = self.room(&mut state);
+        state.gain.count(before, after);
         // The counted blocks belong to a chunk or map page that is damaged.
         let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
         if is_stuck && is_whole && state.deleting == 0 {
@@ -123,6 +124,18 @@ impl Shared {
         drop(state);
         self.progress.notify();
         Ok(())
+    }
+
+    fn fail_cleaning(&self, error: IoError) -> IoError {
+        self.state.lock().fail(IoError::WriteFault);
+        self.progress.notify();
+        error
+    }
+
+    /// Free blocks, and those that hosts took since the opening.
+    fn room(&self, state: &mut State) -> u64 {
+        let segment = u64::from(self.storage.layout.segment_blocks());
+        state.segments.free() as u64 * segment + state.host_blocks
     }
 
     fn victims(&self) -> Vec<u32> {

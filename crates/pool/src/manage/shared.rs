@@ -122,6 +122,8 @@ pub(crate) struct State {
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
     pub(crate) gain: Gain,
+    /// Blocks of chunks with changes of hosts and orders since the opening.
+    pub(crate) host_blocks: u64,
     /// Segments cleaned and blocks copied since the opening.
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
@@ -208,6 +210,7 @@ impl State {
             damaged: BTreeSet::new(),
             clean: false,
             gain: Gain::default(),
+            host_blocks: 0,
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
@@ -296,6 +299,9 @@ impl State {
 
     fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
         self.withdraw(&content.records);
+        if !matches!(content.records.first(), Some(Record::Page { .. } | Record::Moved { .. })) {
+            self.host_blocks += 1 + content.checksums.len() as u64;
+        }
         let mut blocks = (payload..).zip(&content.checksums);
         let mut next = || {
             let (location, checksum) = blocks.next().expect("each payload block has an owner");
@@ -404,7 +410,7 @@ impl State {
             free: self.segments.free(),
             unmerged: self.deleting > 0
                 || !self.active.is_empty()
-                || self.frozen.is_some()
+                || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
                 || self.admitted != (0, 0),
             clean: self.clean,
         }
