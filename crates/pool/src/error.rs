@@ -232,6 +232,21 @@ pub enum VolumeError {
         crate::limits::VOLUMES_MAX
     )]
     TooMany,
+    /// The catalog has its greatest length.
+    #[error(
+        "the settings of all volumes and snapshots need more than the {bytes_max} bytes that a pool \
+         of this size has for them; delete some, or use fewer settings"
+    )]
+    CatalogFull {
+        /// The greatest length.
+        bytes_max: usize,
+    },
+    /// No segment can be spared for the order.
+    #[error("pool {pool} is full; delete some volumes or snapshots, or discard data, first")]
+    Full {
+        /// Name of the pool.
+        pool: String,
+    },
     /// The pool's devices failed; the outcome of the order is found when it is opened again.
     #[error("the pool cannot write: {0}")]
     Io(#[from] IoError),

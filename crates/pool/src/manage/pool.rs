@@ -10,7 +10,7 @@ use flagstone_runtime::{CoreLocal, random_u64, spawn, spawn_detached};
 use parking_lot::Mutex;
 
 use super::shared::{Opened, Shared, State, VolumeHandle, Work, reservation};
-use super::space::Sizes;
+use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
@@ -298,14 +298,23 @@ impl Pool {
         VolumeError::Unknown { pool: self.shared().name.clone(), name: name.to_owned() }
     }
 
-    pub(super) async fn order(&self) -> Order {
+    /// Waits until no other order runs and the log has room.
+    ///
+    /// # Errors
+    /// [`VolumeError::Full`], except for deletions.
+    pub(super) async fn order(&self, kind: OrderKind) -> Result<Order, VolumeError> {
         let shared = self.shared();
         let begin = || {
             let mut state = shared.state.lock();
             (!std::mem::replace(&mut state.ordering, true)).then_some(())
         };
         shared.progress.wait_for(begin).await;
-        Order(shared.clone())
+        let order = Order(shared.clone());
+        shared.admit_order(kind).await.map_err(|error| match error {
+            IoError::NoSpace => VolumeError::Full { pool: shared.name.clone() },
+            error => VolumeError::Io(error),
+        })?;
+        Ok(order)
     }
 
     /// Writes the record of an order, durably. A task of its own holds the locks of the order until
@@ -338,11 +347,32 @@ impl Pool {
             let (pool, name) = (self.shared().name.clone(), new.name.clone());
             return Err(VolumeError::Exists { pool, name });
         }
-        if new.id == state.catalog.next_id {
-            check_room(&state.catalog, 1)?;
-        }
-        let old = state.catalog.volumes.get(&new.id).map_or(0, reservation);
+        let old = state.catalog.volumes.get(&new.id);
+        let is_new = usize::from(old.is_none());
+        let more = new.encoded_len().saturating_sub(old.map_or(0, VolumeRecord::encoded_len));
+        self.check_room(&state.catalog, is_new, more)?;
+        let old = old.map_or(0, reservation);
         self.check_space(state, reservation(new).saturating_sub(old))
+    }
+
+    /// Checks that the catalog can get `count` more volumes and snapshots, and as many bytes.
+    pub(super) fn check_room(
+        &self,
+        catalog: &Catalog,
+        count: usize,
+        bytes: usize,
+    ) -> Result<(), VolumeError> {
+        let bytes_max = self.shared().sizes.catalog;
+        if catalog.volumes.len() + count > VOLUMES_MAX {
+            return Err(VolumeError::TooMany);
+        }
+        if bytes > 0 && catalog.encoded_len() + bytes > bytes_max {
+            return Err(VolumeError::CatalogFull { bytes_max });
+        }
+        match catalog.next_id.checked_add(count as u32) {
+            Some(_) => Ok(()),
+            None => Err(VolumeError::Field("id: the pool has given out all of them")),
+        }
     }
 
     /// Checks that `more` blocks can be reserved.
@@ -368,7 +398,7 @@ impl Pool {
         name: &str,
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
             let id = state.catalog.next_id;
@@ -389,7 +419,7 @@ impl Pool {
         name: &str,
         change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
             let old = state.catalog.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
@@ -458,7 +488,7 @@ impl Pool {
     /// [`VolumeError::Unknown`], [`VolumeError::HasSnapshots`], or of the devices. A full pool is
     /// none.
     pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Deletion).await?;
         let volume = {
             let state = self.shared().state.lock();
             let volume = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?.id;
@@ -477,17 +507,6 @@ impl Pool {
     pub(super) fn want_checkpoint(&self) {
         self.shared().state.lock().wanted.checkpoint = true;
         self.shared().progress.notify();
-    }
-}
-
-/// Checks that `count` volumes and snapshots can be added.
-pub(super) fn check_room(catalog: &Catalog, count: usize) -> Result<(), VolumeError> {
-    if catalog.volumes.len() + count > VOLUMES_MAX {
-        return Err(VolumeError::TooMany);
-    }
-    match catalog.next_id.checked_add(count as u32) {
-        Some(_) => Ok(()),
-        None => Err(VolumeError::Field("id: the pool has given out all of them")),
     }
 }
 

@@ -12,7 +12,7 @@ use flagstone_runtime::CoreLocal;
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
-use super::space::{Admission, Demand, Sizes, Supply, admit, chunk_blocks};
+use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_order, chunk_blocks};
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
@@ -425,17 +425,31 @@ impl State {
             return None;
         }
         let supply = self.supply();
-        match admit(sizes, &supply, demand) {
-            Admission::Now => {
-                self.admitted.0 += demand.entries;
-                self.admitted.1 += demand.ranges;
-                // Ahead of the limit, so that writes rarely wait for it.
-                let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
-                self.wanted.checkpoint |=
-                    4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
-                self.wanted.cleaning |= supply.free < sizes.reserve + sizes.reserve / 4 + 2;
-                Some(Ok(()))
-            }
+        let decided = self.decide(admit(sizes, &supply, demand))?;
+        if decided.is_ok() {
+            self.admitted.0 += demand.entries;
+            self.admitted.1 += demand.ranges;
+            self.want_upkeep(sizes, &supply);
+        }
+        Some(decided)
+    }
+
+    /// Decides whether an order may begin; `None` if it has to wait.
+    fn try_admit_order(&mut self, sizes: &Sizes, kind: OrderKind) -> Option<Result<(), IoError>> {
+        if let Err(error) = self.check() {
+            return Some(Err(error));
+        }
+        let supply = self.supply();
+        let decided = self.decide(admit_order(sizes, &supply, kind))?;
+        self.want_upkeep(sizes, &supply);
+        Some(decided)
+    }
+
+    /// Asks for what an admission needs.
+    fn decide(&mut self, admission: Admission) -> Option<Result<(), IoError>> {
+        match admission {
+            Admission::Now => Some(Ok(())),
+            Admission::Full => Some(Err(IoError::NoSpace)),
             Admission::AfterCheckpoint => {
                 self.wanted.checkpoint = true;
                 None
@@ -444,8 +458,15 @@ impl State {
                 self.wanted.cleaning = true;
                 None
             }
-            Admission::Full => Some(Err(IoError::NoSpace)),
         }
+    }
+
+    /// Asks for work ahead of the limits, so that writes rarely wait for it.
+    fn want_upkeep(&mut self, sizes: &Sizes, supply: &Supply) {
+        let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
+        self.wanted.checkpoint |=
+            4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
+        self.wanted.cleaning |= supply.free < sizes.reserve + sizes.reserve / 4 + 2;
     }
 }
 
@@ -465,20 +486,34 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
     pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
-        let mut asked = false;
-        let admitted = self.progress.wait_for(|| {
+        self.admitted(|state| state.try_admit(&self.sizes, &demand)).await
+    }
+
+    /// Waits until an order may begin.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`] in a full pool, except for deletions.
+    pub(crate) async fn admit_order(&self, kind: OrderKind) -> Result<(), IoError> {
+        self.admitted(|state| state.try_admit_order(&self.sizes, kind)).await
+    }
+
+    /// Waits for a decision, and tells the keeper about work that it asks for.
+    async fn admitted(
+        &self,
+        decide: impl Fn(&mut State) -> Option<Result<(), IoError>>,
+    ) -> Result<(), IoError> {
+        let decided = self.progress.wait_for(|| {
             let mut state = self.state.lock();
             let before = state.wanted;
-            let decided = state.try_admit(&self.sizes, &demand);
-            asked |= before != state.wanted;
-            let notify = std::mem::take(&mut asked);
+            let decided = decide(&mut state);
+            let asked = before != state.wanted;
             drop(state);
-            if notify {
+            if asked {
                 self.progress.notify();
             }
             decided
         });
-        admitted.await
+        decided.await
     }
 
     /// Makes everything durable that took effect before.

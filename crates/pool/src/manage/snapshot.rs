@@ -11,8 +11,9 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time::wall_clock;
 
-use super::pool::{Order, Pool, check_room};
+use super::pool::{Order, Pool};
 use super::shared::{Shared, Turn, reservation};
+use super::space::OrderKind;
 use super::volume::PoolVolume;
 use crate::error::VolumeError;
 use crate::id::PoolId;
@@ -130,7 +131,7 @@ impl Pool {
         name: &str,
         id: PoolId,
     ) -> Result<PreparedSnapshot, VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Other).await?;
         if !is_name(name) {
             return Err(VolumeError::Field("name"));
         }
@@ -153,7 +154,8 @@ impl Pool {
                 }
                 ids.push(found.id);
             }
-            check_room(&state.catalog, ids.len())?;
+            let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
+            self.check_room(&state.catalog, ids.len(), bytes)?;
             self.check_space(&mut state, more)?;
         }
         let turn = self.keeper_turn().await?;
@@ -224,7 +226,7 @@ impl Pool {
     /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::InUse`] if more than one volume or snapshot
     /// continues from it; or of the devices. A full pool is none.
     pub async fn delete_snapshot(&self, name: &str) -> Result<(), VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Deletion).await?;
         let snapshot = loop {
             let reaping = {
                 let state = self.shared().state.lock();
@@ -262,7 +264,7 @@ impl Pool {
     /// [`VolumeError`] for an unknown volume or snapshot, a reservation of a thick volume that no
     /// longer fits, and errors of the devices.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Other).await?;
         let full = format!("{volume}@{snapshot}");
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
@@ -274,7 +276,8 @@ impl Pool {
                 true => found.blocks.saturating_sub(reservation(target)),
                 false => 0,
             };
-            check_room(&state.catalog, 1)?;
+            let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
+            self.check_room(&state.catalog, 1, hidden)?;
             self.check_space(&mut state, more)?;
             ids
         };
@@ -297,7 +300,7 @@ impl Pool {
         name: &str,
         properties: BTreeMap<String, String>,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Other).await?;
         let turn = self.keeper_turn().await?;
         let record = {
             let mut state = self.shared().state.lock();
@@ -322,7 +325,7 @@ impl Pool {
     /// [`VolumeError`] for an unknown volume, one that is no clone, two snapshots of one name, and
     /// errors of the devices.
     pub async fn promote_volume(&self, name: &str) -> Result<(), VolumeError> {
-        let order = self.order().await;
+        let order = self.order(OrderKind::Other).await?;
         let volume = {
             let state = self.shared().state.lock();
             let volume = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?.id;

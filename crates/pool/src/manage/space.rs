@@ -1,10 +1,10 @@
 //! Space: what a pool can hold, and whether a write may begin. Pure.
 
-use crate::limits::{CHUNK_PAYLOAD_BLOCKS, RECENT_MAX};
+use crate::limits::{BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, RECENT_MAX};
 use crate::ondisk::layout::Layout;
 
 /// Entries of [`crate::limits`] that one block of the usage table has.
-pub(crate) const USAGE_PER_BLOCK: usize = crate::limits::BLOCK_BYTES / 4;
+pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
 
 /// Sizes that follow from the layout of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub(crate) struct Sizes {
     pub(crate) reserve: usize,
     /// Blocks that volumes and their maps may have.
     pub(crate) capacity: u64,
+    /// Longest catalog, in bytes.
+    pub(crate) catalog: usize,
 }
 
 /// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
@@ -37,7 +39,9 @@ impl Sizes {
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
         // A block of a few snapshots of a small pool has as many pages.
         let moving = (recent / 4).max(32);
-        let checkpoint = recent + recent / 2 + recent / 8 + moving + 2 * usage + 8;
+        // A deleted volume moves all that follow it in the catalog, so a checkpoint may write all.
+        let catalog = (blocks / 64).min((CATALOG_BYTES_MAX / BLOCK_BYTES) as u64);
+        let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(u64::from(layout.segment_blocks()) / 2);
         let reserve = reserve.min(u64::from(layout.segments()) / 4);
         let rest = (u64::from(layout.segments()) - reserve) * u64::from(layout.segment_blocks());
@@ -48,6 +52,7 @@ impl Sizes {
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
+            catalog: catalog as usize * BLOCK_BYTES,
         }
     }
 }
@@ -121,11 +126,38 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand) -> Admissio
     Admission::Now
 }
 
+/// What an order does to the space of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrderKind {
+    /// It frees space, at least after the next checkpoint.
+    Deletion,
+    /// Any other.
+    Other,
+}
+
+/// Decides whether an order may begin. Its chunk takes a block of the log, and no entry among the
+/// recent changes that would limit the chunks until the next checkpoint.
+pub(crate) fn admit_order(sizes: &Sizes, supply: &Supply, kind: OrderKind) -> Admission {
+    // A checkpoint needs half of the reserve.
+    let floor = match kind {
+        OrderKind::Deletion => sizes.reserve / 2,
+        OrderKind::Other => sizes.reserve * 3 / 4,
+    };
+    match (supply.free > floor, supply.clean, kind) {
+        (true, _, _) => Admission::Now,
+        (false, false, _) => Admission::AfterCleaning,
+        // The checkpoint after it frees its block again.
+        (false, true, OrderKind::Deletion) => Admission::Now,
+        (false, true, OrderKind::Other) => Admission::Full,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000 };
+    const SIZES: Sizes =
+        Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000, catalog: 4096 };
     const SUPPLY: Supply = Supply {
         live: 500,
         reserved: 100,
@@ -155,5 +187,16 @@ mod tests {
         assert_eq!(decide(Supply { clean: true, ..dirty }, WRITE), Admission::AfterCheckpoint);
         let stuck = Supply { clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), Admission::Full);
+    }
+    #[test]
+    fn orders_leave_room_for_a_checkpoint() {
+        let decide =
+            |free, clean, kind| admit_order(&SIZES, &Supply { free, clean, ..SUPPLY }, kind);
+        assert_eq!(decide(4, false, OrderKind::Other), Admission::Now);
+        assert_eq!(decide(3, false, OrderKind::Other), Admission::AfterCleaning);
+        assert_eq!(decide(3, true, OrderKind::Other), Admission::Full);
+        assert_eq!(decide(3, false, OrderKind::Deletion), Admission::Now);
+        assert_eq!(decide(2, false, OrderKind::Deletion), Admission::AfterCleaning);
+        assert_eq!(decide(2, true, OrderKind::Deletion), Admission::Now);
     }
 }

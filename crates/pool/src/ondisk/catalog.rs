@@ -335,9 +335,14 @@ impl Catalog {
         Ok(())
     }
 
+    /// Length when encoded, in bytes.
+    pub fn encoded_len(&self) -> usize {
+        VOLUMES_AT + self.volumes.values().map(VolumeRecord::encoded_len).sum::<usize>()
+    }
+
     /// Encodes the catalog.
     pub fn encode(&self) -> Vec<u8> {
-        let len = VOLUMES_AT + self.volumes.values().map(VolumeRecord::encoded_len).sum::<usize>();
+        let len = self.encoded_len();
         let mut bytes = vec![0; len];
         begin(&mut bytes, MAGIC);
         put(&mut bytes, 12, &(self.volumes.len() as u32).to_le_bytes());

@@ -171,7 +171,13 @@ impl Catalog {
         let hidden = self.next_id;
         let state = VolumeState::Deleting { reaped: 0 };
         let rolled = self.volumes.get_mut(&volume).ok_or(conflict)?;
-        let former = VolumeRecord { id: hidden, state, uuid: PoolId::default(), ..rolled.clone() };
+        let former = VolumeRecord {
+            id: hidden,
+            state,
+            uuid: PoolId::default(),
+            properties: Default::default(),
+            ..rolled.clone()
+        };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
         (rolled.parent, rolled.adopted) = (snapshot, false);
         self.insert(former)?;
