@@ -77,3 +77,10 @@ pub const LOG_SEGMENTS_MAX: usize = 64;
 
 /// Passes of the cleaner without a gain after which the pool counts as clean.
 pub const FRUITLESS_PASSES: u32 = 8;
+
+/// Checkpoints for which a write waits in a full pool: one may be in progress when it begins, one
+/// may merge what a snapshot sealed, and the next merges everything that was written before it.
+pub const MERGES_WAITED: u64 = 3;
+
+/// Checkpoints for which a write waits for the cleaner, which frees space that others may take.
+pub const PASSES_WAITED: u64 = 64;

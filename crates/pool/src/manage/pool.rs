@@ -378,8 +378,7 @@ impl Pool {
     /// Checks that `more` blocks can be reserved.
     pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
         let supply = state.supply();
-        let used = supply.live + supply.reserved + supply.entries as u64;
-        let free = self.shared().sizes.capacity.saturating_sub(used);
+        let free = self.shared().sizes.capacity.saturating_sub(supply.used());
         if more > free {
             let block = BLOCK_BYTES as u64;
             let (free_bytes, needed_bytes) = (free * block, more * block);

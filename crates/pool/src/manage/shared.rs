@@ -408,8 +408,8 @@ impl State {
             entries: self.active.len() + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
-            unmerged: self.deleting > 0
-                || !self.active.is_empty()
+            reaping: self.deleting > 0,
+            unmerged: !self.active.is_empty()
                 || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
                 || self.admitted != (0, 0),
             clean: self.clean,
@@ -417,7 +417,12 @@ impl State {
     }
 
     /// Decides whether a change may begin; `None` if it has to wait.
-    fn try_admit(&mut self, sizes: &Sizes, demand: &Demand) -> Option<Result<(), IoError>> {
+    fn try_admit(
+        &mut self,
+        sizes: &Sizes,
+        demand: &Demand,
+        waited: u64,
+    ) -> Option<Result<(), IoError>> {
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
@@ -425,7 +430,7 @@ impl State {
             return None;
         }
         let supply = self.supply();
-        let decided = self.decide(admit(sizes, &supply, demand))?;
+        let decided = self.decide(admit(sizes, &supply, demand, waited))?;
         if decided.is_ok() {
             self.admitted.0 += demand.entries;
             self.admitted.1 += demand.ranges;
@@ -435,12 +440,17 @@ impl State {
     }
 
     /// Decides whether an order may begin; `None` if it has to wait.
-    fn try_admit_order(&mut self, sizes: &Sizes, kind: OrderKind) -> Option<Result<(), IoError>> {
+    fn try_admit_order(
+        &mut self,
+        sizes: &Sizes,
+        kind: OrderKind,
+        waited: u64,
+    ) -> Option<Result<(), IoError>> {
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
         let supply = self.supply();
-        let decided = self.decide(admit_order(sizes, &supply, kind))?;
+        let decided = self.decide(admit_order(sizes, &supply, kind, waited))?;
         self.want_upkeep(sizes, &supply);
         Some(decided)
     }
@@ -486,7 +496,7 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
     pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
-        self.admitted(|state| state.try_admit(&self.sizes, &demand)).await
+        self.admitted(|state, waited| state.try_admit(&self.sizes, &demand, waited)).await
     }
 
     /// Waits until an order may begin.
@@ -494,18 +504,21 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool, except for deletions.
     pub(crate) async fn admit_order(&self, kind: OrderKind) -> Result<(), IoError> {
-        self.admitted(|state| state.try_admit_order(&self.sizes, kind)).await
+        self.admitted(|state, waited| state.try_admit_order(&self.sizes, kind, waited)).await
     }
 
-    /// Waits for a decision, and tells the keeper about work that it asks for.
+    /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
+    /// tells the keeper about work that it asks for.
     async fn admitted(
         &self,
-        decide: impl Fn(&mut State) -> Option<Result<(), IoError>>,
+        decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,
     ) -> Result<(), IoError> {
+        let mut first = None;
         let decided = self.progress.wait_for(|| {
             let mut state = self.state.lock();
             let before = state.wanted;
-            let decided = decide(&mut state);
+            let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
+            let decided = decide(&mut state, waited);
             let asked = before != state.wanted;
             drop(state);
             if asked {

@@ -1,6 +1,8 @@
 //! Space: what a pool can hold, and whether a write may begin. Pure.
 
-use crate::limits::{BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, RECENT_MAX};
+use crate::limits::{
+    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
+};
 use crate::ondisk::layout::Layout;
 
 /// Entries of [`crate::limits`] that one block of the usage table has.
@@ -83,10 +85,26 @@ pub(crate) struct Supply {
     pub(crate) ranges: usize,
     /// Free segments.
     pub(crate) free: usize,
-    /// A checkpoint would find dead blocks: there are recent changes, or deleted volumes.
+    /// A checkpoint may find dead blocks: there are recent changes.
     pub(crate) unmerged: bool,
+    /// Deleted volumes or snapshots still have blocks.
+    pub(crate) reaping: bool,
     /// The cleaner found nothing to free since the last checkpoint.
     pub(crate) clean: bool,
+}
+
+impl Supply {
+    /// Blocks in use or reserved; those that were overwritten or deleted count until a checkpoint
+    /// finds them.
+    pub(crate) fn used(&self) -> u64 {
+        self.live + self.reserved + self.entries as u64
+    }
+
+    /// Whether less may be in use after the next checkpoint. Others may change blocks all the time,
+    /// so the changes that were recent at first are merged after some.
+    pub(crate) fn may_shrink(&self, checkpoints_waited: u64) -> bool {
+        self.reaping || self.unmerged && checkpoints_waited < MERGES_WAITED
+    }
 }
 
 /// Whether a write may begin.
@@ -102,8 +120,8 @@ pub(crate) enum Admission {
     Full,
 }
 
-/// Decides whether a write may begin.
-pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand) -> Admission {
+/// Decides whether a write may begin that has waited for so many checkpoints.
+pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64) -> Admission {
     let entries = supply.entries + demand.entries;
     let ranges = supply.ranges + demand.ranges;
     if supply.entries > 0 && entries > sizes.recent
@@ -111,16 +129,19 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand) -> Admissio
     {
         return Admission::AfterCheckpoint;
     }
-    let used = supply.live + supply.reserved + supply.entries as u64;
-    if demand.blocks > 0 && !demand.reserved && used + demand.blocks > sizes.capacity {
-        return if supply.unmerged { Admission::AfterCheckpoint } else { Admission::Full };
+    if demand.blocks > 0 && !demand.reserved && supply.used() + demand.blocks > sizes.capacity {
+        return match supply.may_shrink(waited) {
+            true => Admission::AfterCheckpoint,
+            false => Admission::Full,
+        };
     }
     // Zeroes and orders free space, so they may use the reserve.
     if demand.blocks > 0 && supply.free <= sizes.reserve {
-        return match (supply.clean, supply.unmerged) {
-            (false, _) => Admission::AfterCleaning,
-            (true, true) => Admission::AfterCheckpoint,
-            (true, false) => Admission::Full,
+        return match supply.clean {
+            _ if waited >= PASSES_WAITED => Admission::Full,
+            false => Admission::AfterCleaning,
+            true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
+            true => Admission::Full,
         };
     }
     Admission::Now
@@ -137,13 +158,18 @@ pub(crate) enum OrderKind {
 
 /// Decides whether an order may begin. Its chunk takes a block of the log, and no entry among the
 /// recent changes that would limit the chunks until the next checkpoint.
-pub(crate) fn admit_order(sizes: &Sizes, supply: &Supply, kind: OrderKind) -> Admission {
+pub(crate) fn admit_order(
+    sizes: &Sizes,
+    supply: &Supply,
+    kind: OrderKind,
+    waited: u64,
+) -> Admission {
     // A checkpoint needs half of the reserve.
     let floor = match kind {
         OrderKind::Deletion => sizes.reserve / 2,
         OrderKind::Other => sizes.reserve * 3 / 4,
     };
-    match (supply.free > floor, supply.clean, kind) {
+    match (supply.free > floor, supply.clean || waited >= PASSES_WAITED, kind) {
         (true, _, _) => Admission::Now,
         (false, false, _) => Admission::AfterCleaning,
         // The checkpoint after it frees its block again.
@@ -165,24 +191,29 @@ mod tests {
         ranges: 0,
         free: 20,
         unmerged: true,
+        reaping: false,
         clean: false,
     };
     const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
 
     #[test]
     fn writes_are_admitted_by_space_and_segments() {
-        let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand);
+        let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand, 0);
         assert_eq!(decide(SUPPLY, WRITE), Admission::Now);
         let crowded = Supply { entries: 95, ..SUPPLY };
         assert_eq!(decide(crowded, WRITE), Admission::AfterCheckpoint);
         let full = Supply { live: 890, ..SUPPLY };
         assert_eq!(decide(full, WRITE), Admission::AfterCheckpoint);
+        assert_eq!(admit(&SIZES, &full, &WRITE, MERGES_WAITED), Admission::Full);
+        let reaping = Supply { reaping: true, ..full };
+        assert_eq!(admit(&SIZES, &reaping, &WRITE, 1000), Admission::AfterCheckpoint);
         let full = Supply { unmerged: false, ..full };
         assert_eq!(decide(full, WRITE), Admission::Full);
         assert_eq!(decide(full, Demand { reserved: true, ..WRITE }), Admission::Now);
         assert_eq!(decide(full, Demand { blocks: 0, ..WRITE }), Admission::Now);
         let dirty = Supply { free: 4, ..SUPPLY };
         assert_eq!(decide(dirty, WRITE), Admission::AfterCleaning);
+        assert_eq!(admit(&SIZES, &dirty, &WRITE, PASSES_WAITED), Admission::Full);
         assert_eq!(decide(dirty, Demand { blocks: 0, ..WRITE }), Admission::Now);
         assert_eq!(decide(Supply { clean: true, ..dirty }, WRITE), Admission::AfterCheckpoint);
         let stuck = Supply { clean: true, unmerged: false, ..dirty };
@@ -191,7 +222,7 @@ mod tests {
     #[test]
     fn orders_leave_room_for_a_checkpoint() {
         let decide =
-            |free, clean, kind| admit_order(&SIZES, &Supply { free, clean, ..SUPPLY }, kind);
+            |free, clean, kind| admit_order(&SIZES, &Supply { free, clean, ..SUPPLY }, kind, 0);
         assert_eq!(decide(4, false, OrderKind::Other), Admission::Now);
         assert_eq!(decide(3, false, OrderKind::Other), Admission::AfterCleaning);
         assert_eq!(decide(3, true, OrderKind::Other), Admission::Full);
