@@ -9,6 +9,7 @@ use flagstone_nvme::identify::controller::{
 };
 use flagstone_nvme::identify::namespace::{
     OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED, ZEROES_DEALLOCATE,
+    reservation_capabilities as rescap,
 };
 use flagstone_nvme::identify::{
     Cns, CommandSets, ControllerList, DescriptorWriter, IdentifyController, IdentifyNamespace,
@@ -201,7 +202,9 @@ impl Controller {
         structure.log_attributes |= log_attributes::COMMAND_EFFECTS;
         structure.sqe_exponents = SQES;
         structure.cqe_exponents = CQES;
-        structure.optional_io = U16::new(OPTIONAL_IO);
+        let reserves = self.snapshot().iter().any(|namespace| namespace.reservations.is_some());
+        let reservations = if reserves { optional_io::RESERVATIONS } else { 0 };
+        structure.optional_io = U16::new(OPTIONAL_IO | reservations);
         structure.fused = U16::new(COMPARE_AND_WRITE);
         structure.optional_fabrics = U16::new(DISCONNECT);
         // Linux requires both for ANA, and MNAN not above NN.
@@ -253,6 +256,11 @@ impl Controller {
             optimal_write_0based: in_blocks_0based(optimal_bytes),
             ana_group: U32::new(ANA_GROUP),
             attributes: if namespace.read_only { WRITE_PROTECTED } else { 0 },
+            reservation_capabilities: match &namespace.reservations {
+                None => 0,
+                Some(of) if of.can_persist() => rescap::ALL_TYPES | rescap::PERSIST,
+                Some(_) => rescap::ALL_TYPES,
+            },
             nguid: namespace.uuid,
             ..IdentifyNamespace::default()
         };

@@ -24,7 +24,7 @@ wire! {
         26 => pub format_in_use: u8;
         27 => pub _unused27: [u8; 3];
         30 => pub sharing: u8, "NMIC: bit 0, may be attached to several controllers.";
-        31 => pub reservation_capabilities: u8, "RESCAP: reservations, 0 is none.";
+        31 => pub reservation_capabilities: u8, "RESCAP: see [`reservation_capabilities`].";
         32 => pub _unused32: u8;
         33 => pub deallocate_features: u8, "DLFEAT: see [`READS_AS`] and [`ZEROES_DEALLOCATE`].";
         34 => pub _unused34: [u8; 14];
@@ -81,6 +81,14 @@ wire! {
         284 => pub deallocate_alignment_0based: U32;
         288 => pub _unused288: [u8; 3808];
     }
+}
+
+/// RESCAP: supported reservations; 0 is none.
+pub mod reservation_capabilities {
+    /// Bit 0: registrations and the reservation can persist through power loss.
+    pub const PERSIST: u8 = 1;
+    /// Bits 6:1: every type of reservation. Bit 7: Ignore Existing Key as in Base 1.3 or later.
+    pub const ALL_TYPES: u8 = 0xfe;
 }
 
 /// NSFEAT bit 4, OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are valid.

@@ -16,7 +16,7 @@ mod volume_orders;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -160,6 +160,11 @@ impl Pools {
 
     async fn order(&self) -> Permit {
         self.order.acquire(1).await
+    }
+
+    /// The state directory, if there is one that can be used.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.state.as_ref().ok().map(StateDirectory::path)
     }
 
     /// The directory that an order writes to.

@@ -60,6 +60,11 @@ impl StateDirectory {
         }
     }
 
+    /// Its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Replaces the pools, durably.
     ///
     /// # Errors
