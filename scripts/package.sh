@@ -3,9 +3,9 @@
 #
 #   scripts/package.sh [OPTION...] [ARCHITECTURE...]
 #
-# Architectures: x86_64, aarch64; both if none is given. Options: --binary FILE packages this program,
-# of this machine's architecture, instead of building one; --version VERSION; --output DIR; --deb-only;
-# --fast compresses less. Uses cargo-deb and cargo-generate-rpm, installed into .cache/tools at pinned
+# Architectures: x86_64, aarch64; both if none is given, or with --binary this machine's. Options:
+# --binary FILE uses this program of this machine's architecture instead of building one; --version
+# VERSION; --output DIR; --deb-only; --fast compresses less. Uses cargo-deb and cargo-generate-rpm, installed into .cache/tools at pinned
 # versions the first time, which needs a network. The architecture that is not this machine's needs
 # Debian's cross compiler, and is skipped with a message if that cannot be installed. Exit status:
 # 0 packages are built; 1 a build failed; 2 wrong arguments.
@@ -32,9 +32,7 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#architectures[@]} = 0 ]; then
     architectures=(x86_64 aarch64)
-fi
-if [ -n "$binary" ]; then
-    architectures=("$host")
+    [ -z "$binary" ] || architectures=("$host")
 fi
 
 # install PROGRAM VERSION. Little optimized, to build in a fraction of the time.
