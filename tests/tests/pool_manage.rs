@@ -393,7 +393,9 @@ fn untrusted_devices_are_refused_by_name() {
     assert!(bed.server.terminate().success());
     let good = bed.scratch.join("good");
     std::fs::copy(&second, &good).unwrap();
-    let restore = |from: &Path| drop(std::fs::copy(from, &second).unwrap());
+    let restore = |from: &Path| {
+        std::fs::copy(from, &second).unwrap();
+    };
     let version = |path: &Path| {
         let file = File::options().write(true).open(path).unwrap();
         for copy in 0..4 {
@@ -402,12 +404,8 @@ fn untrusted_devices_are_refused_by_name() {
     };
     let cases: [(&str, &dyn Fn(), &[&str]); 6] = [
         ("older", &|| restore(&old), &["second has update", "old copy", "attach the current"]),
-        ("duplicated", &|| drop(std::fs::copy(&first, &second).unwrap()), &["copies of the same"]),
-        (
-            "swapped",
-            &|| drop(std::fs::copy(&other, &second).unwrap()),
-            &["belongs to pool", "slow", "second"],
-        ),
+        ("duplicated", &|| restore(&first), &["copies of the same"]),
+        ("swapped", &|| restore(&other), &["belongs to pool", "slow", "second"]),
         (
             "cut",
             &|| File::options().write(true).open(&second).unwrap().set_len(64 << 20).unwrap(),

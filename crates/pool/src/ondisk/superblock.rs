@@ -135,6 +135,10 @@ impl Superblock {
                 segments: fields.u32(at + 24),
             })
             .collect();
+        // A device that is removed is not written any more.
+        if devices.get(usize::from(device)).is_some_and(DeviceRecord::is_removed) {
+            return Err(FormatError::Field("devices"));
+        }
         let distinct = (1..count)
             .all(|index| devices[..index].iter().all(|other| other.id != devices[index].id));
         if !distinct {
