@@ -8,7 +8,7 @@ use flagstone_nvme::identify::controller::{
     attributes, controller_type, log_attributes, multipath, optional_io, sgl_support, write_cache,
 };
 use flagstone_nvme::identify::namespace::{
-    OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED, ZEROES_DEALLOCATE,
+    OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, THIN, WRITE_PROTECTED, ZEROES_DEALLOCATE,
     reservation_capabilities as rescap,
 };
 use flagstone_nvme::identify::{
@@ -241,11 +241,15 @@ impl Controller {
         // The other behavior, zeroes or old data, has no code of its own.
         let reads_as = if geometry.discard_zeroes { READS_AS_ZEROES } else { 0 };
         let deallocate = if geometry.can_discard { ZEROES_DEALLOCATE } else { 0 };
+        let used = namespace.device.used_bytes();
+        let used_blocks =
+            used.map_or(namespace.blocks, |bytes| bytes.div_ceil(geometry.block_bytes.into()));
         let mut structure = IdentifyNamespace {
             size_blocks: blocks,
             capacity_blocks: blocks,
-            used_blocks: blocks,
-            features: OPTIMAL_SIZES,
+            // NUSE is at most NCAP.
+            used_blocks: U64::new(used_blocks.min(namespace.blocks)),
+            features: OPTIMAL_SIZES | if used.is_some() { THIN } else { 0 },
             sharing: SHARED,
             deallocate_features: reads_as | deallocate,
             capacity_bytes: U128::new(u128::from(geometry.size_bytes)),

@@ -17,7 +17,7 @@ wire! {
         0 => pub size_blocks: U64, "NSZE: size, blocks.";
         8 => pub capacity_blocks: U64, "NCAP: capacity, blocks.";
         16 => pub used_blocks: U64, "NUSE: blocks in use.";
-        24 => pub features: u8, "NSFEAT: see [`OPTIMAL_SIZES`].";
+        24 => pub features: u8, "NSFEAT: see [`THIN`] and [`OPTIMAL_SIZES`].";
         25 => pub formats_0based: u8, "NLBAF: formats, 0's based.";
         /// FLBAS: bits 3:0 the format in use (its low 4 bits), 4 metadata in the data, 6:5 the
         /// format's upper bits.
@@ -91,6 +91,8 @@ pub mod reservation_capabilities {
     pub const ALL_TYPES: u8 = 0xfe;
 }
 
+/// NSFEAT bit 0, THINP: the namespace is thin. NUSE may be below NSZE.
+pub const THIN: u8 = 1;
 /// NSFEAT bit 4, OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
 pub const OPTIMAL_SIZES: u8 = 1 << 4;
 /// DLFEAT bits 2:0: content of deallocated blocks; 0 not reported, 1 all 00h, 2 all FFh.
