@@ -16,7 +16,7 @@ use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_ord
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
+use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, SPARES_MAX};
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
@@ -47,6 +47,7 @@ pub(crate) struct Shared {
 pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
     pub(crate) deleted: AtomicBool,
+    pub(crate) thick: AtomicBool,
     /// A snapshot.
     pub(crate) read_only: bool,
 }
@@ -87,6 +88,27 @@ pub(crate) struct Usage {
 impl Usage {
     pub(crate) fn total(&self) -> u64 {
         self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
+    }
+}
+
+/// Emptied lists of chunks that took effect, so that the next chunks allocate nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    pub(crate) records: Vec<Vec<Record>>,
+    pub(crate) checksums: Vec<Vec<u32>>,
+}
+
+impl Spares {
+    fn put(&mut self, content: ChunkContent) {
+        let ChunkContent { mut records, mut checksums } = content;
+        if self.records.len() < SPARES_MAX {
+            records.clear();
+            self.records.push(records);
+        }
+        if self.checksums.len() < SPARES_MAX {
+            checksums.clear();
+            self.checksums.push(checksums);
+        }
     }
 }
 
@@ -139,6 +161,7 @@ pub(crate) struct State {
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
     pub(crate) spare: Option<Recent>,
+    pub(crate) spares: Spares,
     failed: Option<IoError>,
 }
 
@@ -220,6 +243,7 @@ impl State {
             reserved: 0,
             deleting: 0,
             spare: None,
+            spares: Spares::default(),
             failed: None,
         };
         state.catalog_changed();
@@ -294,6 +318,7 @@ impl State {
         while let Some(chunk) = self.position.pop_written() {
             let content = chunk.content.expect("it is written");
             self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
+            self.spares.put(content);
         }
     }
 
@@ -355,6 +380,7 @@ impl State {
         for (id, handle) in &self.handles {
             if let Some(volume) = self.catalog.volumes.get(id) {
                 handle.blocks.store(volume.blocks, Ordering::Release);
+                handle.thick.store(volume.thick, Ordering::Release);
             }
         }
     }
@@ -499,6 +525,14 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit(&self.sizes, &demand, waited)).await
     }
 
+    /// Begins a change now, or returns `None` if it has to wait.
+    ///
+    /// # Errors
+    /// As [`Shared::admit`].
+    pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
+        self.try_admitted(|state| state.try_admit(&self.sizes, demand, 0))
+    }
+
     /// Waits until an order may begin.
     ///
     /// # Errors
@@ -515,18 +549,27 @@ impl Shared {
     ) -> Result<(), IoError> {
         let mut first = None;
         let decided = self.progress.wait_for(|| {
-            let mut state = self.state.lock();
-            let before = state.wanted;
-            let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
-            let decided = decide(&mut state, waited);
-            let asked = before != state.wanted;
-            drop(state);
-            if asked {
-                self.progress.notify();
-            }
-            decided
+            self.try_admitted(|state| {
+                let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
+                decide(state, waited)
+            })
         });
         decided.await
+    }
+
+    fn try_admitted(
+        &self,
+        decide: impl FnOnce(&mut State) -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
+        let mut state = self.state.lock();
+        let before = state.wanted;
+        let decided = decide(&mut state);
+        let asked = before != state.wanted;
+        drop(state);
+        if asked {
+            self.progress.notify();
+        }
+        decided
     }
 
     /// Makes everything durable that took effect before.
