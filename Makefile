@@ -25,7 +25,7 @@ ROUNDS ?= 200
 # Target and seconds of `make fuzz`.
 TARGET ?= all
 TIME ?= 60
-# Seconds of each of the 29 measurements of `make demo`, and the directory of its file.
+# Seconds of each of the 33 measurements of `make demo`, and the directory of its file.
 DEMO_SECONDS ?= 2
 DEMO_DIR ?= target
 DEMO_ARGS ?=
@@ -77,7 +77,7 @@ fuzz: setup ## fuzz for long: TARGET=nvme_target TIME=3600 (seconds)
 fuzz-smoke: ## every fuzz target for a few seconds
 	fuzz/run all 3
 
-demo: build ## in three minutes: a volume attached, a mirror, a fabric, a dying node; one report
+demo: build ## in three minutes: a volume attached, a pool, a mirror, a fabric, a dying node; one report
 	$(FLAGSTONE_BIN) lab demo --dir $(DEMO_DIR) --runtime $(DEMO_SECONDS)s --results target/demo $(DEMO_ARGS)
 
 demo-smoke: build

@@ -58,6 +58,13 @@ pub struct BenchJob {
     pub engine: Option<String>,
     /// Results for each thread instead of their sum.
     pub per_thread: bool,
+    /// Step of the campaign that runs before the first repetition on each target: see
+    /// [`crate::campaign::CampaignPlan::commands`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before: Option<String>,
+    /// How many times the step runs; 0 counts as 1.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub before_times: u32,
     pub extra: Vec<(String, String)>,
 }
 
@@ -86,9 +93,15 @@ impl Default for BenchJob {
             seed: None,
             engine: None,
             per_thread: false,
+            before: None,
+            before_times: 0,
             extra: Vec::new(),
         }
     }
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Options of fio that a job may add: none of them accesses anything but the checked target, runs a

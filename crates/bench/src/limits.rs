@@ -74,3 +74,9 @@ pub const BLOCK_BYTES: u64 = u32::MAX as u64;
 pub(crate) const SERVER_PROCESSES: usize = 1024;
 /// NVMe controllers that are inspected: the kernel's number of minor device numbers.
 pub const CONTROLLERS: usize = 65_536;
+
+/// Times that a step runs before a job.
+pub(crate) const STEP_TIMES: u32 = 10_000;
+
+/// Output of a step's command that is read, in bytes.
+pub(crate) const STEP_BYTES: u64 = 1 << 20;

@@ -51,10 +51,20 @@ pub struct ResultRecord {
     pub command: String,
     /// File in `raw/` with the tool's output.
     pub raw: Option<String>,
+    /// Bytes that the layer below wrote meanwhile, by the user's command.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<u64>,
     pub measurement: Measurement,
 }
 
 impl ResultRecord {
+    /// Bytes that the layer below wrote per byte written by the job.
+    pub fn write_amplification(&self) -> Option<f64> {
+        let written = self.written_bytes.filter(|_| self.rw.writes() && !self.rw.reads())?;
+        let host = self.mb_per_s * 1e6 * self.runtime_ms as f64 / 1e3;
+        (host > 0.0).then(|| written as f64 / host)
+    }
+
     /// A record of a measurement without provenance, repetition, time, tool and command.
     pub fn new(
         suite: &str,
@@ -89,6 +99,7 @@ impl ResultRecord {
             tool: String::new(),
             command: String::new(),
             raw: None,
+            written_bytes: None,
             measurement,
         }
     }

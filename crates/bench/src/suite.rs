@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::error::Error;
 use crate::fio::job_file;
 use crate::job::{AccessPattern, BenchJob, Buffers};
-use crate::limits::{REPETITIONS, SUITE_BYTES, SUITE_JOBS};
+use crate::limits::{REPETITIONS, STEP_TIMES, SUITE_BYTES, SUITE_JOBS};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
@@ -30,7 +30,7 @@ pub struct Suite {
 const REPETITIONS_DEFAULT: u32 = 5;
 
 /// Name and file of each built-in suite.
-pub const BUILT_IN: [(&str, &str); 11] = [
+pub const BUILT_IN: [(&str, &str); 12] = [
     ("quick", include_str!("../suites/quick.toml")),
     ("latency", include_str!("../suites/latency.toml")),
     ("sweep", include_str!("../suites/sweep.toml")),
@@ -42,6 +42,7 @@ pub const BUILT_IN: [(&str, &str); 11] = [
     ("provisioned-iops", include_str!("../suites/provisioned-iops.toml")),
     ("gcp-pd", include_str!("../suites/gcp-pd.toml")),
     ("gcp-local-ssd", include_str!("../suites/gcp-local-ssd.toml")),
+    ("space-sharing", include_str!("../suites/space-sharing.toml")),
 ];
 
 #[derive(Clone, Deserialize)]
@@ -100,6 +101,8 @@ struct RawJob {
     random_map: Option<bool>,
     seed: Option<u64>,
     engine: Option<String>,
+    before: Option<String>,
+    times: Option<u32>,
     #[serde(default)]
     fio: BTreeMap<String, String>,
 }
@@ -190,7 +193,7 @@ fn merged(defaults: &RawJob, job: &RawJob) -> RawJob {
         ($($field:ident)*) => { RawJob { $($field: j.$field.or(d.$field),)* fio } };
     }
     first_given!(name rw bs depth threads disks write_percent ramp runtime offset size offset_increment
-        direct sync buffers rate_iops random_map seed engine)
+        direct sync buffers rate_iops random_map seed engine before times)
 }
 
 type Named = Vec<(Vec<String>, BenchJob)>;
@@ -278,6 +281,11 @@ fn base(raw: &RawJob) -> Result<BenchJob, String> {
     job.random_map = raw.random_map.unwrap_or(job.random_map);
     job.seed = raw.seed;
     job.engine.clone_from(&raw.engine);
+    job.before.clone_from(&raw.before);
+    job.before_times = raw.times.unwrap_or(0);
+    if job.before_times > STEP_TIMES || (job.before_times > 0 && job.before.is_none()) {
+        return Err(format!("times is from 1 to {STEP_TIMES}, and belongs to before"));
+    }
     job.buffers = match raw.buffers.as_deref() {
         None | Some("scrambled") => Buffers::Scrambled,
         Some("random") => Buffers::Random,

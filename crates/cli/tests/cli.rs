@@ -175,11 +175,13 @@ fn cli_reference_matches_clap() {
     let on_types = ids(&["plan-machine", "plan-jobs", "plan-output"]);
     let plan_types = |name: &str| options_beyond(&find(&["plan", name]), &on_types);
     let plan = |name: &str| options_beyond(&find(&["plan", name]), &on_disks);
+    let disks = ids(&["plan-disk", "plan-output"]);
+    let plan_alone_disks = |name: &str| options_beyond(&find(&["plan", name]), &disks);
     let output = ids(&["plan-output"]);
     let plan_alone = |name: &str| options_beyond(&find(&["plan", name]), &output);
     let mut targets = ids(&["lab-results", "lab-lengths", "lab-targets"]);
     let lab = |name: &str| options_beyond(&find(&["lab", name]), &targets);
-    let nodes = ["mirror", "failover", "fabric"].map(lab);
+    let nodes = ["mirror", "failover", "fabric", "pool"].map(lab);
     targets.extend(ids(&["lab-product"]));
     let lab = |name: &str| options_beyond(&find(&["lab", name]), &targets);
     let shared_options = shared.iter().map(|(name, group)| {
@@ -236,12 +238,14 @@ fn cli_reference_matches_clap() {
         ("options:lab-fabric".to_owned(), nodes[2].clone()),
         ("options:lab-provisioned".to_owned(), lab("provisioned")),
         ("options:lab-limits".to_owned(), lab("limits")),
+        ("options:lab-pool".to_owned(), nodes[3].clone()),
         ("options:lab-demo".to_owned(), options(&find(&["lab", "demo"]))),
         ("options:plan-predict".to_owned(), plan("predict")),
         ("options:plan-cheapest".to_owned(), plan_alone("cheapest")),
         ("options:plan-explain".to_owned(), plan("explain")),
         ("options:plan-compare".to_owned(), plan_types("compare")),
         ("options:plan-curve".to_owned(), plan_types("curve")),
+        ("options:plan-pool".to_owned(), plan_alone_disks("pool")),
         ("options:plan-table".to_owned(), plan_alone("table")),
         ("options:plan-catalog".to_owned(), options(&find(&["plan", "catalog"]))),
         ("options:check".to_owned(), of("check")),

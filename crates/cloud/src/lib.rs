@@ -8,7 +8,7 @@
 //!   Contradictions of the page are reported with the results that they affect.
 //!
 //! Start with [`catalog`]; then [`input`], the question, and [`prediction`], the answer.
-//! [`judge`] compares measurements.
+//! [`judge`] compares measurements. [`pool`] predicts a pool on a disk.
 
 #![allow(missing_docs, reason = "the names of most members say it")]
 
@@ -23,6 +23,7 @@ pub mod judge;
 pub mod limits;
 mod mix;
 mod placement;
+pub mod pool;
 mod predict;
 pub mod prediction;
 mod price;

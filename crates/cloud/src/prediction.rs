@@ -85,6 +85,7 @@ pub enum Recommendation {
     WriteFirst,
     CheckConfiguration,
     ShorterPath,
+    Pool { fullness_percent: u32, iops: f64 },
     OtherDepth { in_flight: u64 },
     OtherBlocks { bytes: u64 },
 }

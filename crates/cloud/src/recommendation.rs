@@ -384,6 +384,11 @@ impl std::fmt::Display for Recommendation {
                 "check: blocks of {}; the same MB/s mean a cap of throughput",
                 block_size(*bytes)
             ),
+            Pool { fullness_percent, iops } => write!(
+                f,
+                "a pool on this disk (flagstone plan pool): {} IOPS when it is {fullness_percent} % full",
+                grouped(*iops, 0)
+            ),
             ShorterPath => f.write_str("find the latency in the path: measure the disk directly"),
         }
     }

@@ -116,6 +116,7 @@ impl RunOptions {
             file_bytes: NO_FILE_BYTES,
             initiator: bed.initiator,
             origins: bed.origins.clone(),
+            commands: BTreeMap::new(),
             command: Some(self.command.clone()),
             destroy: bed.destroy.clone(),
         }

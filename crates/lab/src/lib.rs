@@ -8,7 +8,7 @@
 //! - every started process is stopped, whatever happens, and scratch files are removed.
 //!
 //! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B, [`provisioned`] C,
-//! [`disk_limits`] D; [`failover`] kills a node under a verifying load, and [`demo`] runs short
+//! [`disk_limits`] D; [`pool`] compares a pool with the disk below it; [`failover`] kills a node under a verifying load, and [`demo`] runs short
 //! versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
 //! emulated nodes; [`operator`] waits for the user of given ones.
 
@@ -26,6 +26,7 @@ mod limits;
 pub mod mirror;
 mod node;
 pub mod operator;
+pub mod pool;
 pub mod ports;
 pub mod provisioned;
 pub mod sections;

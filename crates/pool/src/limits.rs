@@ -26,6 +26,9 @@ pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 /// next chunk. 8 × 1 MiB per core is the most memory that they hold.
 pub const CHUNKS_IN_FLIGHT: usize = 8;
 
+/// Lists of records and checksums of chunks that are kept for the next ones: 16 × 13 KiB.
+pub const SPARES_MAX: usize = 16;
+
 /// Chunks of all cores that are written and wait for their turn to take effect.
 pub const CHUNKS_UNAPPLIED: usize = 256;
 

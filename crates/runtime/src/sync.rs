@@ -63,9 +63,14 @@ pub struct SharedNotify {
 impl SharedNotify {
     /// Wakes every waiter.
     pub fn notify(&self) {
-        let woken = std::mem::take(&mut *self.waiting.lock());
-        for waker in woken {
+        let mut woken = std::mem::take(&mut *self.waiting.lock());
+        for waker in woken.drain(..) {
             waker.wake();
+        }
+        // Keep the allocation for the next round, unless a new waiter has registered meanwhile.
+        let mut waiting = self.waiting.lock();
+        if waiting.is_empty() {
+            *waiting = woken;
         }
     }
 

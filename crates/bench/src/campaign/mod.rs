@@ -4,6 +4,7 @@
 mod pace;
 mod run;
 mod serve;
+mod steps;
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,10 @@ use crate::suite::Suite;
 use crate::target::{BenchTarget, DiskAddress};
 
 pub use run::{Campaign, CampaignEnd, Watcher};
+
+/// Step whose command prints the bytes that the layer below a target has written so far; from it follows
+/// the write amplification of each job.
+pub const WRITTEN: &str = "written";
 
 /// Upper bound of the rounds of a job that does not become steady.
 pub(crate) const ROUNDS_MAX: u32 = 25;
@@ -47,6 +52,9 @@ pub struct CampaignPlan {
     /// User-supplied provenance of disks that cannot be inspected, by address.
     #[serde(default)]
     pub origins: BTreeMap<String, Origin>,
+    /// Shell commands of the user by step: the steps of [`BenchJob::before`], and [`WRITTEN`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub commands: BTreeMap<String, String>,
     /// The command that made the campaign, where that was not `flagstone bench run`: its targets
     /// existed for it only, so it cannot be resumed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,9 +88,25 @@ impl CampaignPlan {
             file_bytes,
             initiator: InitiatorChoice::default(),
             origins: BTreeMap::new(),
+            commands: BTreeMap::new(),
             command: None,
             destroy: Vec::new(),
         }
+    }
+
+    /// Removes the jobs whose step has no command; returns a note for each.
+    pub fn leave_out_jobs_without_step(&mut self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let commands = &self.commands;
+        self.jobs.retain(|job| match &job.before {
+            Some(step) if !commands.contains_key(step) => {
+                let name = &job.name;
+                notes.push(format!("{name} is left out: give --step {step}=COMMAND"));
+                false
+            }
+            _ => true,
+        });
+        notes
     }
 
     /// Validates it; a plan that was read from a file may be invalid too.

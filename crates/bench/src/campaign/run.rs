@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::attach::Initiator;
 use crate::campaign::pace::{Pace, Progress, planned_s};
 use crate::campaign::serve::{Driven, OWN_TOOL};
-use crate::campaign::{CampaignPlan, CampaignStep, ROUNDS_MAX};
+use crate::campaign::{CampaignPlan, CampaignStep, ROUNDS_MAX, steps};
 use crate::environment;
 use crate::error::Error;
 use crate::fio::Fio;
@@ -143,8 +143,16 @@ impl Campaign<'_> {
                 self.interrupt.check()?;
                 let what = format!("{} on {}, {} of {least}", key.0, key.1, repetition + 1);
                 watcher.begin(&what, pace.corrected(self.remaining_s(step, done)));
+                let (job, target) = (&self.plan.jobs[step.job], &driven[step.target].target);
+                if step.repetition == 0 {
+                    steps::before(self.plan, job, target, self.interrupt)?;
+                }
+                let before = steps::written(self.plan, target, self.interrupt)?;
                 let watch = Stopwatch::start();
                 let mut record = self.measure(step, &driven[step.target], watcher)?;
+                let after = steps::written(self.plan, target, self.interrupt)?;
+                let written = |(after, before): (u64, u64)| after.saturating_sub(before);
+                record.written_bytes = after.zip(before).map(written);
                 pace.add(self.plan.step_seconds(step), watch.seconds());
                 record.provenance = provenances[step.target];
                 self.store.append(&record)?;

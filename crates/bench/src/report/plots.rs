@@ -30,6 +30,7 @@ pub(super) fn all(runs: &[Run], comparison: &Comparison) -> Vec<Plot> {
     plots.extend(maker.percentiles());
     plots.extend(maker.over_time());
     plots.extend(maker.over_rounds(runs));
+    plots.extend(maker.write_amplification());
     // Jobs may have equal file names after the conversion.
     for at in 1..plots.len() {
         let same = plots[..at].iter().filter(|plot| plot.id == plots[at].id).count();
@@ -223,16 +224,48 @@ impl Maker<'_> {
                 })
                 .collect();
             let longest = lines.iter().map(|line| line.pieces[0].len()).max().unwrap_or(0);
-            let (x, y) =
-                (Axis::linear("seconds since the measurement began"), Axis::linear("IOPS"));
-            let panel = Panel { x, y, content: PanelContent::Lines(lines), marks: Vec::new() };
+            let panel = |y: Axis, lines: Vec<LineSeries>| {
+                let x = Axis::linear("seconds since the measurement began");
+                Panel { x, y, content: PanelContent::Lines(lines), marks: Vec::new() }
+            };
+            let mut panels = vec![panel(Axis::linear("IOPS"), lines.clone())];
+            // With all requests in flight all the time, by Little's law.
+            if is_counted(row) {
+                let in_flight = f64::from(row.depth) * f64::from(row.threads);
+                let lines = lines.into_iter().map(|line| latencies(line, in_flight)).collect();
+                let y = Axis { format: NumberFormat::Plain, ..Axis::linear("mean latency, ms") };
+                panels.push(panel(y, lines));
+            }
             let subtitle = "median of the repetitions, and their range".to_owned();
-            let picture =
-                self.picture(format!("IOPS over time: {}", row.job), subtitle, vec![panel]);
+            let picture = self.picture(format!("IOPS over time: {}", row.job), subtitle, panels);
             let id = slug(&format!("over-time-{}", row.job));
             (longest >= SERIES_LEAST).then_some(Plot { id, picture })
         };
         self.comparison.rows().iter().filter_map(plot).collect()
+    }
+
+    /// Bytes that the layer below wrote per byte written, by job, where a command counted them.
+    fn write_amplification(&self) -> Option<Plot> {
+        let names = self.comparison.names();
+        let value = |row: &JobRow, at: usize| {
+            let of: Vec<f64> =
+                row.records[at].iter().filter_map(ResultRecord::write_amplification).collect();
+            median(&of).map(BarValue::from)
+        };
+        let group = |row: &JobRow| {
+            let values: Vec<_> = (0..names.len()).map(|at| value(row, at)).collect();
+            let any = values.iter().any(Option::is_some);
+            any.then(|| Group { name: row.job.clone(), values })
+        };
+        let groups: Vec<Group> = self.comparison.rows().iter().filter_map(group).collect();
+        let y = "bytes written below per byte written";
+        let y = Axis { format: NumberFormat::Plain, ..Axis::linear(y) };
+        (!groups.is_empty()).then(|| {
+            let panels = vec![Panel::bars("job", y, names, groups)];
+            let subtitle = "as the user's command counts them".to_owned();
+            let picture = self.picture("Write amplification".to_owned(), subtitle, panels);
+            Plot { id: "write-amplification".to_owned(), picture }
+        })
     }
 
     fn over_rounds(&self, runs: &[Run]) -> Vec<Plot> {
@@ -411,6 +444,21 @@ fn percentile_curve(records: &[ResultRecord]) -> Vec<(f64, f64)> {
         }
     }
     points
+}
+
+/// Whether the bytes that a layer wrote were counted.
+fn is_counted(row: &JobRow) -> bool {
+    row.records.iter().flatten().any(|record| record.written_bytes.is_some())
+}
+
+/// Mean latency in ms over time from IOPS over time.
+fn latencies(line: LineSeries, in_flight: f64) -> LineSeries {
+    let latency = |(at, iops): (f64, f64)| (at, in_flight / iops * 1e3);
+    let piece = |piece: Vec<(f64, f64)>| {
+        piece.into_iter().filter(|(_, iops)| *iops > 0.0).map(latency).collect()
+    };
+    let pieces = line.pieces.into_iter().map(piece).collect();
+    LineSeries { pieces, band: Vec::new(), ..line }
 }
 
 /// Time in seconds and the median IOPS of the repetitions, averaged to at most `most` points; and

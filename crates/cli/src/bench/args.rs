@@ -73,6 +73,15 @@ impl ResultsArgs {
     }
 }
 
+fn step(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, command)) if !name.is_empty() && !command.is_empty() => {
+            Ok((name.to_owned(), command.to_owned()))
+        }
+        _ => Err("write STEP=COMMAND, such as snapshot='lvcreate -s vg/thin'".to_owned()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// A built-in suite (see flagstone bench list), the file of a suite, or a job file of fio (.fio)
@@ -122,6 +131,10 @@ pub(crate) struct RunArgs {
     /// Initiator for nvme-tcp:// targets
     #[arg(long, value_name = "WHO", default_value = "auto", value_parser = one_of(INITIATORS))]
     pub(crate) initiator: InitiatorChoice,
+    /// Shell command of a step of the suite, such as snapshot='lvcreate -s vg/thin'; `written` prints
+    /// the bytes that the layer below the target has written so far (repeatable)
+    #[arg(long, value_name = "STEP=COMMAND", value_parser = step)]
+    pub(crate) step: Vec<(String, String)>,
     /// Print fio's job files and exit
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -45,6 +45,9 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Error> {
     plan.discard |= args.discard;
     plan.destroy.clone_from(&args.destroy_data);
     plan.initiator = args.initiator;
+    plan.commands = args.step.iter().cloned().collect();
+    let notes = plan.leave_out_jobs_without_step();
+    notes.iter().for_each(|note| complain(&format!("flagstone: note: {note}\n")));
     plan.origins =
         provenance::of(&plan.targets, args.api.as_ref(), args.stack.as_deref(), &args.emulated)?;
     plan.check()?;

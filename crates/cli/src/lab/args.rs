@@ -8,7 +8,8 @@ use flagstone_lab::failover::Death;
 use flagstone_units::parse_duration;
 
 use super::real_args::{
-    RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealProvisionedArgs,
+    RealFabricArgs, RealFailoverArgs, RealLimitsArgs, RealMirrorArgs, RealPoolArgs,
+    RealProvisionedArgs,
 };
 use crate::bench::args::{any_time, measured_time, time_ms, whole_mib};
 use crate::words::{DEATHS, TABLE_FORMS, one_of};
@@ -30,9 +31,12 @@ pub(crate) enum LabCommand {
     /// Measure the effect of disk size on emulated or real disks, against the formula and published
     /// figures
     Provisioned(ProvisionedArgs),
+    /// Compare a pool with the disk below it, emulated or real
+    Pool(LabPoolArgs),
     /// Measure the limits of cloud disks: rows of the page's tables, emulated, or a real disk
     Limits(LimitsArgs),
-    /// Measure and verify a served volume, then run the mirror, fabric and failover experiments, shortened
+    /// Measure and verify a served volume, then run the pool, mirror, fabric and failover experiments,
+    /// shortened
     Demo(DemoArgs),
 }
 
@@ -174,6 +178,17 @@ pub(crate) struct FabricArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(
+    after_help = "4 repetitions of 10s after 2s; with --short 1 of 2s after 1s, about two minutes"
+)]
+pub(crate) struct LabPoolArgs {
+    #[command(flatten)]
+    pub(crate) real: RealPoolArgs,
+    #[command(flatten)]
+    pub(crate) measure: MeasureArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
     /// Directory for the volume's temporary file, on the disk to measure
     #[arg(long, value_name = "DIR", default_value = ".")]
@@ -181,7 +196,7 @@ pub(crate) struct DemoArgs {
     /// Size of the volume, 64m or more
     #[arg(long, value_name = "SIZE", default_value = "512m", value_parser = demo_size)]
     pub(crate) size: u64,
-    /// Length of each measurement; there are 29
+    /// Length of each measurement; there are 33
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = demo_time)]
     pub(crate) runtime: u64,
     /// Results and report directory; replaces the results of an earlier demo

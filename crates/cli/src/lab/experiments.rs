@@ -1,4 +1,4 @@
-//! `flagstone lab mirror`, `fabric`, `provisioned` and `limits`, on an emulated or a given bed.
+//! `flagstone lab mirror`, `fabric`, `provisioned`, `pool` and `limits`, on an emulated or a given bed.
 
 use std::path::PathBuf;
 
@@ -13,13 +13,15 @@ use flagstone_lab::bed::{BedTargets, ExperimentOutcome, RunOptions};
 use flagstone_lab::disk_limits::{self, LimitsBed};
 use flagstone_lab::fabric::{self, EmulatedFabric, FabricBed, GivenFabric};
 use flagstone_lab::mirror::{self, EmulatedMirror, GivenMirror, MirrorBed};
+use flagstone_lab::pool::{self, EmulatedPool, GivenPool, PoolBed};
 use flagstone_lab::provisioned::{self, DiskProduct, ProvisionedBed};
 use flagstone_lab::{Error, sections};
 use flagstone_units::display::duration;
 use serde::Serialize;
 
 use super::args::{
-    FabricArgs, LabMirrorArgs, Lengths, LimitsArgs, MeasureArgs, OutputArgs, ProvisionedArgs,
+    FabricArgs, LabMirrorArgs, LabPoolArgs, Lengths, LimitsArgs, MeasureArgs, OutputArgs,
+    ProvisionedArgs,
 };
 use super::real_args::{KindArgs, MeasuredArgs, TargetArgs};
 use crate::bench::watch::CampaignProgress;
@@ -225,6 +227,28 @@ pub(super) fn provisioned(args: &ProvisionedArgs) -> Result<Exit, Error> {
         note,
         |watch, interrupt| provisioned::run(&run_options, &bed, watch, interrupt),
         |summary| (!summary.rows.is_empty()).then(|| sections::provisioned(summary)),
+    )
+}
+
+pub(super) fn pool(args: &LabPoolArgs) -> Result<Exit, Error> {
+    let asked = &args.real;
+    let (bed, note) = match asked.disk.clone().zip(asked.pooled.clone()) {
+        None => (PoolBed::Emulated(EmulatedPool { only_random: false }), Some(EMULATED_DISKS)),
+        Some((disk, volume)) => {
+            let targets = measured(&asked.targets, asked.machine.as_ref());
+            let both = [disk.clone(), volume.clone()];
+            let targets = with_origins(targets, &asked.targets.targets, &both)?;
+            (PoolBed::Given(GivenPool { targets, disk, volume }), None)
+        }
+    };
+    let run_options =
+        args.measure.run_options("pool", Lengths(2000, 10_000, 4), Lengths(1000, 2000, 1))?;
+    run(
+        &run_options,
+        &args.measure.output,
+        note,
+        |watch, interrupt| pool::run(&run_options, &bed, watch, interrupt),
+        |summary| (!summary.rows.is_empty()).then(|| pool::summary::sections(summary)),
     )
 }
 

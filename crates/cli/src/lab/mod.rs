@@ -27,6 +27,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<Exit, Failure> {
         LabCommand::Failover(args) => failover::run(args),
         LabCommand::Fabric(args) => experiments::fabric(args),
         LabCommand::Provisioned(args) => experiments::provisioned(args),
+        LabCommand::Pool(args) => experiments::pool(args),
         LabCommand::Limits(args) => experiments::limits(args),
         LabCommand::Demo(args) => demo::run(args),
     };

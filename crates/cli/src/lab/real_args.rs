@@ -157,3 +157,18 @@ pub(crate) struct RealLimitsArgs {
     #[command(flatten)]
     pub(crate) targets: MeasuredArgs,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct RealPoolArgs {
+    /// A real disk instead of emulated ones, which is overwritten; needs --pooled
+    #[arg(value_name = "DISK", help_heading = "Arguments", requires = "pooled")]
+    pub(crate) disk: Option<BenchTarget>,
+    /// Volume of a pool on such a disk, as nvme-tcp://…, which is overwritten
+    #[arg(long, value_name = "VOLUME", requires = "disk")]
+    pub(crate) pooled: Option<BenchTarget>,
+    /// Machine type of the real machine, such as n2-standard-8, for the results
+    #[arg(long, value_name = "NAME", requires = "disk")]
+    pub(crate) machine: Option<String>,
+    #[command(flatten)]
+    pub(crate) targets: MeasuredArgs,
+}

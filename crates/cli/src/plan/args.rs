@@ -30,6 +30,9 @@ pub(crate) enum PlanCommand {
     Compare(Box<PlanCompareArgs>),
     /// Plot IOPS and MB/s over size, vCPUs, block size or queue depth, with the limit that binds
     Curve(Box<CurveArgs>),
+    /// Predict a pool on a disk: random writes and reads by fullness, against the raw disk and the
+    /// larger disk that does the same
+    Pool(Box<PlanPoolArgs>),
     /// Print the limit and price tables of a catalog
     Table(TableArgs),
     /// Print a built-in catalog, as a template
@@ -322,6 +325,32 @@ impl ExplainArgs {
             format!("--tolerance {text}: write a number from 0 to less than 100")
         })
     }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanPoolArgs {
+    #[command(flatten)]
+    pub(crate) disk: DiskArgs,
+    /// Bytes of one I/O, a multiple of 4 KiB
+    #[arg(long, value_name = "SIZE", default_value = "4k", allow_hyphen_values = true)]
+    pub(crate) bs: String,
+    /// I/Os in flight; enough for every limit if not given
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub(crate) depth: Option<String>,
+    /// How full the pool is, in percent of its segments
+    #[arg(long, value_name = "PERCENTS", default_value = "50,75,90", allow_hyphen_values = true)]
+    pub(crate) fullness: String,
+    /// Bytes over which the I/O is spread; everything in use if not given
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub(crate) working_set: Option<String>,
+    /// Memory of the pool's map cache
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", allow_hyphen_values = true)]
+    pub(crate) cache: String,
+    /// Picture file, an SVG; .svg is added to a name without it
+    #[arg(long, short = 'o', value_name = "FILE")]
+    pub(crate) output: Option<String>,
+    #[command(flatten)]
+    pub(crate) catalog: CatalogArg,
 }
 
 #[derive(Debug, Args)]

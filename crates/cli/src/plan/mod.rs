@@ -7,6 +7,7 @@ mod compare;
 mod curve;
 mod explain;
 mod paint;
+mod pool;
 mod predict;
 pub(crate) mod several;
 mod table;
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Exit, Failure> {
         PlanCommand::Explain(args) => explain::run(args),
         PlanCommand::Compare(args) => compare::run(args),
         PlanCommand::Curve(args) => curve::run(args),
+        PlanCommand::Pool(args) => pool::run(args),
         PlanCommand::Table(args) => table::run(args),
         PlanCommand::Catalog(args) => catalog(args),
     }

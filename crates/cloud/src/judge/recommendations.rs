@@ -13,7 +13,7 @@ impl Case<'_, '_> {
     ) -> Vec<Recommendation> {
         let mut out = match (verdict, bottleneck) {
             (JudgmentVerdict::Above, Bottleneck::Limit) => self.to_be_sure(),
-            (_, Bottleneck::Limit) => recommendations(limits),
+            (_, Bottleneck::Limit) => self.against_limit(limits),
             (_, Bottleneck::Latency) => self.against_latency(verdict),
             (_, Bottleneck::LatencyOrCap) => self.to_tell_latency_from_cap(verdict),
             (_, Bottleneck::Cpu) => self.against_cpu(),
@@ -34,6 +34,22 @@ impl Case<'_, '_> {
         out.extend(short.then_some(Recommendation::LongerRun { seconds: BURST_SECONDS }));
         out.extend((self.mix.read > 0.0).then_some(Recommendation::WriteFirst));
         out.push(Recommendation::CheckConfiguration);
+        out
+    }
+
+    /// What lifts the limits; and a pool, if it gathers writes enough to leave the IOPS limit behind.
+    fn against_limit(&self, limits: &[LimitUtilization]) -> Vec<Recommendation> {
+        let mut out = recommendations(limits);
+        let binds = &limits[0].limit;
+        let pool = (binds.dimension == Dimension::Iops)
+            .then(|| {
+                let catalog = self.placement.catalog;
+                catalog.worthwhile_pool(self.given, self.workload, self.measured.reach_bytes)
+            })
+            .flatten();
+        out.extend(
+            pool.map(|(fullness_percent, iops)| Recommendation::Pool { fullness_percent, iops }),
+        );
         out
     }
 

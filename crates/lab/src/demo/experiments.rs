@@ -1,5 +1,5 @@
-//! Experiments of the demo, as short as they still show something: the mirror, the fabric, and a
-//! failover under a verifying load.
+//! Experiments of the demo, as short as they still show something: a pool, the mirror, the fabric, and
+//! a failover under a verifying load.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,9 @@ use crate::failover::{self, Death, EmulatedFailover, FailoverBed, FailoverSummar
 use crate::mirror::setup::{ASYNC, MIRROR, PLAIN};
 use crate::mirror::summary::MirrorSummary;
 use crate::mirror::{EmulatedMirror, MirrorBed};
-use crate::{Error, fabric, mirror, sections};
+use crate::pool::summary::PoolSummary;
+use crate::pool::{EmulatedPool, PoolBed};
+use crate::{Error, fabric, mirror, pool, sections};
 
 const SETUPS: &[&str] = &[PLAIN, MIRROR, ASYNC];
 const SIZES: usize = 3;
@@ -37,13 +39,16 @@ const DRILL_FACTOR: f64 = 5.0;
 const DRILL_S: (f64, f64) = (5.0, 20.0);
 const MIRROR_STEPS: usize = SETUPS.len() * SIZES;
 const FABRIC_STEPS: usize = 2 * 2 * DISKS.len();
-pub(super) const STEPS: usize = MIRROR_STEPS + FABRIC_STEPS + failover::STEPS;
+/// Two kinds of disks, each raw and below a pool.
+const POOL_STEPS: usize = 4;
+pub(super) const STEPS: usize = POOL_STEPS + MIRROR_STEPS + FABRIC_STEPS + failover::STEPS;
 /// Sections of the report, in order: names of the results' directories.
-const SECTIONS: [&str; 3] = ["failover", "mirror", "fabric"];
+const SECTIONS: [&str; 4] = ["pool", "failover", "mirror", "fabric"];
 const PAGE: &str = "report.html";
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Experiments {
+    pub pool: PoolSummary,
     pub mirror: MirrorSummary,
     pub fabric: FabricSummary,
     pub failover: FailoverSummary,
@@ -59,6 +64,7 @@ pub(super) struct Runner<'a> {
 impl Runner<'_> {
     pub(super) fn run(&self, parts: &mut Parts<'_>) -> Result<Experiments, Error> {
         Ok(Experiments {
+            pool: parts.measure("pool", POOL_STEPS, &mut |follower| self.pool(follower))?,
             mirror: parts.measure("mirror", MIRROR_STEPS, &mut |follower| self.mirror(follower))?,
             fabric: parts.measure("fabric", FABRIC_STEPS, &mut |follower| self.fabric(follower))?,
             failover: parts
@@ -85,6 +91,15 @@ impl Runner<'_> {
             runtime_ms: self.options.runtime_ms,
             repetitions: 1,
         })
+    }
+
+    fn pool(&self, follower: &mut dyn Follower) -> Result<PoolSummary, Error> {
+        let run = self.run_options("pool")?;
+        let bed = PoolBed::Emulated(EmulatedPool { only_random: true });
+        let outcome = pool::run(&run, &bed, &mut CampaignSteps(follower), self.interrupt)?;
+        is_complete(outcome.end)?;
+        pool::summary::sections(&outcome.summary).write(&run.results)?;
+        Ok(outcome.summary)
     }
 
     fn mirror(&self, follower: &mut dyn Follower) -> Result<MirrorSummary, Error> {

@@ -1,5 +1,5 @@
 //! Demo: a volume on a file is served, attached over NVMe/TCP and NBD, measured against its file and
-//! verified; then the mirror, fabric and failover experiments run, shortened. `make demo` is
+//! verified; then the pool, mirror, fabric and failover experiments run, shortened. `make demo` is
 //! `flagstone lab demo`.
 //!
 //! Invariants:

@@ -54,6 +54,7 @@ impl DemoReport {
         let mut text = String::new();
         let mut add = |table: &Table| text += &(table.write(Form::Text) + "\n");
         add(&self.headline());
+        add(&tables::pool(&self.lab.pool));
         tables::mirror(&self.lab.mirror).iter().for_each(&mut add);
         add(&tables::fabric(&self.lab.fabric));
         add(&tables::served(&self.rows, &self.local_engine));
@@ -90,7 +91,7 @@ impl DemoReport {
         }
         notes.push(failover_note(&self.lab.failover));
         notes.push(String::from(
-            "EMULATED are the disks of the mirror, the fabric and the failover, and the link and \
+            "EMULATED are the disks of the pool, the mirror, the fabric and the failover, and the link and \
              network between their nodes: nothing of these is a measurement of a cloud",
         ));
         notes.push(self.bottleneck());

@@ -6,6 +6,7 @@ use crate::failover::{Death, FailoverSummary};
 use crate::figures::{self, Figures, or_dash};
 use crate::mirror::published::PublishedFigures;
 use crate::mirror::summary::{MirrorCell, MirrorRow, MirrorSummary};
+use crate::pool::summary::{PoolRow, PoolSummary};
 use flagstone_bench::compare::ComparedMetric::{self, Latency, Throughput};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
@@ -23,6 +24,12 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
         table.rows.push(vec![what, here, published]);
     };
     let none = || "-".to_owned();
+    for row in &lab.pool.rows {
+        let (Some(ratio), Some(raw)) = (row.ratio, &row.raw) else { continue };
+        let what = format!("random 4 KiB writes, a pool on {}{mark}", row.disk);
+        let raw = grouped(raw.iops, 0);
+        add(what, format!("{ratio:.1} times the raw disk's {raw}"), none());
+    }
     let failover = &lab.failover;
     let lost = match failover.is_right() {
         true => format!("nothing of {} blocks", grouped(failover.blocks_written as f64, 0)),
@@ -70,6 +77,26 @@ fn took_over(failover: &FailoverSummary) -> String {
 
 fn percent(value: Option<f64>) -> String {
     figures::percent(value, 1)
+}
+
+/// A pool on emulated disks; not all columns fit a terminal.
+pub(crate) fn pool(summary: &PoolSummary) -> Table {
+    let heads = "4 KiB random writes on|raw IOPS|pool IOPS|ratio|raw mean ms|pool mean ms";
+    let title = format!("a pool that is half full{}", Provenance::Emulated.suffix());
+    let mut table = figures::table(title, heads);
+    let row = |row: &PoolRow| {
+        let (raw, pool) = (row.raw.as_ref()?, row.pool.as_ref()?);
+        Some(vec![
+            row.disk.clone(),
+            grouped(raw.iops, 0),
+            grouped(pool.iops, 0),
+            or_dash(row.ratio, |ratio| format!("{ratio:.2}")),
+            format!("{:.2}", raw.latency_ms),
+            format!("{:.2}", pool.latency_ms),
+        ])
+    };
+    table.rows = summary.rows.iter().filter_map(row).collect();
+    table
 }
 
 /// Throughput and latency of the mirror, by write size.
@@ -244,7 +271,7 @@ pub(crate) mod tests {
             failover_ms: 2400.0,
             ..crate::failover::tests::example()
         };
-        Experiments { mirror, fabric, failover }
+        Experiments { pool: crate::pool::summary::tests::example(), mirror, fabric, failover }
     }
 
     #[test]
@@ -262,6 +289,8 @@ pub(crate) mod tests {
         assert_eq!(
             text,
             [
+                "random 4 KiB writes, a pool on pd-standard [EMULATED] | 10.0 times the raw disk's 750 | -",
+                "random 4 KiB writes, a pool on pd-ssd [EMULATED] | 3.0 times the raw disk's 15,000 | -",
                 "lost when a node died under load [EMULATED] | nothing of 4,321 blocks | -",
                 "until the other node served [EMULATED] | 2,400 ms, of them 2,000 to 2,500 the peer's time-out | -",
                 "throughput that a mirror costs, 8K writes [EMULATED] | 33.3 % | 39.2 %",
@@ -271,7 +300,7 @@ pub(crate) mod tests {
         );
         let mut lost = experiments();
         lost.failover.wrong_blocks = 1;
-        assert!(headline(&lost, &[]).rows[0][1].contains("1 blocks WRONG"));
+        assert!(headline(&lost, &[]).rows[2][1].contains("1 blocks WRONG"));
     }
 
     #[test]

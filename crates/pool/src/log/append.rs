@@ -34,7 +34,9 @@ impl Shared {
         records: Vec<Record>,
         mut memory: BufMut,
     ) -> Result<Appended, IoError> {
-        let checksums: Vec<u32> = memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum).collect();
+        let spare = self.state.lock().spares.checksums.pop();
+        let mut checksums = spare.unwrap_or_default();
+        checksums.extend(memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum));
         let (start, log, durable) = {
             let mut state = self.state.lock();
             state.check()?;

@@ -1,7 +1,8 @@
 //! Gathering: the writes of a core join the open chunk while earlier chunks are in flight.
 //!
 //! Invariants: a chunk is written by a task of its own, so a dropped call does not stop it; payload
-//! is kept by reference until the chunk is written, and then copied once.
+//! is kept by reference until the chunk is written, and then copied once. The steady state allocates
+//! nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,10 +11,11 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::sync::Notify;
 use flagstone_runtime::task::yield_now;
-use flagstone_runtime::{Buf, spawn_detached};
+use flagstone_runtime::{Buf, spawn_detached, time};
 
 use super::append::chunk_memory;
-use crate::limits::{BLOCK_BYTES, CHUNKS_IN_FLIGHT};
+use super::pace::Pace;
+use crate::limits::{BLOCK_BYTES, SPARES_MAX};
 use crate::manage::shared::Shared;
 use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
 
@@ -45,7 +47,10 @@ impl GatheredChunk {
 pub(crate) struct Gatherer {
     open: RefCell<Option<Rc<GatheredChunk>>>,
     in_flight: Cell<usize>,
+    pace: Cell<Pace>,
     idle: Notify,
+    /// Chunks for reuse.
+    kept: RefCell<Vec<Rc<GatheredChunk>>>,
 }
 
 impl Gatherer {
@@ -73,28 +78,46 @@ impl Gatherer {
     }
 
     fn begin(self: &Rc<Self>, shared: &Arc<Shared>) -> Rc<GatheredChunk> {
-        let chunk = Rc::new(GatheredChunk {
-            parts: RefCell::default(),
-            outcome: Cell::new(None),
-            done: Notify::new(),
-        });
+        let chunk = self.unused();
         *self.open.borrow_mut() = Some(chunk.clone());
         let (this, shared, task) = (self.clone(), shared.clone(), chunk.clone());
         spawn_detached(async move {
             // The writes of one turn belong to one chunk.
             yield_now().await;
             let take = || {
-                let free = this.in_flight.get() < CHUNKS_IN_FLIGHT;
+                let free = this.in_flight.get() < this.pace.get().most();
                 free.then(|| this.in_flight.set(this.in_flight.get() + 1))
             };
             this.idle.wait_for(take).await;
             this.close(&task);
+            let begun = time::now();
             let outcome = task.write(&shared).await;
+            let mut pace = this.pace.get();
+            pace.completed(time::now() - begun);
+            this.pace.set(pace);
             this.in_flight.set(this.in_flight.get() - 1);
             this.idle.notify();
             task.outcome.set(Some(outcome));
             task.done.notify();
         });
+        chunk
+    }
+
+    /// A chunk that no task refers to.
+    fn unused(&self) -> Rc<GatheredChunk> {
+        let mut kept = self.kept.borrow_mut();
+        if let Some(chunk) = kept.iter().find(|chunk| Rc::strong_count(chunk) == 1) {
+            chunk.outcome.set(None);
+            return chunk.clone();
+        }
+        let chunk = Rc::new(GatheredChunk {
+            parts: RefCell::default(),
+            outcome: Cell::new(None),
+            done: Notify::new(),
+        });
+        if kept.len() < SPARES_MAX {
+            kept.push(chunk.clone());
+        }
         chunk
     }
 
@@ -108,14 +131,22 @@ impl Gatherer {
 
 impl GatheredChunk {
     async fn write(&self, shared: &Shared) -> Result<(), IoError> {
-        let Parts { records, payload, blocks, .. } = self.parts.take();
+        let blocks = self.parts.borrow().blocks;
         let mut memory = chunk_memory(blocks).await;
-        let mut rest = &mut memory[BLOCK_BYTES..];
-        for data in payload {
+        let records = self.take_parts(shared, &mut memory[BLOCK_BYTES..]);
+        shared.append(records, memory).await.map(drop)
+    }
+
+    /// Copies the payload, and empties the chunk.
+    fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<Record> {
+        let mut parts = self.parts.borrow_mut();
+        for data in parts.payload.drain(..) {
             let (part, after) = rest.split_at_mut(data.len());
             part.copy_from_slice(&data);
             rest = after;
         }
-        shared.append(records, memory).await.map(drop)
+        (parts.blocks, parts.header_bytes) = (0, 0);
+        let spare = shared.state.lock().spares.records.pop();
+        std::mem::replace(&mut parts.records, spare.unwrap_or_default())
     }
 }

@@ -3,5 +3,6 @@
 
 pub(crate) mod append;
 pub(crate) mod gather;
+mod pace;
 pub mod position;
 pub mod segments;

@@ -24,7 +24,7 @@ pub struct InFlight {
 }
 
 /// Changes of a chunk.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ChunkContent {
     /// Changes, in order.
     pub records: Vec<Record>,

@@ -294,8 +294,10 @@ impl Pool {
         blocks: u64,
         read_only: bool,
     ) -> Arc<PoolVolume> {
+        let thick = state.catalog.volumes.get(&id).is_some_and(|volume| volume.thick);
         let handle = state.handles.entry(id).or_insert_with(|| {
             Arc::new(VolumeHandle {
+                thick: AtomicBool::new(thick),
                 blocks: AtomicU64::new(blocks),
                 deleted: AtomicBool::new(false),
                 read_only,

@@ -17,7 +17,7 @@ use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_ord
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX};
+use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, SPARES_MAX};
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
@@ -48,6 +48,7 @@ pub(crate) struct Shared {
 pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
     pub(crate) deleted: AtomicBool,
+    pub(crate) thick: AtomicBool,
     /// A snapshot.
     pub(crate) read_only: bool,
 }
@@ -88,6 +89,27 @@ pub(crate) struct Usage {
 impl Usage {
     pub(crate) fn total(&self) -> u64 {
         self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
+    }
+}
+
+/// Emptied lists of chunks that took effect, so that the next chunks allocate nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Spares {
+    pub(crate) records: Vec<Vec<Record>>,
+    pub(crate) checksums: Vec<Vec<u32>>,
+}
+
+impl Spares {
+    fn put(&mut self, content: ChunkContent) {
+        let ChunkContent { mut records, mut checksums } = content;
+        if self.records.len() < SPARES_MAX {
+            records.clear();
+            self.records.push(records);
+        }
+        if self.checksums.len() < SPARES_MAX {
+            checksums.clear();
+            self.checksums.push(checksums);
+        }
     }
 }
 
@@ -144,6 +166,7 @@ pub(crate) struct State {
     pub(crate) sizes: Sizes,
     /// Segments of a device that is being evacuated.
     pub(crate) evacuated: Option<Range<u32>>,
+    pub(crate) spares: Spares,
     failed: Option<IoError>,
 }
 
@@ -227,6 +250,7 @@ impl State {
             spare: None,
             sizes,
             evacuated: None,
+            spares: Spares::default(),
             failed: None,
         };
         state.catalog_changed();
@@ -301,6 +325,7 @@ impl State {
         while let Some(chunk) = self.position.pop_written() {
             let content = chunk.content.expect("it is written");
             self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
+            self.spares.put(content);
         }
     }
 
@@ -362,6 +387,7 @@ impl State {
         for (id, handle) in &self.handles {
             if let Some(volume) = self.catalog.volumes.get(id) {
                 handle.blocks.store(volume.blocks, Ordering::Release);
+                handle.thick.store(volume.thick, Ordering::Release);
             }
         }
     }
@@ -424,12 +450,8 @@ impl State {
     }
 
     /// Decides whether a change may begin; `None` if it has to wait.
-    fn try_admit(
-        &mut self,
-        sizes: &Sizes,
-        demand: &Demand,
-        waited: u64,
-    ) -> Option<Result<(), IoError>> {
+    fn try_admit(&mut self, demand: &Demand, waited: u64) -> Option<Result<(), IoError>> {
+        let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
@@ -437,28 +459,24 @@ impl State {
             return None;
         }
         let supply = self.supply();
-        let decided = self.decide(admit(sizes, &supply, demand, waited))?;
+        let decided = self.decide(admit(&sizes, &supply, demand, waited))?;
         if decided.is_ok() {
             self.admitted.0 += demand.entries;
             self.admitted.1 += demand.ranges;
-            self.want_upkeep(sizes, &supply);
+            self.want_upkeep(&sizes, &supply);
         }
         Some(decided)
     }
 
     /// Decides whether an order may begin; `None` if it has to wait.
-    fn try_admit_order(
-        &mut self,
-        sizes: &Sizes,
-        kind: OrderKind,
-        waited: u64,
-    ) -> Option<Result<(), IoError>> {
+    fn try_admit_order(&mut self, kind: OrderKind, waited: u64) -> Option<Result<(), IoError>> {
+        let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
         let supply = self.supply();
-        let decided = self.decide(admit_order(sizes, &supply, kind, waited))?;
-        self.want_upkeep(sizes, &supply);
+        let decided = self.decide(admit_order(&sizes, &supply, kind, waited))?;
+        self.want_upkeep(&sizes, &supply);
         Some(decided)
     }
 
@@ -503,7 +521,15 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
     pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit(&state.sizes.clone(), &demand, waited)).await
+        self.admitted(|state, waited| state.try_admit(&demand, waited)).await
+    }
+
+    /// Begins a change now, or returns `None` if it has to wait.
+    ///
+    /// # Errors
+    /// As [`Shared::admit`].
+    pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
+        self.try_admitted(|state| state.try_admit(demand, 0))
     }
 
     /// Waits until an order may begin.
@@ -511,8 +537,7 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool, except for deletions.
     pub(crate) async fn admit_order(&self, kind: OrderKind) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit_order(&state.sizes.clone(), kind, waited))
-            .await
+        self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
     }
 
     /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
@@ -523,18 +548,27 @@ impl Shared {
     ) -> Result<(), IoError> {
         let mut first = None;
         let decided = self.progress.wait_for(|| {
-            let mut state = self.state.lock();
-            let before = state.wanted;
-            let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
-            let decided = decide(&mut state, waited);
-            let asked = before != state.wanted;
-            drop(state);
-            if asked {
-                self.progress.notify();
-            }
-            decided
+            self.try_admitted(|state| {
+                let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
+                decide(state, waited)
+            })
         });
         decided.await
+    }
+
+    fn try_admitted(
+        &self,
+        decide: impl FnOnce(&mut State) -> Option<Result<(), IoError>>,
+    ) -> Option<Result<(), IoError>> {
+        let mut state = self.state.lock();
+        let before = state.wanted;
+        let decided = decide(&mut state);
+        let asked = before != state.wanted;
+        drop(state);
+        if asked {
+            self.progress.notify();
+        }
+        decided
     }
 
     /// Makes everything durable that took effect before.

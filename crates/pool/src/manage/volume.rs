@@ -17,6 +17,7 @@ use super::space::Demand;
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
 use crate::log::gather::GatheredChunk;
+use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
 use crate::map::tree::Found;
 use crate::ondisk::catalog::{Catalog, VolumeRecord};
@@ -160,23 +161,14 @@ impl BlockDevice for PoolVolume {
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
         let checked = self.check(self.geometry().check_transfer(offset, buf.len()));
-        IoFuture::checked(checked, || {
-            let io = self.io.clone();
-            IoFuture::later(async move { io.read(offset / BLOCK, buf).await })
-        })
+        IoFuture::checked(checked, || self.io.begin_read(offset / BLOCK, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let geometry = self.geometry();
         let checked = geometry.check_change(offset, data.len() as u64);
         let checked = checked.and_then(|()| geometry.check_transfer(offset, data.len()));
-        IoFuture::checked(self.check(checked), || {
-            let io = self.io.clone();
-            IoFuture::later(async move {
-                io.write(offset / BLOCK, data).await?;
-                if fua { io.shared.flush().await } else { Ok(()) }
-            })
-        })
+        IoFuture::checked(self.check(checked), || self.io.begin_write(offset / BLOCK, data, fua))
     }
 
     fn flush(&self) -> IoFuture<()> {
@@ -238,6 +230,89 @@ fn runs(data: &Buf) -> impl Iterator<Item = (Range<usize>, bool)> {
 }
 
 impl VolumeIo {
+    /// A write that is admitted at once joins the open chunk in the same turn, so that its future
+    /// only waits for the chunk.
+    fn begin_write(&self, block: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let fits = data.len() <= self.shared.chunk_blocks() * BLOCK_BYTES;
+        let admitted = fits.then(|| self.shared.try_admit(&self.demand(&data))).flatten();
+        let io = self.clone();
+        match admitted {
+            Some(Err(error)) => IoFuture::ready(Err(error)),
+            Some(Ok(())) => {
+                let mut chunks = Chunks::default();
+                self.add(block, &data, &mut chunks);
+                IoFuture::later(async move {
+                    chunks.outcome().await?;
+                    if fua { io.shared.flush().await } else { Ok(()) }
+                })
+            }
+            None => IoFuture::later(async move {
+                io.write(block, data).await?;
+                if fua { io.shared.flush().await } else { Ok(()) }
+            }),
+        }
+    }
+
+    /// A read of one block whose place is in memory needs no task before the device's.
+    fn begin_read(&self, block: u64, mut buf: BufMut) -> IoFuture<BufMut> {
+        let place = (buf.len() == BLOCK_BYTES).then(|| self.find_now(block)).flatten();
+        let Some((entry, guard)) = place else {
+            let io = self.clone();
+            return IoFuture::later(async move { io.read(block, buf).await });
+        };
+        if entry.is_hole() {
+            buf.fill(0);
+            return IoFuture::ready(Ok(buf));
+        }
+        if entry == Entry::LOST {
+            return IoFuture::ready(Err(IoError::ReadFault));
+        }
+        match self.shared.storage.read(entry.location, buf).try_now() {
+            Ok(read) => IoFuture::ready(read.and_then(|read| self.verified(&entry, block, read))),
+            Err(later) => {
+                let io = self.clone();
+                IoFuture::later(async move {
+                    let _guard = guard;
+                    io.verified(&entry, block, later.await?)
+                })
+            }
+        }
+    }
+
+    /// The entry of a block, if it is known without reading the device, and a guard that keeps its
+    /// segment.
+    fn find_now(&self, block: u64) -> Option<(Entry, ReadGuard)> {
+        let state = self.shared.state.lock();
+        let view = state.view(self.volume).ok()?;
+        let (recent, tree, guard) = (view.recent(block), view.tree, state.guard());
+        drop(state);
+        let entry = recent.or_else(|| tree.lookup_cached(&self.shared.cache, block))?;
+        Some((entry, guard))
+    }
+
+    fn verified(&self, entry: &Entry, block: u64, read: BufMut) -> Result<BufMut, IoError> {
+        self.check_block(entry, block, &read).map(|()| read)
+    }
+
+    /// # Errors
+    /// [`IoError::ReadFault`] for another content than was written.
+    fn check_block(&self, entry: &Entry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
+        if checksum(bytes) == entry.checksum {
+            return Ok(());
+        }
+        let device = &self.shared.storage.device_of(entry.location).name;
+        let location = entry.location;
+        tracing::error!(device, location, volume = self.volume, block, "block is damaged");
+        Err(IoError::ReadFault)
+    }
+
+    fn demand(&self, data: &Buf) -> Demand {
+        let zeroes: usize = runs(data).filter(|(_, zero)| *zero).map(|(run, _)| run.len()).sum();
+        let entries = data.len() / BLOCK_BYTES;
+        let reserved = self.handle.thick.load(Ordering::Acquire);
+        Demand { entries, ranges: 0, blocks: (entries - zeroes) as u64, reserved }
+    }
+
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
         let mut chunks = Chunks::default();
         let piece_bytes = self.shared.chunk_blocks() * BLOCK_BYTES;
@@ -252,13 +327,15 @@ impl VolumeIo {
 
     /// Adds at most a chunk of data to the log.
     async fn write_piece(&self, block: u64, data: Buf, chunks: &mut Chunks) -> Result<(), IoError> {
-        let zeroes: usize = runs(&data).filter(|(_, zero)| *zero).map(|(run, _)| run.len()).sum();
-        let entries = data.len() / BLOCK_BYTES;
-        let reserved = self.is_thick();
-        let blocks = (entries - zeroes) as u64;
-        self.shared.admit(Demand { entries, ranges: 0, blocks, reserved }).await?;
+        self.shared.admit(self.demand(&data)).await?;
+        self.add(block, &data, chunks);
+        Ok(())
+    }
+
+    /// Adds admitted data to open chunks.
+    fn add(&self, block: u64, data: &Buf, chunks: &mut Chunks) {
         let gatherer = self.shared.gatherer();
-        for (run, zero) in runs(&data) {
+        for (run, zero) in runs(data) {
             let (volume, block) = (self.volume, block + run.start as u64);
             let chunk = if zero {
                 let record = Record::Zero { volume, block, count: run.len() as u64 };
@@ -270,12 +347,6 @@ impl VolumeIo {
             };
             chunks.push(chunk);
         }
-        Ok(())
-    }
-
-    fn is_thick(&self) -> bool {
-        let state = self.shared.state.lock();
-        state.catalog.volumes.get(&self.volume).is_some_and(|volume| volume.thick)
     }
 
     async fn zero(&self, blocks: Range<u64>) -> Result<(), IoError> {
@@ -310,21 +381,24 @@ impl VolumeIo {
     /// Reads at most [`LOOKUP_BLOCKS`].
     async fn read_part(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
         let count = buf.len() / BLOCK_BYTES;
-        let mut recent = [None; LOOKUP_BLOCKS];
+        let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
+        // A bit per block that changed since the checkpoint.
+        let mut recent = 0_u64;
         // The guard keeps the segments of everything that is looked up now.
         let (tree, _guard) = {
             let state = self.shared.state.lock();
             let view = state.view(self.volume)?;
-            for (entry, block) in recent[..count].iter_mut().zip(block..) {
-                *entry = view.recent(block);
+            for (index, block) in (0..count).zip(block..) {
+                if let Some(entry) = view.recent(block) {
+                    entries[index] = entry;
+                    recent |= 1 << index;
+                }
             }
             (view.tree, state.guard())
         };
-        let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
         let mut leaf: Option<(u64, Found)> = None;
         for (index, block) in (0..count).zip(block..) {
-            if let Some(entry) = recent[index] {
-                entries[index] = entry;
+            if recent >> index & 1 == 1 {
                 continue;
             }
             let number = block / FANOUT as u64;
@@ -357,11 +431,8 @@ impl VolumeIo {
         run_all(calls, |part| join(&mut done, part)).await?;
         let done = done.expect("a read has blocks");
         for ((entry, bytes), block) in entries.iter().zip(done.chunks(BLOCK_BYTES)).zip(block..) {
-            if !entry.is_hole() && checksum(bytes) != entry.checksum {
-                let device = &self.shared.storage.device_of(entry.location).name;
-                let location = entry.location;
-                tracing::error!(device, location, volume = self.volume, block, "block is damaged");
-                return Err(IoError::ReadFault);
+            if !entry.is_hole() {
+                self.check_block(entry, block, bytes)?;
             }
         }
         Ok(done)

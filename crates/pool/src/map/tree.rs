@@ -88,6 +88,20 @@ impl Tree {
         }
     }
 
+    /// The entry of a block, if every page on the way is in the cache.
+    pub(crate) fn lookup_cached(&self, cache: &PageCache, block: u64) -> Option<Entry> {
+        if block >= span(self.level) {
+            return Some(Entry::HOLE);
+        }
+        let (mut entry, mut level) = (self.root, self.level);
+        while level > 0 && !entry.is_hole() {
+            let page = cache.get(entry)?;
+            level -= 1;
+            entry = page.entries[(block / span(level)) as usize % FANOUT];
+        }
+        Some(entry)
+    }
+
     /// The entry of a block.
     pub(crate) async fn lookup(
         &self,

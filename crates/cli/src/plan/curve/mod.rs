@@ -50,7 +50,9 @@ pub(super) fn run(args: &CurveArgs) -> Result<Exit, Failure> {
     none_can(&catalog, found.types.iter().map(|of| of.curves.as_ref().err()))?;
     let file = match (&args.output, args.catalog.json) {
         (None, true) => None,
-        (output, _) => Some(file(output.as_deref().unwrap_or("curve")).map_err(Failure::usage)?),
+        (output, _) => {
+            Some(picture_file(output.as_deref().unwrap_or("curve")).map_err(Failure::usage)?)
+        }
     };
     if let Some(file) = &file {
         let figure = picture::figure(&catalog, &found, &args.rw);
@@ -65,7 +67,7 @@ pub(super) fn run(args: &CurveArgs) -> Result<Exit, Failure> {
 }
 
 /// Path of the picture; adds `.svg` to a name without it.
-fn file(output: &str) -> Result<PathBuf, String> {
+pub(super) fn picture_file(output: &str) -> Result<PathBuf, String> {
     let ending = Path::new(output).extension().and_then(|ending| ending.to_str());
     match ending {
         Some("svg") => Ok(PathBuf::from(output)),
@@ -199,7 +201,7 @@ fn at_text(over: Over, units: &Units, at: u64) -> String {
 }
 
 /// A limit, with its dimension unless the kind implies it.
-fn limit_text(kind: LimitKind, dimension: Dimension, unit: &str) -> String {
+pub(super) fn limit_text(kind: LimitKind, dimension: Dimension, unit: &str) -> String {
     match (kind, dimension) {
         (LimitKind::Volume | LimitKind::Vm | LimitKind::SharedDisks, Dimension::Iops) => {
             format!("{kind}, IOPS")
