@@ -19,6 +19,7 @@
 mod basic;
 mod changes;
 mod concurrent;
+pub mod crash;
 mod kit;
 mod model;
 mod reopen;

@@ -3,21 +3,20 @@
 
 mod common;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::until;
 use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, IoError};
+use flagstone_conformance::crash::{BLOCK_BYTES, BLOCKS, CrashLedger, read, write};
 use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, NbdServer, ServerOptions};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
-use flagstone_runtime::{Buf, buf, random_u64, spawn, time};
+use flagstone_runtime::{random_u64, spawn, time};
 
 const DISK: &str = "/dev/disk";
-const BLOCK_BYTES: u64 = 512;
-const BLOCKS: u64 = 64;
 /// Seeds per test; each takes milliseconds.
 const SEEDS: u64 = 100;
 
@@ -80,18 +79,6 @@ impl World {
     }
 }
 
-async fn write(device: &NbdDevice, block: u64, value: u8, fua: bool) -> Result<(), IoError> {
-    let data = Buf::copy_of(&[value; BLOCK_BYTES as usize]).unwrap();
-    device.write(block * BLOCK_BYTES, data, fua).await
-}
-
-async fn read(device: &NbdDevice, block: u64) -> Result<u8, IoError> {
-    let buf = buf::alloc(BLOCK_BYTES as usize).await;
-    let buf = device.read(block * BLOCK_BYTES, buf).await?;
-    assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is torn");
-    Ok(buf[0])
-}
-
 /// Crashes the server repeatedly, half of the time with power loss, until `done`.
 async fn crashes(world: &World, done: impl Fn() -> bool) {
     while !done() {
@@ -140,77 +127,20 @@ fn calls_survive_server_crashes() {
     }
 }
 
-/// Allowed contents of a block: the last durable version, or anything written since.
-#[derive(Clone, Default)]
-struct Block {
-    durable: u8,
-    newest: u8,
-    since: Vec<u8>,
-}
-
-/// Writes and flushes separate blocks until a call fails.
-async fn scribble(device: Arc<NbdDevice>, ledger: Rc<RefCell<Vec<Block>>>, task: u64) -> IoError {
-    let mine = task * 8..(task + 1) * 8;
-    for step in 1_u64.. {
-        let block = (mine.start + random_u64() % 8) as usize;
-        let value = (step % 255 + 1) as u8;
-        let fua = random_u64().is_multiple_of(6);
-        let result = if random_u64().is_multiple_of(5) {
-            let result = device.flush().await;
-            if result.is_ok() {
-                let mut ledger = ledger.borrow_mut();
-                for block in &mut ledger[mine.start as usize..mine.end as usize] {
-                    block.durable = block.newest;
-                    block.since.clear();
-                }
-            }
-            result
-        } else {
-            ledger.borrow_mut()[block].since.push(value);
-            let result = write(&device, block as u64, value, fua).await;
-            if result.is_ok() {
-                let mut ledger = ledger.borrow_mut();
-                ledger[block].newest = value;
-                if fua {
-                    ledger[block].durable = value;
-                    ledger[block].since.clear();
-                }
-            }
-            result
-        };
-        if let Err(error) = result {
-            return error;
-        }
-    }
-    unreachable!("it runs until a call fails")
-}
-
 #[test]
 fn flushed_writes_survive_crashes() {
     for seed in 0..SEEDS {
         let world = World::new(seed);
-        let ledger = Rc::new(RefCell::new(vec![Block::default(); BLOCKS as usize]));
-        let (blocks, failed) = (ledger.clone(), Rc::new(Cell::new(false)));
-        let flag = failed.clone();
+        let (ledger, failed) = (CrashLedger::default(), Rc::new(Cell::new(false)));
+        let (written, flag) = (ledger.clone(), failed.clone());
         let work = async move |device: Arc<NbdDevice>| {
-            let tasks: Vec<_> =
-                (0..8).map(|task| spawn(scribble(device.clone(), blocks.clone(), task))).collect();
-            for task in tasks {
-                assert_eq!(task.await.unwrap(), IoError::Poisoned, "seed {seed}");
-            }
+            written.write_until_poisoned(&device, seed).await;
             flag.set(true);
         };
         world.client(ClientOptions::default(), work, async |world| {
             crashes(world, || failed.get()).await;
         });
-        let found = ledger.clone();
-        let check = async move |device: Arc<NbdDevice>| {
-            for (number, block) in found.take().iter().enumerate() {
-                let value = read(&device, number as u64).await.unwrap();
-                let known = value == block.durable || block.since.contains(&value);
-                assert!(known, "seed {seed}: block {number} has {value}, not {}", block.durable);
-            }
-        };
+        let check = async move |device: Arc<NbdDevice>| ledger.check(&device, seed).await;
         world.client(ClientOptions::default(), check, async |_| {});
     }
 }

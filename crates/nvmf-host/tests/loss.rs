@@ -14,15 +14,14 @@ use flagstone_blockdev::{
     BlockDevice, FaultConfig, FaultControl, FaultLayer, FileDevice, FileOptions, IoError,
     SharedDevice, ZeroFlags,
 };
+use flagstone_conformance::crash::{BLOCK_BYTES, BLOCKS, CrashLedger, read, write};
 use flagstone_nvmf_host::{HostOptions, RemoteDevice};
 use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
-use flagstone_runtime::{Buf, buf, random_u64, spawn, time};
+use flagstone_runtime::{spawn, time};
 
 const DISK: &str = "/dev/disk";
-const BLOCK_BYTES: u64 = 512;
-const BLOCKS: u64 = 64;
 /// Seeds of the random tests; each takes milliseconds.
 const SEEDS: u64 = 100;
 
@@ -118,18 +117,6 @@ impl Step {
             time::sleep(Duration::from_millis(1)).await;
         }
     }
-}
-
-async fn write(device: &RemoteDevice, block: u64, value: u8, fua: bool) -> Result<(), IoError> {
-    let data = Buf::copy_of(&[value; BLOCK_BYTES as usize]).unwrap();
-    device.write(block * BLOCK_BYTES, data, fua).await
-}
-
-async fn read(device: &RemoteDevice, block: u64) -> Result<u8, IoError> {
-    let buf = buf::alloc(BLOCK_BYTES as usize).await;
-    let buf = device.read(block * BLOCK_BYTES, buf).await?;
-    assert!(buf.iter().all(|byte| *byte == buf[0]), "block {block} is torn");
-    Ok(buf[0])
 }
 
 /// Crashes the target repeatedly, half of the time with power loss, until `done`.
@@ -257,78 +244,18 @@ fn failed_flush_poisons_until_reopened() {
     world.host(reopened, async |_| {});
 }
 
-/// Allowed contents of a block: the last durable version, or anything written since.
-#[derive(Clone, Default)]
-struct Block {
-    durable: u8,
-    newest: u8,
-    since: Vec<u8>,
-}
-
-/// Writes and flushes separate blocks until a call fails.
-async fn scribble(
-    device: Arc<RemoteDevice>,
-    ledger: Rc<RefCell<Vec<Block>>>,
-    task: u64,
-) -> IoError {
-    let mine = task * 8..(task + 1) * 8;
-    for step in 1_u64.. {
-        let block = (mine.start + random_u64() % 8) as usize;
-        let value = (step % 255 + 1) as u8;
-        let fua = random_u64().is_multiple_of(6);
-        let result = if random_u64().is_multiple_of(5) {
-            let result = device.flush().await;
-            if result.is_ok() {
-                for block in &mut ledger.borrow_mut()[mine.start as usize..mine.end as usize] {
-                    block.durable = block.newest;
-                    block.since.clear();
-                }
-            }
-            result
-        } else {
-            ledger.borrow_mut()[block].since.push(value);
-            let result = write(&device, block as u64, value, fua).await;
-            if result.is_ok() {
-                let mut ledger = ledger.borrow_mut();
-                ledger[block].newest = value;
-                if fua {
-                    ledger[block].durable = value;
-                    ledger[block].since.clear();
-                }
-            }
-            result
-        };
-        if let Err(error) = result {
-            return error;
-        }
-    }
-    unreachable!("it runs until a call fails")
-}
-
 #[test]
 fn flushed_writes_survive_target_crashes() {
     for seed in 0..SEEDS {
         let world = World::new(seed);
-        let ledger = Rc::new(RefCell::new(vec![Block::default(); BLOCKS as usize]));
-        let (blocks, failed) = (ledger.clone(), Rc::new(Cell::new(false)));
-        let flag = failed.clone();
+        let (ledger, failed) = (CrashLedger::default(), Rc::new(Cell::new(false)));
+        let (written, flag) = (ledger.clone(), failed.clone());
         let work = async move |device: Arc<RemoteDevice>| {
-            let tasks: Vec<_> =
-                (0..8).map(|task| spawn(scribble(device.clone(), blocks.clone(), task))).collect();
-            for task in tasks {
-                assert_eq!(task.await.unwrap(), IoError::Poisoned, "seed {seed}");
-            }
+            written.write_until_poisoned(&device, seed).await;
             flag.set(true);
         };
         world.host(work, async |world| crashes(world, || failed.get()).await);
-        let found = ledger.clone();
-        let check = async move |device: Arc<RemoteDevice>| {
-            for (number, block) in found.take().iter().enumerate() {
-                let value = read(&device, number as u64).await.unwrap();
-                let known = value == block.durable || block.since.contains(&value);
-                assert!(known, "seed {seed}: block {number} has {value}, not {}", block.durable);
-            }
-        };
+        let check = async move |device: Arc<RemoteDevice>| ledger.check(&device, seed).await;
         world.host(check, async |_| {});
     }
 }
