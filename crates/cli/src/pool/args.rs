@@ -6,6 +6,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use flagstone_units::parse_size;
 
 use crate::completions;
+use crate::status::server::ApiArgs;
 use crate::status::{QueryArgs, StatusArgs};
 
 #[derive(Debug, Args)]
@@ -60,9 +61,8 @@ pub(crate) struct OrderArgs {
     /// Print the server's JSON document (docs/api.md)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Unix socket of the server's API; the default sockets if not given
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Clone, Args)]

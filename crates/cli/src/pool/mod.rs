@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
-use crate::status::server::{ApiClient, read};
+use crate::status::server::read;
 use crate::status::{self, StatusArgs, run_client};
 use args::{
     OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs, VolumeCommand,
@@ -174,7 +174,7 @@ fn send(order: &Order, dry_run: bool) -> Result<(String, OrderDocument), Failure
     let mut body = order.body.clone();
     body.insert("dry_run".to_owned(), dry_run.into());
     let path = format!("/v1/{}s/{}/{}", order.kind, encode(&order.name), order.action);
-    let mut server = ApiClient::find(order.args.api.as_ref())?;
+    let mut server = order.args.api.connect()?;
     let text = server.post_text(&path, &Value::Object(body).to_string())?;
     let answer = read(text.as_bytes())?;
     Ok((text, answer))

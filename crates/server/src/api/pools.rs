@@ -122,7 +122,7 @@ impl Api {
             PoolAction::Reopen | PoolAction::Destroy => &["force"],
         };
         let PoolBody { dry_run, devices, destroy_data, force } = body(&call, takes)?;
-        tracing::info!(user = ?call.user, pool = name, %action, dry_run, "pool order requested");
+        tracing::info!(caller = %call.caller, pool = name, %action, dry_run, "pool order requested");
         let server = self.server.clone();
         let make = MakePool { name: name.clone(), devices, destroy_data, dry_run };
         let destroy = DestroyPool { name: name.clone(), force, dry_run };
@@ -151,7 +151,7 @@ impl Api {
         };
         let given: VolumeBody = body(&call, takes)?;
         let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, force } = given;
-        tracing::info!(user = ?call.user, volume = name, %action, dry_run, "volume order requested");
+        tracing::info!(caller = %call.caller, volume = name, %action, dry_run, "volume order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
             let size = size_bytes.ok_or_else(|| missing("size_bytes"));

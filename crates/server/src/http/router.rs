@@ -21,14 +21,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::Method;
-use flagstone_runtime::net::PeerUser;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::http::access::Caller;
 use crate::http::admission::Query;
 use crate::http::metrics::{self, Exposition};
 use crate::http::problem::Problem;
@@ -109,8 +110,13 @@ pub struct Router {
 /// An admitted request, whose body has arrived in full.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The user at the other end of a Unix socket.
-    pub user: Option<PeerUser>,
+    /// Who makes it.
+    pub caller: Caller,
+    /// Where it comes from, for log lines.
+    pub(crate) peer: Arc<str>,
+    pub(crate) method: Method,
+    /// The path, as received.
+    pub(crate) path: String,
     pub(crate) query: Query,
     pub(crate) content_type: Option<String>,
     pub(crate) body: Bytes,

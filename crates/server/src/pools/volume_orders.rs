@@ -90,6 +90,7 @@ impl Server {
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
+        self.check_access(&subsystem).map_err(Problem::conflict)?;
         if volume.block_size_bytes.is_some_and(|block| block != BLOCK_BYTES as u32) {
             return Err(Problem::invalid("volumes of pools have blocks of 4096 B, no others"));
         }
