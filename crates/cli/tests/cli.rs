@@ -168,6 +168,7 @@ fn cli_reference_matches_clap() {
     let orders = ids(&["pool-orders", "volume-settings"]);
     let pool = |name: &str| options_beyond(&find(&["pool", name]), &orders);
     let volume = |name: &str| options_beyond(&find(&["volume", name]), &orders);
+    let snapshot = |name: &str| options_beyond(&find(&["snapshot", name]), &orders);
     assert!(pool("reopen") == pool("destroy"));
     assert!(status == options_beyond(&find(&["volume", "show"]), &query));
     let peers = ids(&["mirror-peer"]);
@@ -207,6 +208,19 @@ fn cli_reference_matches_clap() {
         ("options:mirror-add-peer".to_owned(), mirror("add-peer")),
         ("options:pool-create".to_owned(), pool("create")),
         ("options:pool-destroy".to_owned(), pool("destroy")),
+        ("options:pool-grow".to_owned(), pool("grow")),
+        ("options:pool-remove-device".to_owned(), pool("remove-device")),
+        ("options:pool-scrub".to_owned(), pool("scrub")),
+        ("options:pool-check".to_owned(), pool("check")),
+        ("options:volume-clone".to_owned(), volume("clone")),
+        ("options:volume-promote".to_owned(), volume("promote")),
+        ("options:volume-send".to_owned(), volume("send")),
+        ("options:volume-receive".to_owned(), volume("receive")),
+        ("options:snapshot-create".to_owned(), snapshot("create")),
+        ("options:snapshot-diff".to_owned(), snapshot("diff")),
+        ("options:snapshot-rollback".to_owned(), snapshot("rollback")),
+        ("options:snapshot-delete".to_owned(), snapshot("delete")),
+        ("options:snapshot-list".to_owned(), options_beyond(&find(&["snapshot", "list"]), &query)),
         ("options:volume-create".to_owned(), volume("create")),
         ("options:volume-resize".to_owned(), volume("resize")),
         ("options:volume-set".to_owned(), volume("set")),
@@ -234,6 +248,7 @@ fn cli_reference_matches_clap() {
         ("options:plan-catalog".to_owned(), options(&find(&["plan", "catalog"]))),
         ("options:check".to_owned(), of("check")),
         ("options:key-generate".to_owned(), options(&find(&["key", "generate"]))),
+        ("options:key-token".to_owned(), options(&find(&["key", "token"]))),
         ("options:key-check".to_owned(), options(&find(&["key", "check"]))),
         ("options:status".to_owned(), status),
         ("options:doctor".to_owned(), of("doctor")),

@@ -130,7 +130,7 @@ impl AccessRefusal {
         }
     }
 
-    fn problem(self) -> Problem {
+    pub(crate) fn problem(self) -> Problem {
         let unauthorized =
             |detail: &str| Problem::new(401, "unauthorized", "The caller is not known", detail);
         let forbidden =
