@@ -128,7 +128,7 @@ impl Pair {
                 None => (disk.display().to_string(), format!(", intent_log = {log:?}")),
             };
             let text = format!(
-                "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\n\
+                "[server]\nnode = \"{node}\"\n[peer.{peer}]\naddress = \"{others}\"\ninsecure = true\n\
                  timeout = \"1s\"\n{way}\n[volume.{VOLUME}]\nmirror = {{ peer = \
                  \"{peer}\"{log}{comma}{options} }}\n{}\ndevice = {device:?}\n",
                 volume[index]

@@ -354,7 +354,8 @@ fn spawn(
         command.args(["--volume", volume]);
     }
     for listener in listeners {
-        command.args(["--listen", listener]);
+        let is_local = listener.contains("://127.") || listener.contains("+unix:");
+        command.args([if is_local { "--listen" } else { "--listen-insecure" }, listener]);
     }
     command.args(arguments);
     // Not the default path, which belongs to a real server on this machine.

@@ -153,11 +153,14 @@ fn init_asks_on_a_terminal() {
     let scratch = Scratch::new();
     let file = scratch.join("db.toml");
     let path = file.to_str().unwrap();
-    let answers = "/dev/sdb\nnode-b=10.0.0.2\nnode-a=10.0.0.1\npd-ssd 500GB n2-standard-8\n";
+    let answers = "/dev/sdb\nnode-b=10.0.0.2\nnode-a=10.0.0.1\npd-ssd 500GB n2-standard-8\n\
+                   nqn.2026-01.io.example:h\n";
     let (code, shown) = on_terminal(&["init", path], answers);
     assert_eq!(code, Some(0), "{shown}");
     let text = fs::read_to_string(&file).unwrap();
-    for part in ["device = \"/dev/sdb\"", "[peer.node-b]", "node = \"node-a\"", "\"pd-ssd\""] {
+    for part in
+        ["device = \"/dev/sdb\"", "[peer.node-b]", "[host.host]", "node = \"node-a\"", "\"pd-ssd\""]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     // No consent by default.

@@ -43,7 +43,9 @@ impl Three {
             let mut text = format!("[server]\nnode = \"{}\"\n", NAMES[node]);
             for other in others.clone() {
                 let (name, address) = (NAMES[other], &addresses[other]);
-                text += &format!("[peer.{name}]\naddress = \"{address}\"\ntimeout = \"1s\"\n");
+                text += &format!(
+                    "[peer.{name}]\naddress = \"{address}\"\ninsecure = true\ntimeout = \"1s\"\n"
+                );
             }
             let peers: Vec<&str> = others.map(|other| NAMES[other]).collect();
             let disk = &disks[node];

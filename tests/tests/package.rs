@@ -110,6 +110,7 @@ fn deb_serves_upgrades_and_removes() {
     for file in [
         "usr/bin/flagstone",
         "usr/lib/systemd/system/flagstone.service",
+        "usr/lib/sysusers.d/flagstone.conf",
         "usr/share/man/man1/flagstone-serve.1.gz",
         "usr/share/bash-completion/completions/flagstone",
         "usr/share/doc/flagstone/THIRD-PARTY-LICENSES",

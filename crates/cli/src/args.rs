@@ -102,6 +102,12 @@ pub(crate) struct InitArgs {
     /// Address of NVMe/TCP; 127.0.0.1:4420 if not given, with --peer 0.0.0.0 and the port of --node
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
+    /// NQN of the host that attaches from another machine and proves a key; asked for if not given
+    #[arg(long, value_name = "NQN", conflicts_with = "insecure")]
+    pub(crate) host: Option<String>,
+    /// Let anyone who reaches the address read and write the volume, without keys
+    #[arg(long)]
+    pub(crate) insecure: bool,
     /// Mirror to this node; its file is printed too
     #[arg(long, value_name = "NAME=ADDRESS")]
     pub(crate) peer: Option<String>,
@@ -153,6 +159,9 @@ pub(crate) struct ServeArgs {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) options: Arguments,
+    /// Allow core dumps of the server, which hold the keys in use
+    #[arg(long)]
+    pub(crate) core_dumps: bool,
     /// Format of the log on standard error; RUST_LOG filters it
     #[arg(long, value_enum, value_name = "FORM", default_value = "text")]
     pub(crate) log: LogFormat,

@@ -3,6 +3,7 @@
 use std::io;
 
 use flagstone_config::{Arguments, Checked, Config, Diagnostic, Diagnostics};
+use flagstone_server::api::check_users;
 use flagstone_stack::keys;
 use serde::Serialize;
 
@@ -20,7 +21,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
     Ok(match (Config::check(&args.file, &Arguments::default()), args.json) {
         (Ok(Checked { config, warnings }), false) => {
             warnings.iter().for_each(show);
-            for error in keys::check(&config) {
+            let errors = keys::check(&config).into_iter().map(|error| error.to_string());
+            for error in errors.chain(check_users(&config)) {
                 complain(&format!("warning: {error}\n"));
             }
             print(&summary(&name, &config), Exit::Success)

@@ -7,7 +7,10 @@ use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::Path;
 
-use flagstone_config::starter::{Starter, StarterLimit, StarterNode, StarterPair};
+use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::starter::{
+    HOST_KEY, PAIR_KEY, Starter, StarterAccess, StarterLimit, StarterNode, StarterPair,
+};
 use flagstone_config::{Arguments, Config};
 
 use crate::args::InitArgs;
@@ -16,6 +19,9 @@ use crate::output::{complain, print, wants_color};
 
 /// Directory of the package's unit, whose files are served by the service.
 const SERVICE_DIRECTORY: &str = "/etc/flagstone/conf.d";
+
+/// Directory of the operator's additions to the unit.
+const DROP_INS: &str = "/etc/systemd/system/flagstone.service.d";
 
 /// Longest answer to a question, in bytes.
 const ANSWER_BYTES_MAX: u64 = 4096;
@@ -62,13 +68,23 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
 fn next_commands(starter: &Starter, args: &InitArgs) -> String {
     let mut commands = Vec::new();
     let own = args.file.as_deref().unwrap_or(Path::new("FILE"));
+    let is_service = own.starts_with(SERVICE_DIRECTORY);
+    if let StarterAccess::Keys { .. } = starter.access {
+        commands.extend(key_commands(starter, is_service));
+    }
     if let (Some(pair), Some(peer)) = (&starter.pair, &args.peer_file) {
         let host = pair.peer.host();
         commands.push(format!("scp {} root@{host}:{}", peer.display(), own.display()));
     }
     let both = if starter.pair.is_some() { "   # on both nodes" } else { "" };
-    commands.push(match own.starts_with(SERVICE_DIRECTORY) {
-        true => format!("systemctl enable --now flagstone{both}"),
+    if is_service && starter.device.starts_with("/dev/") {
+        commands.push(format!(
+            "mkdir -p {DROP_INS}; printf '[Service]\\nDeviceAllow=%s rw\\n' {} >{DROP_INS}/{}.conf{both}",
+            starter.device, starter.volume
+        ));
+    }
+    commands.push(match is_service {
+        true => format!("systemctl daemon-reload; systemctl enable --now flagstone{both}"),
         false => format!("flagstone serve {}{both}", own.display()),
     });
     if let Some(pair) = &starter.pair {
@@ -79,6 +95,23 @@ fn next_commands(starter: &Starter, args: &InitArgs) -> String {
             .push(format!("{create} --target --watch   # on {peer}, whose device is overwritten"));
     }
     format!("# next:\n#   {}\n", commands.join("\n#   "))
+}
+
+/// The commands that make the keys and bring them to the peer. The service's user owns them.
+fn key_commands(starter: &Starter, is_service: bool) -> Vec<String> {
+    let folder = Path::new(HOST_KEY).parent().unwrap_or(Path::new("/")).display();
+    let make = |key| format!("flagstone key generate {key}");
+    let pair = starter.pair.as_ref();
+    let mut commands = vec![format!("mkdir -p -m 700 {folder}"), make(HOST_KEY)];
+    commands.extend(pair.map(|_| make(PAIR_KEY)));
+    let own = format!("chown -R flagstone: {folder}");
+    commands.extend(is_service.then(|| own.clone()));
+    if let Some(pair) = pair {
+        let host = pair.peer.host();
+        let chown = if is_service { format!("; ssh root@{host} {own}") } else { String::new() };
+        commands.push(format!("scp -rp {folder} root@{host}:/etc/flagstone/{chown}"));
+    }
+    commands
 }
 
 /// Fails if `file` exists, unless it may be replaced.
@@ -127,7 +160,28 @@ fn starter(args: &InitArgs) -> Result<Starter, Failure> {
         Some(pair) => pair.node.listen(),
         None => "127.0.0.1:4420".to_owned(),
     });
-    Ok(Starter { volume: args.volume.clone(), device, listen, pair, limit: limit(&args) })
+    let access = access(&args, &listen, pair.as_ref())?;
+    Ok(Starter { volume: args.volume.clone(), device, listen, access, pair, limit: limit(&args) })
+}
+
+/// The proof that is required at `listen`. A wrong address is reported by the check of the file.
+fn access(
+    args: &InitArgs,
+    listen: &str,
+    pair: Option<&StarterPair>,
+) -> Result<StarterAccess, Failure> {
+    let spec: Result<ListenSpec, _> = format!("nvme-tcp://{listen}").parse();
+    let is_local = spec.is_ok_and(|spec| spec.is_local())
+        && pair.is_none_or(|pair| pair.node.is_local() && pair.peer.is_local());
+    if is_local && args.host.is_none() {
+        return Ok(StarterAccess::Local);
+    }
+    if args.insecure {
+        return Ok(StarterAccess::Insecure);
+    }
+    let question = "NQN of the host (its /etc/nvme/hostnqn), or --insecure to let anyone in";
+    let host_nqn = required("--host", &args.host, question)?;
+    Ok(StarterAccess::Keys { host_nqn })
 }
 
 /// Both nodes, if any option names one.

@@ -6,11 +6,13 @@ use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use flagstone_auth::{Hash, Secret};
+use flagstone_config::redact::TOKEN_PREFIX;
 use flagstone_runtime::{block_on, random_u64};
+use flagstone_server::api::hash_line;
 use flagstone_stack::keys;
 use zeroize::Zeroizing;
 
@@ -27,6 +29,8 @@ pub(crate) struct KeyArgs {
 enum KeyAction {
     /// Make a random key, as `nvme gen-dhchap-key` does
     Generate(GenerateArgs),
+    /// Make a random token for a user of the API over TCP, and print its hash for the server
+    Token(TokenArgs),
     /// Check key files, and show fingerprints to compare with other machines
     Check(CheckArgs),
 }
@@ -41,6 +45,12 @@ struct GenerateArgs {
     /// Hash function that binds the key to its owner's NQN
     #[arg(long, value_enum, value_name = "HASH", default_value = "sha256")]
     hmac: Transformation,
+}
+
+#[derive(Debug, Args)]
+struct TokenArgs {
+    /// File to write, with mode 0600; it must not exist. It is for the user alone
+    file: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -73,6 +83,7 @@ impl Transformation {
 pub(crate) fn run(args: &KeyArgs) -> Result<Exit, Failure> {
     match &args.action {
         KeyAction::Generate(args) => generate(args),
+        KeyAction::Token(args) => token(args),
         KeyAction::Check(args) => check(args),
     }
 }
@@ -81,25 +92,50 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     let hash = args.hmac.hash();
     let length = args.length.unwrap_or(hash.map_or(32, Hash::digest_bytes));
     let usage = |error: flagstone_auth::SecretError| Failure::usage(error);
-    let mut bytes = Zeroizing::new(vec![0; length.min(64)]);
+    let bytes = random(length.min(64))?;
+    let secret = Secret::new(&bytes, hash).map_err(usage)?;
+    let text = Zeroizing::new(format!("{}\n", secret.text().as_str()));
+    let Some(file) = &args.file else { return Ok(print(&text, Exit::Success)) };
+    write_private(file, &text)?;
+    let line = format!("{}: fingerprint {}\n", file.display(), secret.fingerprint());
+    Ok(print(&line, Exit::Success))
+}
+
+fn random(length: usize) -> Result<Zeroizing<Vec<u8>>, Failure> {
+    let mut bytes = Zeroizing::new(vec![0; length]);
     let drawn = block_on(async {
         for part in bytes.chunks_mut(8) {
             part.copy_from_slice(&random_u64().to_le_bytes()[..part.len()]);
         }
     });
     drawn.map_err(Failure::failed)?;
-    let secret = Secret::new(&bytes, hash).map_err(usage)?;
-    let text = Zeroizing::new(format!("{}\n", secret.text().as_str()));
-    let Some(file) = &args.file else { return Ok(print(&text, Exit::Success)) };
-    let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file);
+    Ok(bytes)
+}
+
+/// Writes a new file that only its owner may read.
+fn write_private(path: &Path, text: &str) -> Result<(), Failure> {
+    let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let written = written.and_then(|mut file| {
         file.write_all(text.as_bytes())?;
         file.sync_all()
     });
-    written
-        .map_err(|error| Failure::failed(format!("cannot write {}: {error}", file.display())))?;
-    let line = format!("{}: fingerprint {}\n", file.display(), secret.fingerprint());
-    Ok(print(&line, Exit::Success))
+    written.map_err(|error| Failure::failed(format!("cannot write {}: {error}", path.display())))
+}
+
+/// Random bytes of a token.
+const TOKEN_BYTES: usize = 32;
+
+fn token(args: &TokenArgs) -> Result<Exit, Failure> {
+    let bytes = random(TOKEN_BYTES)?;
+    let mut token = Zeroizing::new(String::with_capacity(TOKEN_PREFIX.len() + 2 * TOKEN_BYTES + 1));
+    token.push_str(TOKEN_PREFIX);
+    for byte in bytes.iter() {
+        let _ = write!(token, "{byte:02x}");
+    }
+    let hash = hash_line(&token);
+    token.push('\n');
+    write_private(&args.file, &token)?;
+    Ok(print(&format!("{hash}\n"), Exit::Success))
 }
 
 fn check(args: &CheckArgs) -> Result<Exit, Failure> {

@@ -3,7 +3,7 @@
 use std::io::{self, Write as _};
 
 use flagstone_config::{Checked, Config, Diagnostics};
-use flagstone_runtime::{RuntimeConfig, run as run_cores};
+use flagstone_runtime::{RuntimeConfig, privileges, run as run_cores};
 use flagstone_server::serve::serve;
 use flagstone_server::service_manager::ServiceManager;
 
@@ -13,6 +13,10 @@ use crate::logging;
 use crate::output::{complain, wants_color};
 
 pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
+    // Before a key is read, and before there are threads.
+    give_up_privileges(args).map_err(|error| {
+        Failure::failed(format!("cannot give up the privileges of the process: {error}"))
+    })?;
     let show = |diagnostics: &Diagnostics| {
         complain(&diagnostics.render(wants_color(&io::stderr())));
     };
@@ -33,6 +37,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     let ended = run_cores(&runtime_config(&config), || serve(config, announce, reread, manager));
     ended.map_err(Failure::failed)?.map_err(Failure::failed)?;
     Ok(Exit::Success)
+}
+
+fn give_up_privileges(args: &ServeArgs) -> io::Result<()> {
+    if !args.core_dumps {
+        privileges::forbid_core_dumps()?;
+    }
+    privileges::drop_privileges()
 }
 
 /// Prints the served addresses. A closed pipe does not stop the server.

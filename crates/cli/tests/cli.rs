@@ -38,7 +38,9 @@ fn check_accepts_the_example() {
         text(&output.stdout),
         "docs/examples/flagstone.toml: ok: 3 volumes, 2 subsystems, 3 addresses\n"
     );
-    assert!(output.stderr.is_empty());
+    // Its keys are those of a server.
+    let is_key = |line: &str| line.starts_with("warning: key file /etc/flagstone/keys/web");
+    assert!(text(&output.stderr).lines().all(is_key), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -250,6 +252,7 @@ fn cli_reference_matches_clap() {
         ("options:plan-catalog".to_owned(), options(&find(&["plan", "catalog"]))),
         ("options:check".to_owned(), of("check")),
         ("options:key-generate".to_owned(), options(&find(&["key", "generate"]))),
+        ("options:key-token".to_owned(), options(&find(&["key", "token"]))),
         ("options:key-check".to_owned(), options(&find(&["key", "check"]))),
         ("options:status".to_owned(), status),
         ("options:doctor".to_owned(), of("doctor")),
@@ -625,7 +628,8 @@ fn init_writes_files_that_check_accepts() {
     fs::create_dir_all(&folder).expect("it can be made");
     let file = folder.join("flagstone.toml");
     let path = file.to_str().expect("text");
-    let pair = "--device /dev/sdb --node node-a=10.0.0.1 --peer node-b=10.0.0.2 --iops 5000";
+    let nodes = "--device /dev/sdb --node node-a=10.0.0.1 --peer node-b=10.0.0.2 --iops 5000";
+    let pair = &format!("{nodes} --host nqn.2026-01.io.example:h");
     let output = run(&format!("init {path} {pair}"));
     assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
     let printed = text(&output.stdout);
@@ -636,6 +640,10 @@ fn init_writes_files_that_check_accepts() {
     assert_eq!(code(&both), Some(0), "{}", text(&both.stderr));
     assert_eq!(fs::read_to_string(other).expect("it is written"), peer);
     let next = [
+        "#   mkdir -p -m 700 /etc/flagstone/keys".to_owned(),
+        "#   flagstone key generate /etc/flagstone/keys/host".to_owned(),
+        "#   flagstone key generate /etc/flagstone/keys/pair".to_owned(),
+        "#   scp -rp /etc/flagstone/keys root@10.0.0.2:/etc/flagstone/".to_owned(),
         format!("#   scp {other} root@10.0.0.2:{path}"),
         format!("#   flagstone serve {path}   # on both nodes"),
         "#   flagstone mirror create db --source   # on node-a, which has the data".to_owned(),
@@ -645,8 +653,17 @@ fn init_writes_files_that_check_accepts() {
     assert!(text(&both.stdout).ends_with(&(next.join("\n") + "\n")), "{}", text(&both.stdout));
     for file in [path, other] {
         let output = run(&format!("check {file}"));
-        assert_eq!((code(&output), text(&output.stderr)), (Some(0), ""));
+        let missing = text(&output.stderr).lines().filter(|line| line.contains("No such file"));
+        assert_eq!((code(&output), missing.count()), (Some(0), 2), "the keys are made later");
     }
+    // Without a key or the word, a node that others reach gets no file.
+    let output = run(&format!("init --force {path} {nodes}"));
+    assert_eq!(code(&output), Some(2));
+    assert!(text(&output.stderr).contains("--host is missing"), "{}", text(&output.stderr));
+    let output = run(&format!("init --force {path} {nodes} --insecure"));
+    assert_eq!(code(&output), Some(0), "{}", text(&output.stderr));
+    let output = run(&format!("check {path}"));
+    assert_eq!((code(&output), text(&output.stderr)), (Some(0), ""));
     // No file is replaced without consent, neither of the two, and a mistake writes none.
     let before = fs::read(&file).expect("it is there");
     assert_eq!(code(&run(&format!("init {path} --device /dev/sdc"))), Some(2));

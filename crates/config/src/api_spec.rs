@@ -11,6 +11,9 @@ use crate::uri::{AuthorityError, parse_authority};
 /// TCP port of the metrics when none is given.
 pub const METRICS_PORT: u16 = 9469;
 
+/// TCP port of the API over TLS when none is given.
+pub const API_TLS_PORT: u16 = 9468;
+
 /// Folder of the socket for users who may write there.
 const SYSTEM_FOLDER: &str = "/run/flagstone";
 
@@ -40,6 +43,14 @@ pub enum MetricsError {
     Name(String),
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ApiTlsError {
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    #[error("`{0}` is a name: write an IP address, such as 0.0.0.0:{API_TLS_PORT}")]
+    Name(String),
+}
+
 impl FromStr for ApiSpec {
     type Err = ApiSpecError;
 
@@ -61,6 +72,13 @@ pub fn parse_metrics(text: &str) -> Result<Option<SocketAddr>, MetricsError> {
     let address = parse_authority(text, METRICS_PORT)?;
     let named = || MetricsError::Name(address.host.to_string());
     address.socket_addr().ok_or_else(named).map(Some)
+}
+
+/// Reads the address of the API over TLS.
+pub fn parse_api_tls(text: &str) -> Result<SocketAddr, ApiTlsError> {
+    let address = parse_authority(text, API_TLS_PORT)?;
+    let named = || ApiTlsError::Name(address.host.to_string());
+    address.socket_addr().ok_or_else(named)
 }
 
 /// Default sockets of the API, in the order in which they are tried.

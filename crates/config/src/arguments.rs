@@ -7,6 +7,7 @@ use super::reader::{count_in_range, size_from_text, time_from_text, word_from_te
 use super::schema;
 use crate::api_spec::parse_metrics;
 use crate::device_spec::DeviceSpec;
+use crate::listen_spec::{ListenSpecError, Listener};
 use crate::names;
 
 /// Options as text. They are checked together with the file, so that all mistakes are reported at
@@ -19,6 +20,9 @@ pub struct Arguments {
     /// An address to serve on, instead of the file's (repeatable)
     #[arg(long = "listen", value_name = "URL")]
     pub listen: Vec<String>,
+    /// An address to serve on that anyone may use without a key, instead of the file's (repeatable)
+    #[arg(long = "listen-insecure", value_name = "URL")]
+    pub listen_insecure: Vec<String>,
     /// Executor threads
     #[arg(long, value_name = "N")]
     pub cores: Option<String>,
@@ -45,9 +49,18 @@ pub struct Arguments {
 impl Arguments {
     pub(crate) fn apply(&self, raw: &mut RawConfig, report: &Report) {
         let server = &mut raw.server;
-        if !self.listen.is_empty() {
-            let parsed = |text: &String| convert("--listen", text, report, str::parse);
-            server.listen = Some(self.listen.iter().filter_map(parsed).collect());
+        let given = [("--listen", &self.listen), ("--listen-insecure", &self.listen_insecure)];
+        if given.iter().any(|(_, texts)| !texts.is_empty()) {
+            let parsed = |(option, texts): (&'static str, &'_ Vec<String>)| {
+                let insecure = option == "--listen-insecure";
+                let parse = move |text: &str| {
+                    let spec = text.parse()?;
+                    Ok::<_, ListenSpecError>(Listener { spec, insecure })
+                };
+                let listener = |text: &String| convert(option, text, report, parse);
+                texts.iter().filter_map(listener).collect::<Vec<_>>()
+            };
+            server.listen = Some(given.into_iter().flat_map(parsed).collect());
         }
         let kind = |name| &schema::SERVER.key(name).expect("a key of [server]").kind;
         let cores = |text: &str| count_in_range(text.parse().unwrap_or(-1), kind("cores"));

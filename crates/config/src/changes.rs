@@ -70,7 +70,12 @@ fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
     compare!(keys, "server", Server, old, new, {
         listen, cores, buffer_memory_bytes: buffer_memory, node, io_engine, busy_poll, api,
         metrics, state
-    }, elsewhere { nvme, nbd });
+    }, elsewhere { nvme, nbd, api_tls });
+    // A reload applies its files.
+    let listen = |server: &Server| server.api_tls.as_ref().map(|tls| tls.listen);
+    if listen(old) != listen(new) {
+        keys.push("server.api_tls.listen".to_owned());
+    }
     compare!(keys, "server.nvme", Nvme, &old.nvme, new.nvme, {
         nqn_prefix, in_capsule_bytes: in_capsule, max_queues, queue_depth, mdts_bytes: mdts,
         max_connections, header_digest, data_digest, handshake_timeout, stall_timeout
@@ -138,7 +143,7 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address, key_file, host_addresses, connections, timeout, compression,
+        address, key_file, insecure, host_addresses, connections, timeout, compression,
         max_bytes_per_s: bandwidth_max
     }, elsewhere { name });
 }
@@ -181,7 +186,7 @@ mod tests {
     const RUNNING: &str = "[server]\nnode = \"a\"\n\
         [server.nbd]\nmax_connections = 5\n\
         [limit.vm]\niops = 100\n[limit.spare]\niops = 7\n\
-        [peer.b]\naddress = \"10.0.0.2\"\n\
+        [peer.b]\naddress = \"10.0.0.2\"\ninsecure = true\n\
         [volume.x]\nlimit.iops = 5\nshared_limit = \"vm\"\ndevice = \"null:1GiB\"\n\
         [volume.y]\nmirror.peer = \"b\"\ndelay.read = \"1ms\"\nnqn = \"nqn.2026-01.io.x:y\"\n\
         device = \"/y\"\n[volume.z]\ndevice = \"/z\"\n[volume.w]\ndevice = \"/w\"\n\

@@ -10,17 +10,19 @@ use flagstone_nbd::limits::MAX_REQUEST_BYTES;
 
 use flagstone_runtime::IoEngine;
 
+use super::access;
+use super::api::{self, RawApiTls};
 use super::diagnostic::{Located, Message, Place, Report};
 use super::mirror::RawMirror;
 use super::model::{
-    Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit, Subsystem,
-    Volume,
+    ApiUser, Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit,
+    Subsystem, Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
 use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
-use crate::listen_spec::ListenSpec;
+use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::Uuid;
 use flagstone_units::format_size;
 
@@ -36,10 +38,11 @@ pub(crate) struct RawConfig {
     /// A host with a mistake keeps its name.
     pub(crate) hosts: Vec<(Located<String>, Option<Host>)>,
     pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
+    pub(crate) api_users: Vec<(Located<String>, Option<ApiUser>)>,
 }
 
 pub(crate) struct RawServer {
-    pub(crate) listen: Option<Vec<Located<ListenSpec>>>,
+    pub(crate) listen: Option<Vec<Located<Listener>>>,
     pub(crate) cores: Option<u32>,
     pub(crate) buffer_memory: Located<u64>,
     pub(crate) node: Option<Located<String>>,
@@ -48,6 +51,7 @@ pub(crate) struct RawServer {
     pub(crate) in_capsule: Located<u64>,
     pub(crate) mdts: Located<u64>,
     pub(crate) api: Option<Located<ApiSpec>>,
+    pub(crate) api_tls: Option<RawApiTls>,
     pub(crate) metrics: Option<Located<Option<SocketAddr>>>,
     pub(crate) state: Option<Located<PathBuf>>,
     pub(crate) nvme: Nvme,
@@ -108,6 +112,8 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     let peers = super::mirror::check_mirrors(&raw, &listen, report);
     let subsystems = resolve_subsystems(&raw, report);
     check_hosts(&raw, report);
+    api::check(&raw, report);
+    access::check(&raw, &listen, &subsystems, &peers, report);
     if report.count() > 0 {
         return None;
     }
@@ -127,16 +133,18 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
         subsystems,
         hosts: raw.hosts.into_iter().filter_map(|(_, host)| host).collect(),
         peers: raw.peers.into_iter().filter_map(|(_, peer)| peer).collect(),
+        api_users: raw.api_users.into_iter().filter_map(|(_, user)| user).collect(),
     })
 }
 
 /// The default addresses are reachable from this machine only, as neither protocol authenticates
 /// hosts.
-fn listen_or_default(listen: Option<Vec<Located<ListenSpec>>>) -> Vec<Located<ListenSpec>> {
+fn listen_or_default(listen: Option<Vec<Located<Listener>>>) -> Vec<Located<Listener>> {
     listen.unwrap_or_else(|| {
         ["nvme-tcp://127.0.0.1:4420", "nbd://127.0.0.1:10809"]
             .iter()
             .filter_map(|text| text.parse().ok())
+            .map(|spec| Listener { spec, insecure: false })
             .map(|value| Located { value, place: Place::Whole })
             .collect()
     })
@@ -163,11 +171,12 @@ fn check_hosts(raw: &RawConfig, report: &Report) {
     }
 }
 
-fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
+fn check_listen(listen: &[Located<Listener>], report: &Report) {
     for (index, second) in listen.iter().enumerate() {
-        let first = listen[..index].iter().find(|first| first.value.collides_with(&second.value));
+        let spec = &second.value.spec;
+        let first = listen[..index].iter().find(|first| first.value.spec.collides_with(spec));
         if let Some(first) = first {
-            let message = format!("{} is already listened on", second.value);
+            let message = format!("{spec} is already listened on");
             let help = "give each its own port, or remove one (port 0 is any free one)";
             let related = ("first given at", &first.place);
             report.error_with(&second.place, message, help, related);
@@ -176,14 +185,29 @@ fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
 }
 
 /// The addresses of the API and the metrics differ from those of the volumes.
-fn check_control(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
-    let taken = |spec: &ListenSpec| listen.iter().find(|other| other.value.collides_with(spec));
+fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Report) {
+    let taken =
+        |spec: &ListenSpec| listen.iter().find(|other| other.value.spec.collides_with(spec));
     if let Some(Located { value: Some(address), place }) = &server.metrics
         && let Some(first) = taken(&ListenSpec::NbdTcp(*address))
     {
         let help = "give the metrics a port of their own, such as 9469, or write \"none\"";
         let related = ("that is at", &first.place);
         report.error_with(place, format!("volumes are served on {address}"), help, related);
+    }
+    let api_tls = server.api_tls.as_ref().and_then(|tls| tls.listen.as_ref());
+    if let Some(Located { value: address, place }) = api_tls {
+        let spec = ListenSpec::NbdTcp(*address);
+        let metrics = server.metrics.as_ref();
+        let metrics = metrics.filter(|one| {
+            one.value.is_some_and(|other| ListenSpec::NbdTcp(other).collides_with(&spec))
+        });
+        let first = taken(&spec).map(|one| &one.place).or(metrics.map(|one| &one.place));
+        if let Some(first) = first {
+            let help = "give the API a port of its own, such as 9468";
+            let message = format!("{address} has another use");
+            report.error_with(place, message, help, ("that is at", first));
+        }
     }
     if let Some(Located { value: ApiSpec::Socket(path), place }) = &server.api
         && let Some(first) = taken(&ListenSpec::NbdUnix(path.clone()))
@@ -194,7 +218,7 @@ fn check_control(server: &RawServer, listen: &[Located<ListenSpec>], report: &Re
     }
 }
 
-fn check_sizes(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
+fn check_sizes(server: &RawServer, listen: &[Located<Listener>], report: &Report) {
     let mdts = server.mdts.value;
     if server.in_capsule.value > mdts {
         let (in_capsule, mdts) = (format_size(server.in_capsule.value), format_size(mdts));
@@ -202,8 +226,8 @@ fn check_sizes(server: &RawServer, listen: &[Located<ListenSpec>], report: &Repo
         let help = format!("write at most {mdts}, or a larger `mdts`");
         report.error(&server.in_capsule.place, message, help);
     }
-    let serves_nvme = listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_)));
-    let serves_nbd = listen.iter().any(|one| !matches!(one.value, ListenSpec::NvmeTcp(_)));
+    let serves_nvme = listen.iter().any(|one| matches!(one.value.spec, ListenSpec::NvmeTcp(_)));
+    let serves_nbd = listen.iter().any(|one| !matches!(one.value.spec, ListenSpec::NvmeTcp(_)));
     let nbd = u64::from(MAX_REQUEST_BYTES);
     for (served, protocol, largest, instead) in [
         (serves_nvme, "NVMe/TCP", mdts, "a smaller `mdts`"),
@@ -469,7 +493,7 @@ impl<'a> Once<'a> {
     }
 }
 
-fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
+fn finish_server(raw: RawServer, listen: Vec<Located<Listener>>) -> Server {
     // The ranges of the schema keep both below 2^32.
     let (in_capsule, mdts) = (raw.in_capsule.value as u32, raw.mdts.value as u32);
     Server {
@@ -480,6 +504,7 @@ fn finish_server(raw: RawServer, listen: Vec<Located<ListenSpec>>) -> Server {
         io_engine: raw.io_engine,
         busy_poll: raw.busy_poll,
         api: raw.api.map(|api| api.value).unwrap_or_default(),
+        api_tls: raw.api_tls.and_then(RawApiTls::finish),
         metrics: raw.metrics.and_then(|metrics| metrics.value),
         state: raw.state.map(|state| state.value),
         nvme: Nvme { in_capsule_bytes: in_capsule, mdts_bytes: mdts, ..raw.nvme },

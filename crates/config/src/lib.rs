@@ -11,6 +11,8 @@
 
 #![allow(missing_docs, reason = "the names of most members say it")]
 
+mod access;
+mod api;
 pub mod api_spec;
 mod arguments;
 mod changes;
@@ -37,11 +39,12 @@ pub mod uri;
 
 use std::path::Path;
 
+pub use access::Exposure;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use model::{
-    Backing, Config, Delay, Fault, FaultRate, Host, Layer, Mirror, Nbd, Nvme, Peer, Profile,
-    Provisioned, Server, SharedLimit, Subsystem, Volume,
+    ApiRole, ApiTls, ApiUser, Backing, Config, Delay, Fault, FaultRate, Host, Layer, Mirror, Nbd,
+    Nvme, Peer, Profile, Provisioned, Server, SharedLimit, Subsystem, Volume,
 };
 
 pub use flagstone_runtime::IoEngine;

@@ -101,3 +101,6 @@ pub const MIN_DEVICE_BYTES: u64 = 4096;
 
 /// Largest memory or null device: offsets are signed 64-bit in the system calls below.
 pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
+
+/// Most users of the API: a request compares its token with all of theirs.
+pub const MAX_API_USERS: usize = 64;

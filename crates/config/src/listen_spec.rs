@@ -17,6 +17,14 @@ use crate::device_spec::{NBD_PORT, NVME_TCP_PORT, is_socket_path};
 use crate::limits::MAX_SOCKET_PATH_BYTES;
 use crate::uri::{AuthorityError, encoded, parse_authority, percent_decode, split_scheme};
 
+/// A listener: its address, and the access that it gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listener {
+    pub spec: ListenSpec,
+    /// The operator accepts hosts that prove no key.
+    pub insecure: bool,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenSpec {
     /// NVMe/TCP, with the discovery subsystem on the same address.
@@ -62,6 +70,11 @@ impl ListenSpec {
             ListenSpec::NbdUnix(path) => Some(path),
             _ => None,
         }
+    }
+
+    /// Returns true if only this machine can reach it.
+    pub fn is_local(&self) -> bool {
+        self.socket_addr().is_none_or(|address| address.ip().to_canonical().is_loopback())
     }
 
     /// Returns true if both cannot be served at once: the same port of the same address (or of all

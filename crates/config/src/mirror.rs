@@ -14,7 +14,7 @@ use super::read::key_path;
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
 use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
-use crate::listen_spec::ListenSpec;
+use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
 use crate::uri::{HostPort, parse_authority};
@@ -77,9 +77,15 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         .list("host_addresses", MAX_HOST_ADDRESSES, |text| parse_authority(text, NVME_TCP_PORT))
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
+    let insecure = reader.boolean("insecure");
+    if insecure && key_file.is_some() {
+        let message = "`insecure` has no effect beside `key_file`";
+        reader.report().warn(&reader.key_place("insecure"), message, "remove it");
+    }
     move |name, address| Peer {
         name,
         key_file,
+        insecure,
         host_addresses,
         address,
         connections,
@@ -218,7 +224,7 @@ fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
 /// Checks mirrors against the rest of the file. Returns the index of each peer by name.
 pub(crate) fn check_mirrors(
     raw: &RawConfig,
-    listen: &[Located<ListenSpec>],
+    listen: &[Located<Listener>],
     report: &Report,
 ) -> BTreeMap<String, usize> {
     let named = raw.peers.iter().enumerate();
@@ -323,14 +329,14 @@ fn check_surroundings(
     raw: &RawConfig,
     volume: &RawVolume,
     mirror: &RawMirror,
-    listen: &[Located<ListenSpec>],
+    listen: &[Located<Listener>],
     report: &Report,
 ) {
     if raw.server.node.is_none() {
         let help = "write node = \"NAME\" in [server]: the name of this node for its peers";
         report.error(&mirror.place, "a mirror on a node without a name", help);
     }
-    if !listen.iter().any(|one| matches!(one.value, ListenSpec::NvmeTcp(_))) {
+    if !listen.iter().any(|one| matches!(one.value.spec, ListenSpec::NvmeTcp(_))) {
         let help = "add an address such as \"nvme-tcp://0.0.0.0:4420\" to `listen`";
         let message = "peers reach a mirror over NVMe/TCP, which is not served";
         report.error(&mirror.place, message, help);

@@ -10,9 +10,10 @@ use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, 
 use flagstone_nvme::replica::Codec;
 use flagstone_runtime::IoEngine;
 
+use crate::access;
 use crate::api_spec::ApiSpec;
 use crate::device_spec::{DeviceSpec, HostPort};
-use crate::listen_spec::ListenSpec;
+use crate::listen_spec::Listener;
 use crate::names::{Uuid, derived_uuid, serial_of};
 
 /// A complete, consistent configuration. Devices and addresses are checked when they are opened.
@@ -25,6 +26,8 @@ pub struct Config {
     pub peers: Vec<Peer>,
     /// The hosts that have keys, in the order of the file.
     pub hosts: Vec<Host>,
+    /// The users of the API over TCP, in the order of the file.
+    pub api_users: Vec<ApiUser>,
     /// The NVMe subsystems: first the file's, then one for each volume outside of them.
     /// Every volume is a namespace of exactly one.
     pub subsystems: Vec<Subsystem>,
@@ -34,7 +37,7 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     /// Addresses to serve on; at least one, no two the same.
-    pub listen: Vec<ListenSpec>,
+    pub listen: Vec<Listener>,
     /// Executor threads; `None` for one a CPU.
     pub cores: Option<u32>,
     /// Hard limit of pooled I/O buffers, in bytes.
@@ -46,6 +49,8 @@ pub struct Server {
     /// Longest busy poll before an executor sleeps; zero turns it off.
     pub busy_poll: Duration,
     pub api: ApiSpec,
+    /// The API over TCP.
+    pub api_tls: Option<ApiTls>,
     pub metrics: Option<SocketAddr>,
     /// Directory of the server's own state; without one, there are no pools.
     pub state: Option<PathBuf>,
@@ -126,6 +131,51 @@ pub struct Host {
     pub controller_key_file: Option<PathBuf>,
 }
 
+/// `[server.api_tls]`: the API over TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiTls {
+    pub listen: SocketAddr,
+    /// Absolute path of the server's certificate chain, as PEM.
+    pub certificate_file: PathBuf,
+    /// Absolute path of its private key, as PEM.
+    pub key_file: PathBuf,
+    /// Absolute path of the authorities of client certificates, as PEM; `None` for none.
+    pub client_ca_file: Option<PathBuf>,
+}
+
+/// Rights of a user of the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ApiRole {
+    /// Reads documents and metrics.
+    ReadOnly,
+    /// Reads, and gives orders.
+    Operator,
+}
+
+impl ApiRole {
+    pub const ALL: [ApiRole; 2] = [ApiRole::ReadOnly, ApiRole::Operator];
+
+    /// Name in the configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ApiRole::ReadOnly => "read-only",
+            ApiRole::Operator => "operator",
+        }
+    }
+}
+
+/// `[api_user.NAME]`: a user of the API over TCP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiUser {
+    /// Its name in the file.
+    pub name: String,
+    pub role: ApiRole,
+    /// Absolute path of the hashes of its tokens.
+    pub token_file: Option<PathBuf>,
+    /// DNS name in its client certificate.
+    pub certificate_name: Option<String>,
+}
+
 /// `[peer.NAME]`: another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
@@ -133,6 +183,8 @@ pub struct Peer {
     pub address: HostPort,
     /// Absolute path of the key that both nodes prove.
     pub key_file: Option<PathBuf>,
+    /// The operator accepts that it proves no key.
+    pub insecure: bool,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
@@ -290,8 +342,7 @@ pub struct Subsystem {
 impl Config {
     /// The hosts that may connect to a subsystem with their keys; if there are any, no others may.
     pub fn hosts_of(&self, subsystem: &Subsystem) -> impl Iterator<Item = &Host> {
-        let allowed = subsystem.allow_hosts.as_ref();
-        self.hosts.iter().filter(move |host| allowed.is_none_or(|list| list.contains(&host.nqn)))
+        access::hosts_of(self.hosts.iter(), subsystem)
     }
 
     /// The UUID of the volume at `index`: the configured one, or one derived from `machine` (the

@@ -8,24 +8,25 @@ use toml_edit::Item;
 use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
 use flagstone_runtime::IoEngine;
 
-use super::diagnostic::{Located, Place, Report};
+use super::api;
+use super::diagnostic::{Located, Place, Report, shown};
 use super::layers;
 use super::mirror;
 use super::model::{Host, Nbd, Nvme};
 use super::performance;
 use super::profile::Catalogs;
-use super::reader::{Reader, bare, place_of, suggestion};
+use super::reader::{Entries, Entry, Reader, bare, place_of, suggestion};
 use super::schema::{self, Section};
 use crate::api_spec::{ApiSpec, parse_metrics};
 use crate::device_spec::DeviceSpec;
 use crate::limits::{
-    MAX_ALLOWED_HOSTS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_PEERS,
+    MAX_ALLOWED_HOSTS, MAX_API_USERS, MAX_LISTEN, MAX_NAMESPACES, MAX_NQN_PREFIX_BYTES, MAX_PEERS,
     MAX_SHARED_LIMITS, MAX_STRIPE_DEVICES, MAX_VOLUMES,
 };
-use crate::listen_spec::ListenSpec;
+use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{self, NameError};
 
-const ROOT: [&str; 6] = ["server", "volume", "limit", "subsystem", "host", "peer"];
+const ROOT: [&str; 7] = ["server", "volume", "limit", "subsystem", "host", "peer", "api_user"];
 
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
@@ -46,6 +47,7 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let subsystems = tables("subsystem", &schema::SUBSYSTEM, MAX_VOLUMES);
     let hosts = tables("host", &schema::HOST, MAX_ALLOWED_HOSTS);
     let peers = tables("peer", &schema::PEER, MAX_PEERS);
+    let api_users = tables("api_user", &schema::API_USER, MAX_API_USERS);
     let catalogs = Catalogs::default();
     RawConfig {
         server: read_server(&server),
@@ -63,6 +65,10 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
             .map(|(name, reader)| read_subsystem(name, &reader))
             .collect(),
         hosts: hosts.into_iter().map(|(name, reader)| read_host(name, &reader)).collect(),
+        api_users: api_users
+            .into_iter()
+            .map(|(name, reader)| api::read_api_user(name, &reader))
+            .collect(),
         peers: peers.into_iter().map(|(name, reader)| mirror::read_peer(name, &reader)).collect(),
     }
 }
@@ -105,18 +111,14 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
     let report = reader.report();
     let nvme = reader.table("nvme").unwrap_or_else(|| Reader::absent(&schema::NVME, report));
     let nbd = reader.table("nbd").unwrap_or_else(|| Reader::absent(&schema::NBD, report));
-    let listen = reader.list("listen", MAX_LISTEN, str::parse::<ListenSpec>);
-    if let Some(empty) = listen.as_ref().filter(|list| list.written == 0) {
-        let help = "write at least one address, such as \"nvme-tcp://0.0.0.0:4420\"";
-        report.error(&empty.place, "nothing to listen on", help);
-    }
+    let listen = read_listen(reader);
     let mdts = nvme.size_or_default("mdts");
     let mut in_capsule = nvme.size_or_default("in_capsule");
     if !nvme.has("in_capsule") {
         in_capsule.value = in_capsule.value.min(mdts.value);
     }
     RawServer {
-        listen: listen.map(|list| list.entries),
+        listen,
         cores: reader.count("cores").map(|n| n.value as u32),
         buffer_memory: reader.size_or_default("buffer_memory"),
         node: reader.parsed("node", mirror::node_name),
@@ -125,11 +127,40 @@ fn read_server(reader: &Reader<'_>) -> RawServer {
         in_capsule,
         mdts,
         api: reader.parsed("api", str::parse::<ApiSpec>),
+        api_tls: api::read_api_tls(reader),
         metrics: reader.parsed("metrics", parse_metrics),
         state: reader.parsed("state", parse_state),
         nvme: read_nvme(&nvme),
         nbd: read_nbd(&nbd),
     }
+}
+
+fn read_listen(reader: &Reader<'_>) -> Option<Vec<Located<Listener>>> {
+    let Entries { entries, place } = reader.entries("listen", MAX_LISTEN)?;
+    let report = reader.report();
+    if entries.is_empty() {
+        let help = "write at least one address, such as \"nvme-tcp://127.0.0.1:4420\"";
+        report.error(&place, "nothing to listen on", help);
+    }
+    let listener = |entry| match entry {
+        Entry::Text(Located { value: text, place }) => match text.parse() {
+            Ok(spec) => Some(Located { value: Listener { spec, insecure: false }, place }),
+            Err(error) => {
+                report.error(&place, format!("bad entry in `listen`: {}", shown(text)), error);
+                None
+            }
+        },
+        Entry::Table(table) => {
+            if !table.has("url") {
+                let help = "write url = \"nvme-tcp://ADDRESS:PORT\"";
+                report.error(table.place(), "an entry of `listen` has no url", help);
+            }
+            let Located { value: spec, place } = table.parsed("url", str::parse::<ListenSpec>)?;
+            Some(Located { value: Listener { spec, insecure: table.boolean("insecure") }, place })
+        }
+        Entry::Other(_) => None,
+    };
+    Some(entries.into_iter().take(MAX_LISTEN).filter_map(listener).collect())
 }
 
 pub(crate) fn parse_state(text: &str) -> Result<PathBuf, &'static str> {
@@ -228,6 +259,11 @@ pub(crate) fn key_path(text: &str) -> Result<PathBuf, &'static str> {
     if text.contains("DHHC-1:") || text.contains("NVMeTLSkey-1:") {
         return Err("this is a key: write it to a file of mode 0600, and the file's path here");
     }
+    file_path(text)
+}
+
+/// Absolute path of a file.
+pub(crate) fn file_path(text: &str) -> Result<PathBuf, &'static str> {
     let path = Path::new(text);
     match path.is_absolute() && !text.contains('\0') {
         true => Ok(path.to_owned()),

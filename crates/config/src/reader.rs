@@ -31,6 +31,19 @@ pub(crate) struct List<T> {
     pub(crate) place: Place,
 }
 
+/// A list whose entries are texts or tables.
+pub(crate) struct Entries<'a> {
+    pub(crate) entries: Vec<Entry<'a>>,
+    pub(crate) place: Place,
+}
+
+pub(crate) enum Entry<'a> {
+    Text(Located<&'a str>),
+    Table(Reader<'a>),
+    /// A type that is no entry, which has been reported.
+    Other(Located<&'static str>),
+}
+
 /// The place of an item, or of the table around it where the parser knows none.
 pub(crate) fn place_of(span: Option<std::ops::Range<usize>>, otherwise: &Place) -> Place {
     span.map_or_else(|| otherwise.clone(), Place::Text)
@@ -279,6 +292,53 @@ impl<'a> Reader<'a> {
         };
         let entries = array.iter().take(max).filter_map(entry).collect();
         Some(List { entries, written: array.len(), place })
+    }
+
+    /// A list of texts, or of tables as `[[…]]` or `{ … }`, if written. More than `max` is a mistake.
+    pub(crate) fn entries(&self, name: &str, max: usize) -> Option<Entries<'a>> {
+        let key = self.key(name);
+        let Kind::Entries(_, section) = key.kind else {
+            unreachable!("the parser asks for entries where its schema has entries")
+        };
+        let (item, place) = self.value(name)?;
+        let title = format!("{}.{name}", self.title);
+        let table = |table: &'a dyn TableLike, place| {
+            let (schema, title, report) = (section, title.clone(), self.report);
+            let reader = Reader { schema, title, table: Some(table), place, report };
+            reader.refuse_unknown_keys();
+            Entry::Table(reader)
+        };
+        let entries: Vec<_> = match item {
+            Item::Value(Value::Array(array)) => array
+                .iter()
+                .map(|value| {
+                    let place = place_of(value.span(), &place);
+                    match value {
+                        Value::InlineTable(inline) => table(inline, place),
+                        Value::String(text) => Entry::Text(Located { value: text.value(), place }),
+                        other => Entry::Other(Located { value: other.type_name(), place }),
+                    }
+                })
+                .collect(),
+            Item::ArrayOfTables(tables) => {
+                tables.iter().map(|one| table(one, place_of(one.span(), &place))).collect()
+            }
+            _ => {
+                self.wrong_type(key, item, &place);
+                return None;
+            }
+        };
+        for entry in &entries {
+            if let Entry::Other(other) = entry {
+                let message = format!("an entry of `{name}` is {}", described(other.value));
+                self.report.error(&other.place, message, key.kind.expected());
+            }
+        }
+        if entries.len() > max {
+            let message = format!("`{name}` has {} entries", entries.len());
+            self.report.error(&self.key_place(name), message, format!("write at most {max}"));
+        }
+        Some(Entries { entries, place })
     }
 
     /// The table at a key, if it is written and is a table.

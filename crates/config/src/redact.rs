@@ -18,9 +18,12 @@ pub const REDACTED: &str = "(redacted)";
 const SECRET_KEYS: [&str; 7] =
     ["secret", "password", "passphrase", "psk", "token", "credential", "key"];
 
-/// Beginnings of secrets in their own formats: DH-HMAC-CHAP (NVMe Base 2.1, section 8.3.5.5.7) and TLS
-/// (NVMe/TCP Transport 1.1, section 3.6.1.5).
-const SECRET_PREFIXES: [&str; 2] = ["DHHC-1:", "NVMeTLSkey-1:"];
+/// Beginnings of secrets in their own formats: DH-HMAC-CHAP (NVMe Base 2.1, section 8.3.5.5.7) TLS
+/// (NVMe/TCP Transport 1.1, section 3.6.1.5), and tokens of the API.
+const SECRET_PREFIXES: [&str; 3] = ["DHHC-1:", "NVMeTLSkey-1:", TOKEN_PREFIX];
+
+/// Beginning of a token of the API.
+pub const TOKEN_PREFIX: &str = "flagstone-token-";
 
 /// The keys of the file or directory `path`, one on each line as TOML, with secrets replaced by
 /// [`REDACTED`].

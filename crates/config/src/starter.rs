@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use crate::device_spec::NVME_TCP_PORT;
-use crate::uri::parse_authority;
+use crate::uri::{HostPort, parse_authority};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Starter {
@@ -14,9 +14,27 @@ pub struct Starter {
     pub device: String,
     /// Address to serve NVMe/TCP on, such as `0.0.0.0:4420`.
     pub listen: String,
+    pub access: StarterAccess,
     pub pair: Option<StarterPair>,
     pub limit: Option<StarterLimit>,
 }
+
+/// Proof that hosts and the peer give.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StarterAccess {
+    /// None: they are on this machine.
+    Local,
+    /// A key: that of the host with this NQN, and that of the pair.
+    Keys { host_nqn: String },
+    /// None, which the file accepts.
+    Insecure,
+}
+
+/// Key of the host, on a node of the starter.
+pub const HOST_KEY: &str = "/etc/flagstone/keys/host";
+
+/// Key of a pair, on both nodes.
+pub const PAIR_KEY: &str = "/etc/flagstone/keys/pair";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StarterPair {
@@ -39,10 +57,22 @@ impl StarterNode {
         parsed.map_or_else(|_| self.address.clone(), |address| address.host.to_string())
     }
 
-    /// All addresses of the node, with the port at which the other node reaches it.
-    pub fn listen(&self) -> String {
+    /// Returns true if only this machine can reach its address.
+    pub fn is_local(&self) -> bool {
         let parsed = parse_authority(&self.address, NVME_TCP_PORT);
-        format!("0.0.0.0:{}", parsed.map_or(NVME_TCP_PORT, |address| address.port))
+        parsed.is_ok_and(|address| address.host.is_loopback())
+    }
+
+    /// All addresses of the node, with the port at which the other node reaches it. A node of a pair
+    /// on one machine listens there alone.
+    pub fn listen(&self) -> String {
+        match parse_authority(&self.address, NVME_TCP_PORT) {
+            Ok(HostPort { port, .. }) => match self.is_local() {
+                true => format!("127.0.0.1:{port}"),
+                false => format!("0.0.0.0:{port}"),
+            },
+            Err(_) => format!("0.0.0.0:{NVME_TCP_PORT}"),
+        }
     }
 }
 
@@ -100,12 +130,25 @@ impl Starter {
             );
         }
         let listen = quoted(&format!("nvme-tcp://{}", self.listen));
-        let _ = writeln!(
-            out,
-            "# Hosts attach here. Without keys (docs/guides/keys.md), anyone who reaches this\n\
-             # address can use the volume: listen on a private network only.\n\
-             listen = [{listen}]"
-        );
+        let _ = match &self.access {
+            StarterAccess::Local => {
+                writeln!(out, "# Hosts on this machine attach here.\nlisten = [{listen}]")
+            }
+            StarterAccess::Keys { host_nqn } => writeln!(
+                out,
+                "# Hosts attach here. `flagstone key generate PATH` makes a key.\nlisten = [{listen}]\n\n\
+                 # The host's /etc/nvme/hostnqn. It has the same key.\n[host.host]\nnqn = {}\n\
+                 key_file = {}",
+                quoted(host_nqn),
+                quoted(HOST_KEY)
+            ),
+            StarterAccess::Insecure => writeln!(
+                out,
+                "# Hosts attach here. Anyone who reaches the address can read and write the volume: keys\n\
+                 # change that, see docs/guides/keys.md.\n\
+                 listen = [{{ url = {listen}, insecure = true }}]"
+            ),
+        };
         if let Some(pair) = &self.pair {
             let _ = writeln!(
                 out,
@@ -113,6 +156,18 @@ impl Starter {
                 key(&pair.peer.name),
                 quoted(&pair.peer.address)
             );
+            let _ = match &self.access {
+                StarterAccess::Local => Ok(()),
+                StarterAccess::Keys { .. } => writeln!(
+                    out,
+                    "# Both nodes have the same key.\nkey_file = {}",
+                    quoted(PAIR_KEY)
+                ),
+                StarterAccess::Insecure => writeln!(
+                    out,
+                    "# Anyone who takes its name or address can overwrite the mirror.\ninsecure = true"
+                ),
+            };
         }
         let _ = writeln!(out, "\n[volume.{}]", key(&self.volume));
         if let Some(pair) = &self.pair {
@@ -185,6 +240,7 @@ mod tests {
             volume: "db".to_owned(),
             device: "/dev/sdb".to_owned(),
             listen: "0.0.0.0:4420".to_owned(),
+            access: StarterAccess::Keys { host_nqn: "nqn.2026-01.io.example:h".to_owned() },
             pair: None,
             limit: None,
         }
@@ -219,6 +275,30 @@ mod tests {
     }
 
     #[test]
+    fn starters_name_keys_or_accept_their_absence() {
+        let pair = StarterPair {
+            node: node("node-a", "10.0.0.1"),
+            peer: node("node-b", "10.0.0.2"),
+            peer_device: "/dev/sdc".to_owned(),
+        };
+        let with = |access| Starter { pair: Some(pair.clone()), access, ..starter() };
+        let keyed = with(starter().access);
+        for text in [keyed.text(), keyed.peer_text().unwrap()] {
+            let config = checked(&text);
+            assert_eq!(config.hosts[0].key_file.to_str(), Some(HOST_KEY));
+            assert_eq!(config.peers[0].key_file.as_ref().unwrap().to_str(), Some(PAIR_KEY));
+            assert!(!config.server.listen[0].insecure && !config.peers[0].insecure);
+        }
+        let open = with(StarterAccess::Insecure);
+        for text in [open.text(), open.peer_text().unwrap()] {
+            let config = checked(&text);
+            assert!(config.server.listen[0].insecure && config.peers[0].insecure);
+        }
+        let text = with(StarterAccess::Local).text();
+        assert!(Config::parse("starter", &text).is_err(), "other machines reach it");
+    }
+
+    #[test]
     fn files_of_a_pair_mirror_each_other() {
         let pair = StarterPair {
             node: node("node-a", "10.0.0.1"),
@@ -237,7 +317,7 @@ mod tests {
         );
         assert_eq!(here.peers[0].address.to_string(), "10.0.0.2:4420");
         assert_eq!(there.peers[0].address.to_string(), "10.0.0.1:4420");
-        let listens = [&here, &there].map(|config| config.server.listen[0].to_string());
+        let listens = [&here, &there].map(|config| config.server.listen[0].spec.to_string());
         assert_eq!(listens, ["nvme-tcp://0.0.0.0:4420"; 2]);
         assert_eq!(there.volumes[0].backing.devices()[0].to_string(), "/dev/sdc");
         assert!(here.volumes[0].mirror().is_some() && there.volumes[0].mirror().is_some());
@@ -250,7 +330,7 @@ mod tests {
         let pair = StarterPair { node: a, peer: b, peer_device: "/dev/sdb".to_owned() };
         let starter = Starter { pair: Some(pair), listen, ..starter() };
         let files = [checked(&starter.text()), checked(&starter.peer_text().unwrap())];
-        let listens = files.each_ref().map(|config| config.server.listen[0].to_string());
+        let listens = files.each_ref().map(|config| config.server.listen[0].spec.to_string());
         assert_eq!(listens, ["nvme-tcp://0.0.0.0:4500", "nvme-tcp://0.0.0.0:4600"]);
         assert_eq!(files[0].peers[0].address.to_string(), "[fd00::2]:4600");
     }

@@ -69,7 +69,10 @@ pub enum AuthorityError {
 }
 
 /// Reads `HOST[:PORT]`; without a port it is `default_port`.
-pub(crate) fn parse_authority(text: &str, default_port: u16) -> Result<HostPort, AuthorityError> {
+///
+/// # Errors
+/// See [`AuthorityError`].
+pub fn parse_authority(text: &str, default_port: u16) -> Result<HostPort, AuthorityError> {
     if text.contains('@') {
         return Err(AuthorityError::UserInfo);
     }

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use flagstone_config::api_spec::ApiSpec;
 use flagstone_config::schema::{Kind, SECTIONS};
-use flagstone_config::{Arguments, Backing, Config, Fault, FaultRate, IoEngine, Layer};
+use flagstone_config::{
+    Arguments, Backing, Config, Diagnostics, Fault, FaultRate, IoEngine, Layer,
+};
 use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 use flagstone_mirror::options::{
     Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
@@ -59,6 +61,7 @@ fn all_command_line_mistakes_are_reported() {
             .map(String::from)
             .to_vec(),
         listen: vec!["tcp://0.0.0.0".into(), "nbd://127.0.0.1:1".into(), "nbd://0.0.0.0:1".into()],
+        listen_insecure: vec!["nbd://127.0.0.1:2".into()],
         cores: Some("none".into()),
         buffer_memory: Some("64z".into()),
         io_engine: Some("aio".into()),
@@ -75,7 +78,7 @@ fn all_command_line_mistakes_are_reported() {
 #[test]
 fn unused_limits_and_peers_warn() {
     let text = "[server]\nnode = \"a\"\n[limit.used]\niops = 5\n[limit.spare]\niops = 6\n\
-                [peer.b]\naddress = \"10.0.0.2\"\n[peer.c]\naddress = \"10.0.0.3\"\n\
+                [peer.b]\naddress = \"10.0.0.2\"\n[peer.c]\naddress = \"localhost\"\n\
                 [volume.v]\nshared_limit = \"used\"\nmirror = { peer = \"c\" }\ndevice = \"/a\"\n";
     let checked = Config::check_text("flagstone.toml", text, &Arguments::default());
     let checked = checked.unwrap_or_else(|e| panic!("{e}"));
@@ -87,6 +90,86 @@ fn unused_limits_and_peers_warn() {
     let used = used.replace("[peer.b]\naddress = \"10.0.0.2\"\n", "");
     let checked = Config::check_text("f", &used, &Arguments::default());
     assert!(checked.is_ok_and(|checked| checked.warnings.is_none()));
+}
+
+/// Mistakes of a file, and its warnings, with `listen` and the tables `more`.
+fn access(listen: &str, more: &str) -> (Vec<String>, Vec<String>) {
+    let text = format!(
+        "[server]\nnode = \"a\"\nlisten = {listen}\n{more}\n[volume.v]\ndevice = \"null:1GiB\"\n"
+    );
+    let messages =
+        |found: &Diagnostics| found.items().iter().map(|one| one.message.clone()).collect();
+    match Config::check_text("f", &text, &Arguments::default()) {
+        Ok(checked) => (Vec::new(), checked.warnings.as_ref().map(messages).unwrap_or_default()),
+        Err(mistakes) => (messages(&mistakes), Vec::new()),
+    }
+}
+
+#[test]
+fn listener_off_loopback_needs_keys_or_the_word() {
+    let keys = "[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\nkey_file = \"/k\"\n";
+    let others = "[volume.w]\nallow_hosts = [\"nqn.2026-01.io.x:i\"]\ndevice = \"null:1GiB\"\n";
+    for local in ["nvme-tcp://127.0.0.1", "nvme-tcp://[::1]", "nbd://127.9.9.9", "nbd+unix:///s"] {
+        assert_eq!(access(&format!("[{local:?}]"), ""), (vec![], vec![]), "{local}");
+        let warned = access(&format!("[{{ url = {local:?}, insecure = true }}]"), "").1;
+        assert!(warned.len() == 1 && warned[0].contains("no effect"), "{local}: {warned:?}");
+    }
+    for (listen, tables, what) in [
+        ("nvme-tcp://0.0.0.0", "", Some("volume `v`")),
+        ("nvme-tcp://[::]", "", Some("volume `v`")),
+        ("nvme-tcp://192.0.2.1", "", Some("volume `v`")),
+        ("nvme-tcp://0.0.0.0", keys, None),
+        ("nvme-tcp://0.0.0.0", &format!("{keys}{others}"), Some("volume `w`")),
+        ("nbd://0.0.0.0", keys, Some("NBD clients prove no key")),
+    ] {
+        let bare = access(&format!("[{listen:?}]"), tables).0;
+        let word = access(&format!("[{{ url = {listen:?}, insecure = true }}]"), tables);
+        match what {
+            Some(what) => {
+                assert!(bare.len() == 1 && bare[0].contains(what), "{listen} {tables}: {bare:?}");
+                assert_eq!(word, (vec![], vec![]), "{listen} {tables}");
+            }
+            None => {
+                assert_eq!(bare, Vec::<String>::new(), "{listen} {tables}");
+                assert!(word.1[0].contains("no effect"), "{word:?}");
+            }
+        }
+    }
+    let pools = |more: &str| {
+        let text = format!("[server]\nstate = \"/s\"\nlisten = [\"nvme-tcp://0.0.0.0\"]\n{more}");
+        Config::parse("f", &text)
+    };
+    assert!(pools("").is_err_and(|error| error.to_string().contains("volumes of pools")));
+    let config = pools(keys).unwrap_or_else(|error| panic!("{error}"));
+    let subsystem = |settings| config.pool_volume("p", "v", settings).unwrap().1;
+    assert!(config.forbids_open(&subsystem("")).is_none());
+    let open = subsystem("allow_hosts = [\"nqn.2026-01.io.x:i\"]");
+    assert!(config.forbids_open(&open).is_some());
+}
+
+#[test]
+fn peer_off_loopback_needs_a_key_or_the_word() {
+    let mirror = |address: &str, key: &str| {
+        let keys = "[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\nkey_file = \"/k\"\n";
+        let peer = format!("[peer.b]\naddress = {address:?}\n{key}");
+        format!("{keys}{peer}\n[volume.m]\nmirror.peer = \"b\"\ndevice = \"null:1GiB\"")
+    };
+    let [local, open] = ["[\"nvme-tcp://127.0.0.1\"]", "[{ url = \"nvme-tcp://0.0.0.0\" }]"];
+    for (listen, address, key, refused) in [
+        (local, "localhost:4421", "", false),
+        (local, "[::1]:4421", "", false),
+        (local, "10.0.0.2", "", true),
+        (local, "b.example.com", "", true),
+        (local, "10.0.0.2", "insecure = true", false),
+        (local, "10.0.0.2", "key_file = \"/p\"", false),
+        // Other machines reach the replica here.
+        (open, "localhost:4421", "", true),
+        (open, "localhost:4421", "insecure = true", false),
+    ] {
+        let (mistakes, warnings) = access(listen, &mirror(address, key));
+        assert_eq!((mistakes.len(), warnings.len()), (refused.into(), 0), "{address} {key}");
+        assert!(mistakes.iter().all(|one| one.contains("peer `b`")), "{mistakes:?}");
+    }
 }
 
 #[test]
@@ -139,7 +222,7 @@ fn mirror_with(key: &str, value: &str) -> String {
         _ => "mode = \"sync\", ",
     };
     format!(
-        "[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"10.0.0.2\"\n\
+        "[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"127.0.0.2\"\n\
          [volume.NAME]\nmirror = {{ peer = \"b\", {mode}{key} = {value} }}\ndevice = \"/a\"\n"
     )
 }
@@ -181,6 +264,17 @@ fn file_with(path: &str, key: &str, value: &str) -> String {
             format!("{volume}[limit.NAME]\n{limit}{burst}burst.{key} = {value}\n")
         }
         "volume.NAME.mirror" => mirror_with(key, value),
+        "server.listen" => {
+            let entry = format!("{{ url = \"nbd://127.0.0.1:1\", {key} = {value} }}");
+            format!("[server]\nlisten = [{entry}]\n{volume}")
+        }
+        "api_user.NAME" => {
+            let token = if key == "token_file" { "" } else { "token_file = \"/t\"\n" };
+            format!(
+                "{volume}[server.api_tls]\nlisten = \"127.0.0.1\"\ncertificate_file = \"/c\"\n\
+                 key_file = \"/k\"\n[api_user.NAME]\n{token}{key} = {value}\n"
+            )
+        }
         "peer.NAME" => {
             format!("{volume}[peer.NAME]\naddress = \"10.0.0.2\"\n{key} = {value}\n")
         }
@@ -227,7 +321,7 @@ fn parser_accepts_schema_ranges_and_defaults() {
             Kind::Choice(words) => {
                 (words.iter().map(|word| format!("\"{word}\"")).collect(), vec!["\"x\"".into()])
             }
-            Kind::Text(_) | Kind::List(_) | Kind::Table(_) => continue,
+            Kind::Text(_) | Kind::List(_) | Kind::Entries(..) | Kind::Table(_) => continue,
         };
         // The largest capsule and the smallest memory need their partners; tested on their own.
         // So is a disk profile (`tests/profile.rs` of the stack crate).
@@ -261,6 +355,8 @@ fn parser_accepts_schema_ranges_and_defaults() {
                     1,
                 ),
                 "limit.NAME.burst" => file_with(section.path, "iops", "2"),
+                "api_user.NAME" => file_with(section.path, "token_file", "\"/t\""),
+                "server.listen" => file_with("server", "listen", "[\"nbd://127.0.0.1:1\"]"),
                 _ => file_with("server.nbd", "max_connections", "256"),
             };
             let absent = Config::parse("f", &other).unwrap_or_else(|e| panic!("{e}"));
@@ -282,7 +378,7 @@ const LAYERS: [&str; 6] = [
 fn layers_of<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<&'static str> {
     let lines: Vec<_> = lines.into_iter().collect();
     let text = format!(
-        "[server]\nnode = \"a\"\n[peer.b]\naddress = \"10.0.0.2\"\n[limit.vm]\niops = 9\n\
+        "[server]\nnode = \"a\"\n[peer.b]\naddress = \"127.0.0.2\"\n[limit.vm]\niops = 9\n\
          [volume.v]\n{}\n",
         lines.join("\n")
     );
@@ -442,6 +538,7 @@ fn command_line_overrides_file() {
     let arguments = Arguments {
         volumes: vec!["b=memory:1GiB".into()],
         listen: vec!["nbd://127.0.0.1:0".into()],
+        listen_insecure: vec!["nvme-tcp://0.0.0.0:0".into()],
         cores: Some("3".into()),
         buffer_memory: Some("1GiB".into()),
         io_engine: Some("threads".into()),
@@ -456,7 +553,8 @@ fn command_line_overrides_file() {
     assert_eq!(config.server.buffer_memory_bytes, 1 << 30);
     assert_eq!(config.server.io_engine, IoEngine::Threads);
     assert_eq!(config.server.busy_poll, Duration::ZERO);
-    assert_eq!(config.server.listen.len(), 1);
+    let insecure: Vec<_> = config.server.listen.iter().map(|one| one.insecure).collect();
+    assert_eq!(insecure, [false, true]);
     assert_eq!(config.server.api, ApiSpec::None);
     assert_eq!(config.server.metrics, Some(([127, 0, 0, 1], 9469).into()));
     assert_eq!(config.server.state, Some("state".into()));

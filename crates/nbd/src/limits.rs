@@ -46,6 +46,9 @@ pub const SEND_BYTES: usize = 1 << 20;
 /// connection. While more than half of all connections negotiate, it limits all steps together.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Negotiations in progress of one address, or half of all connections if those are more.
+pub const NEGOTIATIONS_PER_SOURCE: usize = 16;
+
 /// Time limit of all steps together: 900 exports at the 200 ms that libnbd 1.14 takes for each.
 pub const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(180);
 

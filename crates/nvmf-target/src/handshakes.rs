@@ -14,12 +14,10 @@ use std::time::Duration;
 
 use flagstone_auth::Explanation;
 use flagstone_runtime::time::{self, Instant};
+use flagstone_transport::{FailureDelays, source_of};
 use parking_lot::Mutex;
 
-use crate::limits::{
-    FAILED_SOURCES, FAILURE_DELAY, FAILURE_DELAY_MAX, FAILURE_MEMORY, HANDSHAKES,
-    HANDSHAKES_PER_SOURCE,
-};
+use crate::limits::{HANDSHAKES, HANDSHAKES_PER_SOURCE};
 
 /// Why a host is not authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,19 +103,14 @@ pub(crate) struct Handshakes {
 #[derive(Debug, Default)]
 struct State {
     in_flight: BTreeMap<Option<IpAddr>, usize>,
-    failures: BTreeMap<Option<IpAddr>, Failures>,
-}
-
-#[derive(Debug)]
-struct Failures {
-    count: u32,
-    last: Instant,
+    delays: FailureDelays<Instant>,
 }
 
 impl Handshakes {
     /// Begins a handshake of `source`, `None` for a Unix socket. `None` at a limit. Call it on a
     /// core of the runtime, as all of these.
     pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<Handshake> {
+        let source = source.map(source_of);
         let mut state = self.state.lock();
         let all: usize = state.in_flight.values().sum();
         let own = state.in_flight.get(&source).copied().unwrap_or(0);
@@ -132,33 +125,13 @@ impl Handshakes {
 
     /// Time that a new handshake of `source` has to wait.
     pub(crate) fn delay(&self, source: Option<IpAddr>) -> Duration {
-        let state = self.state.lock();
-        let recent = |failures: &&Failures| failures.last.elapsed() < FAILURE_MEMORY;
-        let count = state.failures.get(&source).filter(recent).map_or(0, |found| found.count);
-        match count {
-            0 => Duration::ZERO,
-            // Beyond 16 doublings it is at its maximum.
-            count => (FAILURE_DELAY * (1 << (count - 1).min(16))).min(FAILURE_DELAY_MAX),
-        }
+        self.state.lock().delays.delay(source, time::now())
     }
 
     /// Records a failure of `source`.
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
-        let (now, mut state) = (time::now(), self.state.lock());
-        let failures = &mut state.failures;
-        if failures.len() >= FAILED_SOURCES && !failures.contains_key(&source) {
-            failures.retain(|_, known| now.since(known.last) < FAILURE_MEMORY);
-            let oldest = failures.iter().min_by_key(|(_, known)| known.last).map(|(ip, _)| *ip);
-            if let Some(oldest) = oldest.filter(|_| failures.len() >= FAILED_SOURCES) {
-                failures.remove(&oldest);
-            }
-        }
-        let known = failures.entry(source).or_insert(Failures { count: 0, last: now });
-        if now.since(known.last) >= FAILURE_MEMORY {
-            known.count = 0;
-        }
-        *known = Failures { count: known.count.saturating_add(1), last: now };
+        self.state.lock().delays.failed(source, time::now());
     }
 
     fn count(&self, reason: FailureReason) {
@@ -218,6 +191,7 @@ impl Drop for Handshake {
 mod tests {
     use super::*;
     use flagstone_runtime::block_on;
+    use flagstone_transport::limits::{FAILURE_DELAY, FAILURE_DELAY_MAX};
 
     fn source(last: u8) -> Option<IpAddr> {
         Some(IpAddr::from([192, 0, 2, last]))
@@ -271,18 +245,6 @@ mod tests {
             drop(all.begin(source(2)));
             assert_eq!(failures(&all, FailureReason::Abandoned), 1);
             assert_eq!(all.delay(source(2)), FAILURE_DELAY);
-        })
-        .unwrap();
-    }
-
-    #[test]
-    fn remembered_sources_are_bounded() {
-        block_on(async {
-            let all = Handshakes::default();
-            for ip in 0..FAILED_SOURCES as u32 + 10 {
-                all.failed(Some(IpAddr::from(ip.to_be_bytes())), FailureReason::NoKey);
-            }
-            assert_eq!(all.state.lock().failures.len(), FAILED_SOURCES);
         })
         .unwrap();
     }

@@ -61,20 +61,6 @@ pub(crate) const HANDSHAKES: usize = 128;
 /// others.
 pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 
-/// Delay of an authentication after one failure of its source address; it doubles with each further
-/// failure.
-pub(crate) const FAILURE_DELAY: Duration = Duration::from_millis(100);
-
-/// Longest such delay, and at most half of the handshake timeout.
-pub(crate) const FAILURE_DELAY_MAX: Duration = Duration::from_secs(4);
-
-/// Failures of a source address are forgotten after this time without another.
-pub(crate) const FAILURE_MEMORY: Duration = Duration::from_secs(60);
-
-/// Source addresses whose failures are remembered, of about 64 B each; beyond it, the one that
-/// failed longest ago is forgotten.
-pub(crate) const FAILED_SOURCES: usize = 4096;
-
 /// Interval at which a connection's progress is checked.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
 

@@ -6,7 +6,9 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_auth::message::{Body, MESSAGE_BYTES, Message};
@@ -21,10 +23,10 @@ use flagstone_nvme::property::{Property, PropertySize};
 use flagstone_nvme::wire::U32;
 use flagstone_nvme::{Nqn, Sqe, Status};
 use flagstone_nvmf_target::{FailureReason, NamespaceConfig, SubsystemConfig, TargetConfig};
-use flagstone_runtime::random_u64;
+use flagstone_runtime::{random_u64, spawn, time};
 
 use support::client::enabled;
-use support::{Client, Gate, Options, Server, eventually, on_each_driver, pattern};
+use support::{Client, Gate, Options, Server, eventually, in_simulation, on_each_driver, pattern};
 
 const REQUIRED: Status = Status::AUTHENTICATION_REQUIRED;
 
@@ -399,4 +401,56 @@ fn handshakes_in_flight_are_bounded() {
         eventually("room again", || failures(&server, FailureReason::Abandoned) == 32).await;
         is_sound(&server).await;
     });
+}
+
+/// Time of `count` reads, one after the other, of an attached host.
+async fn reading(host: &mut Client, count: u16) -> Duration {
+    let began = time::now();
+    for _ in 0..count {
+        host.read(1, 0, 512, 4096).await.unwrap();
+    }
+    began.elapsed()
+}
+
+/// In simulation, where computing takes no time: what a flood makes others wait for.
+#[test]
+fn handshake_flood_leaves_attached_hosts_alone() {
+    for seed in 1..=3 {
+        in_simulation(seed, async || {
+            let server = Rc::new(server(TargetConfig::default(), one_key()));
+            let (_admin, id) = admin(&server).await;
+            let (mut host, _) = connected(&server, 1, id).await;
+            authenticate(&mut host, exchange(secret(1), None, Group::Null)).await.unwrap();
+            let alone = reading(&mut host, 1000).await;
+            let stop = Rc::new(Cell::new(false));
+            // More than may be in flight, each with a wrong key, again and again.
+            let flood: Vec<_> = (0..64)
+                .map(|_| {
+                    let (server, stop) = (server.clone(), stop.clone());
+                    spawn(async move {
+                        while !stop.get() {
+                            let mut client = Client::initialized(&server, &options()).await;
+                            let dynamic = CONTROLLER_ID_DYNAMIC;
+                            let connected = client.connect(&options(), 0, dynamic).await;
+                            if connected.status().is_success() {
+                                let guess = exchange(secret(2), None, Group::Null);
+                                assert!(authenticate(&mut client, guess).await.is_err());
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let refused = || {
+                failures(&server, FailureReason::Refused(Explanation::Failed)) > 0
+                    && failures(&server, FailureReason::Busy) > 0
+            };
+            eventually("the flood is refused", refused).await;
+            let flooded = reading(&mut host, 1000).await;
+            assert!(flooded <= alone.mul_f64(1.1), "{flooded:?} {alone:?}");
+            stop.set(true);
+            for one in flood {
+                one.await.unwrap();
+            }
+        });
+    }
 }

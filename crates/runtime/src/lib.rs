@@ -39,6 +39,7 @@ pub mod limits;
 mod local_box;
 pub mod net;
 mod op;
+pub mod privileges;
 pub mod rng;
 mod runtime;
 pub mod signal;

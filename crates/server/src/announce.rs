@@ -20,6 +20,9 @@ pub(crate) fn announcement(server: &Server, control: &ApiServer) -> String {
     if let Some(socket) = &control.socket {
         let _ = writeln!(text, "API on {}", socket.display());
     }
+    if let Some(address) = &control.tls {
+        let _ = writeln!(text, "API on https://{address}");
+    }
     if let Some(address) = &control.metrics {
         let _ = writeln!(text, "metrics on http://{address}/metrics");
     }

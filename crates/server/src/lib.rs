@@ -10,6 +10,7 @@ mod announce;
 pub mod api;
 mod connections;
 pub mod http;
+mod insecure;
 pub mod limits;
 mod mirrors;
 mod pending;

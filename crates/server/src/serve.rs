@@ -17,8 +17,10 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::announcement;
+use crate::api::document::ReloadDocument;
 use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
+use crate::http::access::Users;
 use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::pools::Pools;
@@ -27,7 +29,7 @@ use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
 use crate::subsystems::{nvme_target, unservable};
 use crate::volume::ServedVolume;
-use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::listen_spec::{ListenSpec, Listener as ConfiguredListener};
 use flagstone_config::{Config, Diagnostics};
 use flagstone_limit::Limit;
 use flagstone_stack::{OpenError, open_limits, own_limit};
@@ -94,6 +96,8 @@ pub(crate) struct Server {
     pub(crate) started: time::Instant,
     /// The same moment, since the Unix epoch.
     pub(crate) started_at: Duration,
+    /// Users of the API over TCP, when it is served.
+    pub(crate) api_users: OnceCell<Arc<Users>>,
     bound: OnceCell<Vec<ListenSpec>>,
     nbd_drain: Drain,
     cores: Vec<CoreHandle>,
@@ -119,7 +123,7 @@ pub async fn serve(
     let server = Rc::new(server);
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
-    for spec in &server.config.server.listen {
+    for ConfiguredListener { spec, .. } in &server.config.server.listen {
         let (listener, spec) = listen(spec).await?;
         if let ListenSpec::NvmeTcp(_) = spec {
             server.target.add_listener(listener.address()).map_err(unservable)?;
@@ -141,6 +145,7 @@ pub async fn serve(
         }
     }
     let _ = server.bound.set(bound.clone());
+    server.log_insecure_access();
     let waits: Vec<_> = server
         .pending
         .volumes()
@@ -158,7 +163,7 @@ pub async fn serve(
             signal::RELOAD => {
                 manager.reloading().await;
                 // `reload` logs the result.
-                let reloaded = server.limits.reload(&server.config, reload_config());
+                let reloaded = server.reload(reload_config());
                 let refused =
                     "the new configuration has errors, and the old one stays: see the log";
                 manager.ready(if reloaded.is_ok() { &serving } else { refused }).await;
@@ -219,6 +224,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         bandwidth_limits: mirrors::bandwidth_limits(&config),
         started: time::now(),
         started_at: time::wall_clock(),
+        api_users: OnceCell::new(),
         bound: OnceCell::new(),
         nbd_drain,
         cores: cores(),
@@ -297,6 +303,17 @@ impl Server {
     /// Addresses that volumes are served on, with the assigned ports.
     pub(crate) fn bound(&self) -> &[ListenSpec] {
         self.bound.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Applies a configuration that was read again, unless it has errors.
+    pub(crate) fn reload(
+        &self,
+        read: Result<Config, Diagnostics>,
+    ) -> Result<ReloadDocument, Diagnostics> {
+        if let Ok(read) = &read {
+            self.reload_users(read);
+        }
+        self.limits.reload(&self.config, read)
     }
 
     /// The mirror of the volume at `index`, if it has one and is open.

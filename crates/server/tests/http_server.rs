@@ -12,7 +12,9 @@ use std::time::Duration;
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{alive, block_on, task, time};
 use flagstone_server::http::limits::{MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_HEADERS};
-use flagstone_server::http::{Client, ClientError, HttpServer, Method, Router, ServerOptions};
+use flagstone_server::http::{
+    Access, Caller, Client, ClientError, HttpServer, Method, Router, ServerOptions, Site,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -26,7 +28,11 @@ static MAY_END: AtomicBool = AtomicBool::new(false);
 fn router() -> Rc<Router> {
     let mut router = Router::new();
     router.get("/v1/hello", "Says hello.", |call| async move {
-        Ok(json!({ "hello": call.user.map(|user| user.process_id) }))
+        let process = match call.caller {
+            Caller::Local(user) => user.and_then(|user| user.process_id),
+            _ => None,
+        };
+        Ok(json!({ "hello": process }))
     });
     router.get("/v1/large", "Says much.", |_| async { Ok("x".repeat(1 << 20)) });
     router.get("/v1/slow", "Takes its time.", |_| async {
@@ -59,7 +65,8 @@ fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce
             let bind = |address| Listener::bind_private(address).unwrap();
             let listeners: Vec<_> = addresses.iter().map(bind).collect();
             let bound = listeners.iter().map(|listener| listener.address().clone()).collect();
-            let sites = listeners.into_iter().map(|listener| (listener, router())).collect();
+            let site = |listener| Site { listener, router: router(), access: Access::Local };
+            let sites = listeners.into_iter().map(site).collect();
             let server = HttpServer::start(sites, options).unwrap();
             tell.send(bound).unwrap();
             let _ = stopped.await;

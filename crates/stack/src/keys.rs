@@ -4,22 +4,17 @@
 //! of the rings, so that connections made later use them. An error never contains a secret.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use flagstone_auth::{KeyPair, KeyRing, RING_SECRETS, Secret, SecretError};
 use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
 use parking_lot::Mutex;
-use zeroize::Zeroizing;
+
+use crate::private_file::{self, PrivateFileError};
 
 /// Largest key file, in bytes: two secrets of 103 characters, and comments.
 const FILE_BYTES: u64 = 4096;
-
-/// Where systemd puts credentials. It lets the service's user read them by an access list, which
-/// shows as a permission of the group.
-const CREDENTIALS: &str = "/run/credentials/";
 
 /// A key file that cannot be used. The text names the file and the fix.
 #[derive(Debug, thiserror::Error)]
@@ -31,14 +26,8 @@ pub struct KeyError {
 
 #[derive(Debug, thiserror::Error)]
 enum KeyProblem {
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-    #[error("it is not a regular file")]
-    Kind,
-    #[error("others may read it (mode {0:04o}): run chmod 600")]
-    Mode(u32),
-    #[error("it is larger than a key: write one or two secrets, one on each line")]
-    Size,
+    #[error(transparent)]
+    File(#[from] PrivateFileError),
     #[error("it holds {0} secrets: write one, or two while one replaces the other")]
     Count(usize),
     #[error("line {line}: {error}")]
@@ -107,22 +96,7 @@ pub fn read(path: &Path) -> Result<Vec<Secret>, KeyError> {
 }
 
 fn read_file(path: &Path) -> Result<Vec<Secret>, KeyProblem> {
-    // Keys are read at the start and when an operator asks for it, and no simulated run has files.
-    #[expect(clippy::disallowed_methods)]
-    let file = std::fs::File::open(path)?;
-    let metadata = file.metadata()?;
-    if !metadata.is_file() {
-        return Err(KeyProblem::Kind);
-    }
-    let others = if path.starts_with(CREDENTIALS) { 0o007 } else { 0o077 };
-    if metadata.mode() & others != 0 {
-        return Err(KeyProblem::Mode(metadata.mode() & 0o7777));
-    }
-    let mut text = Zeroizing::new(String::with_capacity(FILE_BYTES as usize + 1));
-    file.take(FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FILE_BYTES {
-        return Err(KeyProblem::Size);
-    }
+    let text = private_file::read(path, FILE_BYTES)?;
     parse(&text)
 }
 
@@ -165,7 +139,7 @@ mod tests {
             (broken, 0o600, "line 1: the secret's CRC"),
             (format!("# new\n{CANARY}\n{CANARY}\n{CANARY}"), 0o600, "holds 3 secrets"),
             ("# none\n".to_owned(), 0o600, "holds 0 secrets"),
-            ("x".repeat(5000), 0o600, "larger than a key"),
+            ("x".repeat(5000), 0o600, "more than 4096 bytes"),
         ] {
             let error = read(&file(&folder, &text, mode)).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -5,6 +5,7 @@
 
 pub mod keys;
 mod open;
+pub mod private_file;
 mod remote;
 
 pub use open::{

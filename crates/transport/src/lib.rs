@@ -2,8 +2,10 @@
 //!
 //! [`Rx`] receives many messages per system call, with payloads in place. [`Tx`] queues the headers
 //! and payloads of the tasks of a connection, and sends what has accumulated. [`WaitGroup`] and
-//! [`grace_period`] wait for work on all cores. [`RefusalLog`] logs refused peers.
+//! [`grace_period`] wait for work on all cores. [`RefusalLog`] logs refused peers, and
+//! [`FailureDelays`] delays them.
 
+mod failure_delays;
 mod gather;
 pub mod limits;
 mod receive;
@@ -11,6 +13,7 @@ mod refusal;
 mod send;
 mod wait_group;
 
+pub use failure_delays::{FailureDelays, Source, source_of};
 pub use receive::{MessageShape, Rx, RxError, ShapePredictor};
 pub use refusal::RefusalLog;
 pub use send::Tx;

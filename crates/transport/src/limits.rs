@@ -58,3 +58,16 @@ pub(crate) const REFUSALS_KNOWN: usize = 64;
 
 /// Bytes of a refused name that are logged: an NQN has at most 223.
 pub(crate) const REFUSAL_NAME_CHARS: usize = 223;
+
+/// Delay of a handshake after one failure of its source address; it doubles with each further failure.
+pub const FAILURE_DELAY: Duration = Duration::from_millis(100);
+
+/// Longest such delay.
+pub const FAILURE_DELAY_MAX: Duration = Duration::from_secs(4);
+
+/// Failures of a source address are forgotten after this time without another.
+pub(crate) const FAILURE_MEMORY: Duration = Duration::from_secs(60);
+
+/// Source addresses whose failures are remembered, of about 64 B each; beyond it, the one that
+/// failed longest ago is forgotten.
+pub(crate) const FAILED_SOURCES: usize = 4096;

@@ -177,6 +177,10 @@ pub(crate) struct AddPeerArgs {
     /// has its [peer.NAME]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
+    /// Accept a node on another machine without a key: anyone who takes its name or address can read
+    /// and overwrite the mirror
+    #[arg(long)]
+    pub(crate) insecure: bool,
 }
 
 #[derive(Debug, Clone, Args)]

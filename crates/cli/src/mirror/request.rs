@@ -105,7 +105,8 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             .with("to", args.to.as_deref().map(absolute))
             .with_true("to_data_device", args.to_data_device),
         MirrorCommand::AddPeer(args) => ActionRequest::member(MirrorAction::AddPeer, &args.peer)
-            .with("address", args.address.clone()),
+            .with("address", args.address.clone())
+            .with_true("insecure", args.insecure),
         MirrorCommand::RemovePeer(args) => ActionRequest::member(MirrorAction::RemovePeer, args),
         MirrorCommand::Delete(args) => ActionRequest::forced(MirrorAction::Delete, args),
     })
@@ -236,9 +237,9 @@ mod tests {
             ("grow db", "grow", json!({}), false),
             ("grow db --size 2GiB", "grow", json!({ "size_bytes": 2u64 << 30 }), false),
             (
-                "add-peer db c --address 192.0.2.3",
+                "add-peer db c --address 192.0.2.3 --insecure",
                 "add-peer",
-                json!({ "peer": "c", "address": "192.0.2.3" }),
+                json!({ "peer": "c", "address": "192.0.2.3", "insecure": true }),
                 false,
             ),
             ("remove-peer db c", "remove-peer", json!({ "peer": "c" }), false),

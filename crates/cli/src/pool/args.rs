@@ -6,6 +6,7 @@ use clap::{ArgGroup, Args, Subcommand};
 use flagstone_units::parse_size;
 
 use crate::completions;
+use crate::status::server::ApiArgs;
 use crate::status::{QueryArgs, StatusArgs};
 
 #[derive(Debug, Args)]
@@ -78,9 +79,8 @@ pub(crate) struct SendArgs {
     /// Continue a stream that was cut, at this byte of the volume
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
-    /// Unix socket of the server's API; the default sockets if not given
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -95,9 +95,8 @@ pub(crate) struct ReceiveArgs {
     /// Print the server's JSON document (docs/api.md)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Unix socket of the server's API; the default sockets if not given
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Args)]
@@ -147,9 +146,8 @@ pub(crate) struct DiffArgs {
     /// Print a JSON document
     #[arg(long)]
     pub(crate) json: bool,
-    /// Unix socket of the server's API; the default sockets if not given
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -205,9 +203,8 @@ pub(crate) struct OrderArgs {
     /// Print the server's JSON document (docs/api.md)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Unix socket of the server's API; the default sockets if not given
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 }
 
 #[derive(Debug, Clone, Args)]

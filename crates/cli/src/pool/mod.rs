@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
-use crate::status::server::{ApiClient, read};
+use crate::status::server::read;
 use crate::status::{self, StatusArgs, run_client};
 use args::{
     OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs, VolumeCommand,
@@ -43,11 +43,11 @@ pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
         PoolCommand::Check(args) => verify::check(args).await,
         command @ PoolCommand::RemoveDevice(args) if args.wait => {
             send(&pool_order(command)?, false)?;
-            verify::wait_for_removal(&args.name, args.order.api.as_ref()).await
+            verify::wait_for_removal(&args.name, &args.order.api).await
         }
         command @ PoolCommand::Scrub(args) if args.wait => {
             send(&pool_order(command)?, false)?;
-            verify::wait(&args.name, args.order.api.as_ref()).await
+            verify::wait(&args.name, &args.order.api).await
         }
         command => act(&pool_order(command)?),
     })
@@ -212,7 +212,7 @@ fn send(order: &Order, dry_run: bool) -> Result<(String, OrderDocument), Failure
     let mut body = order.body.clone();
     body.insert("dry_run".to_owned(), dry_run.into());
     let path = format!("/v1/{}s/{}/{}", order.kind, encode(&order.name), order.action);
-    let mut server = ApiClient::find(order.args.api.as_ref())?;
+    let mut server = order.args.api.connect()?;
     let text = server.post_text(&path, &Value::Object(body).to_string())?;
     let answer = read(text.as_bytes())?;
     Ok((text, answer))

@@ -17,7 +17,7 @@ use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 use crate::status::run_client;
-use crate::status::server::{ApiClient, read};
+use crate::status::server::read;
 
 pub(crate) fn run(args: &SnapshotArgs) -> Result<Exit, Failure> {
     run_client(async || match &args.command {
@@ -93,7 +93,7 @@ fn table(snapshots: &[SnapshotDocument]) -> String {
 
 /// Asks for part after part.
 fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
-    let mut server = ApiClient::find(args.api.as_ref())?;
+    let mut server = args.api.connect()?;
     let mut ranges: Vec<RangeDocument> = Vec::new();
     let mut offset = Some(0);
     while let Some(from) = offset {

@@ -11,7 +11,7 @@ use indicatif::ProgressBar;
 use super::args::{ReceiveArgs, SendArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::{print, progress_bar};
-use crate::status::server::{ApiClient, read};
+use crate::status::server::read;
 
 /// Bytes of frames after which they are sent to the server.
 const BODY_BYTES: usize = 1 << 20;
@@ -65,7 +65,7 @@ pub(super) fn send(args: &SendArgs) -> Result<Exit, Failure> {
     if out.is_terminal() {
         return Err(Failure::usage("a stream is no text: redirect it to a file or a pipe"));
     }
-    let mut server = ApiClient::find(args.api.as_ref())?;
+    let mut server = args.api.connect()?;
     let since = args.since.as_ref().map(|since| format!("&since={}", encode(since)));
     let since = since.unwrap_or_default();
     let mut watch = Watch::new(args.offset);
@@ -90,7 +90,7 @@ pub(super) fn receive(args: &ReceiveArgs) -> Result<Exit, Failure> {
     if input.is_terminal() {
         return Err(Failure::usage("the stream comes from standard input: … < stream"));
     }
-    let mut server = ApiClient::find(args.api.as_ref())?;
+    let mut server = args.api.connect()?;
     let pool = args.pool.as_ref().map(|pool| format!("&pool={}", encode(pool)));
     let name = encode(&args.name);
     let pool = pool.unwrap_or_default();

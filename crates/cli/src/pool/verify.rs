@@ -19,7 +19,7 @@ use super::args::CheckPoolArgs;
 use super::show;
 use crate::exit::{Exit, Failure};
 use crate::output::{json, print, progress_bar};
-use crate::status::server::ApiClient;
+use crate::status::server::ApiArgs;
 
 /// Pause between two looks at a scrub.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -104,8 +104,8 @@ fn text(report: &CheckReport) -> String {
 }
 
 /// Waits for the end of a scrub.
-pub(super) async fn wait(name: &str, api: Option<&PathBuf>) -> Result<Exit, Failure> {
-    let mut server = ApiClient::find(api)?;
+pub(super) async fn wait(name: &str, api: &ApiArgs) -> Result<Exit, Failure> {
+    let mut server = api.connect()?;
     let bar = progress_bar(Some(0), "{bytes} of {total_bytes} {wide_bar} {eta}");
     let path = format!("/v1/pools/{}", encode(name));
     let scrub = loop {
@@ -129,8 +129,8 @@ pub(super) async fn wait(name: &str, api: Option<&PathBuf>) -> Result<Exit, Fail
 }
 
 /// Waits until a device is removed.
-pub(super) async fn wait_for_removal(name: &str, api: Option<&PathBuf>) -> Result<Exit, Failure> {
-    let mut server = ApiClient::find(api)?;
+pub(super) async fn wait_for_removal(name: &str, api: &ApiArgs) -> Result<Exit, Failure> {
+    let mut server = api.connect()?;
     let bar = progress_bar(Some(0), "{bytes} of {total_bytes} moved {wide_bar} {eta}");
     let path = format!("/v1/pools/{}", encode(name));
     loop {

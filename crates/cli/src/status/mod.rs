@@ -5,7 +5,6 @@ pub(crate) mod server;
 pub(crate) mod table;
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -17,17 +16,15 @@ use flagstone_units::parse_duration;
 use crate::completions;
 use crate::exit::{Exit, Failure};
 use rates::RateTracker;
-use server::ApiClient;
+use server::{ApiArgs, ApiClient};
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct QueryArgs {
     /// Print the server's JSON documents (docs/api.md); with --watch one per line
     #[arg(long)]
     pub(crate) json: bool,
-    /// Unix socket of the server's API, which the server prints at startup; the default sockets if
-    /// not given
-    #[arg(long, value_name = "PATH")]
-    pub(crate) api: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
     /// Repeat the state: for status until interrupted, otherwise until the action has finished
     #[arg(long)]
     pub(crate) watch: bool,
@@ -39,7 +36,7 @@ pub(crate) struct QueryArgs {
 impl QueryArgs {
     /// Connects to the server.
     pub(crate) fn server(&self) -> Result<ApiClient, Failure> {
-        ApiClient::find(self.api.as_ref())
+        self.api.connect()
     }
 
     /// The document as received; with `--watch` on one line.

@@ -1,15 +1,81 @@
-//! Client of the local server's control API.
+//! Client of the control API: of a server on this machine, or of one on another machine over TLS.
 
 use std::io;
 use std::path::PathBuf;
 
-use flagstone_config::api_spec::default_sockets;
+use clap::Args;
+use flagstone_config::api_spec::{API_TLS_PORT, default_sockets};
+use flagstone_config::uri::parse_authority;
 use flagstone_runtime::net::Address;
 use flagstone_server::http::limits::STREAM_TYPE;
-use flagstone_server::http::{Client, Method, Reply};
+use flagstone_server::http::tls::{OwnCertificate, client_config};
+use flagstone_server::http::{Client, Method, Reply, TlsServer};
+use flagstone_stack::private_file;
 use serde::de::DeserializeOwned;
+use zeroize::Zeroizing;
 
 use crate::exit::Failure;
+
+/// Beginning of the address of an API on another machine.
+const HTTPS: &str = "https://";
+
+/// Largest file of a token, in bytes.
+const TOKEN_BYTES: u64 = 4096;
+
+/// The server that a command asks.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct ApiArgs {
+    /// The server's API: its Unix socket, which it prints at startup, or https://HOST[:PORT] on
+    /// another machine; the default sockets if not given
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) api: Option<String>,
+    /// For https: file with the user's token, mode 0600
+    #[arg(long, value_name = "FILE", requires = "api")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// For https: authorities that issued the server's certificate, as PEM; those that this machine
+    /// trusts if not given
+    #[arg(long, value_name = "FILE", requires = "api")]
+    pub(crate) ca_file: Option<PathBuf>,
+    /// For https: the user's certificate, as PEM
+    #[arg(long, value_name = "FILE", requires = "certificate_key_file")]
+    pub(crate) certificate_file: Option<PathBuf>,
+    /// For https: its private key, mode 0600
+    #[arg(long, value_name = "FILE", requires = "certificate_file")]
+    pub(crate) certificate_key_file: Option<PathBuf>,
+}
+
+impl ApiArgs {
+    /// Connects to the server.
+    pub(crate) fn connect(&self) -> Result<ApiClient, Failure> {
+        let Some(address) = self.api.as_deref().and_then(|api| api.strip_prefix(HTTPS)) else {
+            if self.token_file.is_some()
+                || self.ca_file.is_some()
+                || self.certificate_file.is_some()
+            {
+                let text = "a socket needs no token and no certificate: write --api https://HOST";
+                return Err(Failure::usage(text));
+            }
+            return ApiClient::find(self.api.as_ref().map(PathBuf::from).as_ref());
+        };
+        let address = address.strip_suffix('/').unwrap_or(address);
+        let place = parse_authority(address, API_TLS_PORT)
+            .map_err(|error| Failure::usage(format!("--api: {error}")))?;
+        let own = self.certificate_file.as_deref().zip(self.certificate_key_file.as_deref());
+        let own = own.map(|(certificate, key)| OwnCertificate { certificate, key });
+        let tls = client_config(self.ca_file.as_deref(), own).map_err(Failure::failed)?;
+        let token = self.token_file.as_ref().map(|file| {
+            let text = private_file::read(file, TOKEN_BYTES)
+                .map_err(|error| Failure::failed(format!("{}: {error}", file.display())))?;
+            Ok::<_, Failure>(Zeroizing::new(text.trim().to_owned()))
+        });
+        let (host, port) = (place.host.to_string(), place.port);
+        let server = TlsServer { host, port, tls, token: token.transpose()? };
+        let client = Client::connect_tls(server).map_err(|error| {
+            Failure::failed(format!("cannot connect to https://{place}: {}", explained(&error)))
+        })?;
+        Ok(ApiClient { client })
+    }
+}
 
 pub(crate) struct ApiClient {
     client: Client,
@@ -103,6 +169,7 @@ fn explained(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => "no such socket".to_owned(),
         io::ErrorKind::ConnectionRefused => "no server listens on it".to_owned(),
+        io::ErrorKind::TimedOut => "it does not answer".to_owned(),
         io::ErrorKind::PermissionDenied => {
             "permission denied: run as its owner or as root".to_owned()
         }

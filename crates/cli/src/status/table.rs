@@ -87,6 +87,9 @@ pub(super) fn all(
     for line in lines(&head, &rows) {
         let _ = writeln!(text, "{line}");
     }
+    for insecure in &server.insecure {
+        let _ = writeln!(text, "\ninsecure: {}", insecure.consequence);
+    }
     let mut first = true;
     for (volume, wait) in
         volumes.iter().filter_map(|volume| Some((volume, volume.pending.as_ref()?)))

@@ -73,6 +73,8 @@ pub static PEER: Section = Section {
             "Address where it serves NVMe/TCP: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; port 4420 if omitted. May be an address of a replication network. Required.";
         "key_file", Kind::Text("path"), "" =>
             "Absolute path of the key that both nodes prove to each other, the same on both. Required to reach the replica. Default: none, and knowing the node's name is enough.";
+        "insecure", Kind::Flag, "false" =>
+            "Accept a peer without `key_file`: anyone who takes its name or address can read and overwrite the mirrors. Required then, unless it is on this machine.";
         "host_addresses", Kind::List("address"), "" =>
             "Addresses where hosts reach it, for the discovery log of this node: `nvme connect-all` to either node then finds the paths to both. Written as `address`; an empty list announces none. Default: `address`.";
         "connections", Kind::Count(1..=16), "1" =>

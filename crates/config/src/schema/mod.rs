@@ -20,12 +20,14 @@ pub use form::{Key, Kind, Section, SizeRule};
 pub use limit::{BURST, LIMIT};
 pub use mirror::{MIRROR, PEER};
 pub use profile::PROFILE;
-pub use server::{NBD, NVME, SERVER};
+pub use server::{API_TLS, API_USER, LISTEN, NBD, NVME, SERVER};
 pub use volume::{DELAY, FAULT, HOST, STRIPE, SUBSYSTEM, VOLUME};
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 15] = [
+pub static SECTIONS: [&Section; 18] = [
     &SERVER,
+    &LISTEN,
+    &API_TLS,
     &NVME,
     &NBD,
     &VOLUME,
@@ -40,4 +42,5 @@ pub static SECTIONS: [&Section; 15] = [
     &SUBSYSTEM,
     &HOST,
     &PEER,
+    &API_USER,
 ];

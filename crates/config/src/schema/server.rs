@@ -2,13 +2,14 @@
 
 use super::form::{DAY_MS, GIB, KIB, MIB, MINUTE_MS, keys, time};
 use super::{Kind, Section, SizeRule};
+use crate::ApiRole;
 
 /// `[server]`
 pub static SERVER: Section = Section {
     path: "server",
     keys: keys! {
-        "listen", Kind::List("listen address"), "" =>
-            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`. Port 0 picks a free port. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, reachable from this machine only.";
+        "listen", Kind::Entries("listen address", &LISTEN), "" =>
+            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`. Port 0 picks a free port. An entry is an address, or a [table](#serverlisten) with its options. An address that other machines reach requires [keys](guides/keys.md) for all its volumes, or `insecure`. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, reachable from this machine only.";
         "cores", Kind::Count(1..=1024), "" =>
             "Executor threads. Default: one for each CPU the process may use.";
         "buffer_memory", Kind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
@@ -21,12 +22,54 @@ pub static SERVER: Section = Section {
             "Longest busy poll before an executor sleeps. It polls only while recent waits were short enough to gain from it. 0 turns it off.";
         "api", Kind::Text("socket path"), "" =>
             "Unix socket of the [control API](api.md), which `flagstone status` asks: a path, or `none`. The file has mode 0600. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users without permission to write there. If neither can be created, the server warns and runs without the API.";
+        "api_tls", Kind::Table(&API_TLS), "" => "The control API over TCP, for [users](#api_username) on other machines.";
         "metrics", Kind::Text("address"), "" =>
             "TCP address that serves [metrics](metrics.md) to Prometheus and nothing else: `ADDRESS:PORT`, port 9469 if omitted. It is not authenticated. Default: none. The API socket serves metrics too.";
         "state", Kind::Text("directory"), "" =>
             "Directory that the server owns. It records there which devices belong to which [pool](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; without either, there are no pools.";
         "nvme", Kind::Table(&NVME), "" => "Options of NVMe/TCP.";
         "nbd", Kind::Table(&NBD), "" => "Options of NBD.";
+    },
+    profile: false,
+};
+
+/// An entry of `listen` as a table.
+pub static LISTEN: Section = Section {
+    path: "server.listen",
+    keys: keys! {
+        "url", Kind::Text("listen address"), "" => "The address. Required.";
+        "insecure", Kind::Flag, "false" =>
+            "Accept hosts and clients without keys: anyone who reaches the address can read and write its volumes. The server warns in its log, in `flagstone status` and in a [metric](metrics.md).";
+    },
+    profile: false,
+};
+
+/// `[server.api_tls]`
+pub static API_TLS: Section = Section {
+    path: "server.api_tls",
+    keys: keys! {
+        "listen", Kind::Text("address"), "" =>
+            "TCP address that serves the [API](api.md#over-tcp) with TLS 1.3: `ADDRESS:PORT`, port 9468 if omitted. Required.";
+        "certificate_file", Kind::Text("path"), "" =>
+            "Absolute path of the server's certificate as PEM, followed by those of intermediate authorities. Required. A reload reads it again.";
+        "key_file", Kind::Text("path"), "" =>
+            "Absolute path of its private key as PEM, which only its owner may read (mode 0600). Required. A reload reads it again.";
+        "client_ca_file", Kind::Text("path"), "" =>
+            "Absolute path of the authorities, as PEM, whose client certificates are accepted. Default: none, and users have tokens only.";
+    },
+    profile: false,
+};
+
+/// `[api_user.NAME]`
+pub static API_USER: Section = Section {
+    path: "api_user.NAME",
+    keys: keys! {
+        "role", Kind::Choice(&[ApiRole::ReadOnly.name(), ApiRole::Operator.name()]), ApiRole::ReadOnly.name() =>
+            "`read-only`: documents and metrics. `operator`: orders as well.";
+        "token_file", Kind::Text("path"), "" =>
+            "Absolute path of a file with the hash of the user's token, as `flagstone key token` prints it, or two while one replaces the other. Only its owner may read it (mode 0600). This or `certificate_name` is required.";
+        "certificate_name", Kind::Text("DNS name"), "" =>
+            "DNS name (subject alternative name) in the user's client certificate, which an authority of `client_ca_file` has issued.";
     },
     profile: false,
 };

@@ -38,6 +38,7 @@ impl Kind {
             Kind::Choice(_) => "enum".into(),
             Kind::Text(form) => (*form).into(),
             Kind::List(form) => format!("list of {}", plural(form)),
+            Kind::Entries(form, _) => format!("list of {} or tables", plural(form)),
             Kind::Table(_) => "table".into(),
         }
     }
@@ -61,7 +62,7 @@ impl Kind {
             Kind::Choice(words) => {
                 words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
             }
-            Kind::Text(_) | Kind::List(_) | Kind::Table(_) => String::new(),
+            Kind::Text(_) | Kind::List(_) | Kind::Entries(..) | Kind::Table(_) => String::new(),
         }
     }
 
@@ -88,6 +89,14 @@ impl Kind {
             Kind::Text(form) => format!("write a text in quotes: {}", article(form)),
             Kind::List(form) => {
                 format!("write a list of texts: [\"…\", \"…\"], each {}", article(form))
+            }
+            Kind::Entries(form, section) => {
+                let names: Vec<_> = section.all_keys().map(|key| key.name).collect();
+                format!(
+                    "write a list: [\"…\", \"…\"], each {}, or a table {{ … }} with any of {}",
+                    article(form),
+                    names.join(", ")
+                )
             }
             Kind::Table(section) => {
                 let names: Vec<_> = section.all_keys().map(|key| key.name).collect();

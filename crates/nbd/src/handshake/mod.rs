@@ -73,6 +73,27 @@ pub enum NbdRefusalReason {
     /// The negotiation took too long.
     #[error("the client did not complete the negotiation in time")]
     TimedOut,
+    /// Too many negotiations of its address are in progress.
+    #[error("too many negotiations of this address are in progress")]
+    Busy,
+}
+
+impl NbdRefusalReason {
+    /// Names of all reasons.
+    pub const NAMES: [&str; 6] =
+        ["unknown-export", "not-yet", "tls", "protocol", "timeout", "busy"];
+
+    /// Name, for metrics.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            NbdRefusalReason::UnknownExport => "unknown-export",
+            NbdRefusalReason::NotYet => "not-yet",
+            NbdRefusalReason::Tls => "tls",
+            NbdRefusalReason::Failed(_) => "protocol",
+            NbdRefusalReason::TimedOut => "timeout",
+            NbdRefusalReason::Busy => "busy",
+        }
+    }
 }
 
 /// Next action after [`Handshake::step`].

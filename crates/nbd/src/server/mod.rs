@@ -13,6 +13,7 @@ mod attached;
 mod connection;
 mod drain;
 mod execute;
+mod negotiations;
 mod partial;
 mod receiver;
 mod watchdog;
@@ -43,6 +44,7 @@ use crate::session::NbdSession;
 use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
 use connection::NbdConnection;
+use negotiations::Negotiations;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
@@ -86,6 +88,9 @@ pub enum DisconnectReason {
     /// A read failed after its reply had begun.
     #[error("a read failed after part of its reply was sent: {0}")]
     ReadFailed(IoError),
+    /// Too many negotiations of its address are in progress.
+    #[error("too many negotiations of this address are in progress")]
+    Busy,
     #[error("the server is shutting down")]
     Drained,
     #[error("replaced by a new connection of the client")]
@@ -102,7 +107,7 @@ pub struct NbdServer {
     connections: AtomicUsize,
     attached: ClientRegistry,
     shares: OnceLock<Arc<BufferShares>>,
-    negotiating: AtomicUsize,
+    negotiations: Negotiations,
     refusals: RefusalLog,
 }
 
@@ -117,7 +122,7 @@ impl NbdServer {
             connections,
             attached,
             shares: OnceLock::new(),
-            negotiating: AtomicUsize::new(0),
+            negotiations: Negotiations::default(),
             refusals: RefusalLog::new("NBD negotiation"),
         })
     }
@@ -140,6 +145,11 @@ impl NbdServer {
     /// Clients that completed the negotiation, in that order.
     pub fn attached(&self) -> Vec<AttachedClient> {
         self.attached.all()
+    }
+
+    /// Refused requests of negotiations since the start, by the name of their reason.
+    pub fn refusals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.negotiations.refusals()
     }
 
     /// Closes the connections of clients attached to an export.
@@ -233,12 +243,18 @@ impl NbdServer {
         stream: &Stream,
         rx: &mut Rx,
     ) -> Result<NbdSession, DisconnectReason> {
-        let _negotiating = Negotiating::begin(&self.negotiating);
+        let peer = stream.peer();
+        let Some(_negotiating) = self.negotiations.begin(&peer, self.options.max_connections)
+        else {
+            let (export, reason) = (String::new(), NbdRefusalReason::Busy);
+            self.refused(stream, &NbdRefusal { export, reason });
+            return Err(DisconnectReason::Busy);
+        };
         let begun = time::now();
         let mut out = Vec::new();
         let mut handshake = Handshake::new(self.exports.clone(), &mut out);
         loop {
-            let many = self.negotiating.load(Ordering::Relaxed) > self.options.max_connections / 2;
+            let many = self.negotiations.count() > self.options.max_connections / 2;
             let step_max = self.options.handshake_timeout;
             let all_max = if many { step_max } else { NEGOTIATION_TIMEOUT.max(step_max) };
             let left = all_max.saturating_sub(begun.elapsed()).min(step_max);
@@ -267,6 +283,7 @@ impl NbdServer {
     }
 
     fn refused(&self, stream: &Stream, refusal: &NbdRefusal) {
+        self.negotiations.refused(&refusal.reason);
         self.refusals.refused(&stream.peer(), refusal.export.as_bytes(), &refusal.reason);
     }
 
@@ -333,21 +350,6 @@ struct Occupied(Arc<NbdServer>);
 impl Drop for Occupied {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-struct Negotiating<'a>(&'a AtomicUsize);
-
-impl Negotiating<'_> {
-    fn begin(count: &AtomicUsize) -> Negotiating<'_> {
-        count.fetch_add(1, Ordering::Relaxed);
-        Negotiating(count)
-    }
-}
-
-impl Drop for Negotiating<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

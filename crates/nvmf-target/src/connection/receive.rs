@@ -518,7 +518,12 @@ impl Connection {
             let in_use =
                 connected.as_ref().is_err_and(|refusal| *refusal == ConnectRefusal::QUEUE_IN_USE);
             if !in_use || begin.elapsed() >= QUEUE_RELEASE_TIMEOUT {
-                if let Ok(Connected { handshake: Some(_), .. }) = &connected {
+                // A refusal waits, too: a source that guesses would repeat it without end.
+                let authenticates = match &connected {
+                    Ok(connected) => connected.handshake.is_some(),
+                    Err(refusal) => refusal.reason.is_some(),
+                };
+                if authenticates {
                     let most = self.target.config().handshake_timeout / 2;
                     let delay = self.target.handshakes.delay(self.source()).min(most);
                     if !delay.is_zero() {

@@ -47,6 +47,9 @@ pub struct ServerDocument {
     pub volumes: usize,
     /// Addresses that volumes are served on.
     pub listen: Vec<String>,
+    /// Listeners and peers of mirrors that need no key.
+    #[serde(default)]
+    pub insecure: Vec<InsecureDocument>,
     /// Current NVMe/TCP connections of all volumes.
     pub nvme_connections: usize,
     /// Current NBD connections of all volumes.
@@ -55,6 +58,29 @@ pub struct ServerDocument {
     pub buffer_memory: BufferMemoryDocument,
     /// All resources of the API.
     pub resources: Vec<Resource>,
+}
+
+named! {
+    /// Kind of access without a key.
+    #[derive(Default)]
+    pub enum InsecureKind {
+        /// An address that volumes are served on.
+        Listener = "listener",
+        /// A peer of a mirror.
+        Peer = "peer",
+        _ => Unknown
+    }
+}
+
+/// A listener or peer that needs no key, because the configuration says `insecure = true`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct InsecureDocument {
+    /// A listener, or a peer of a mirror.
+    pub kind: InsecureKind,
+    /// Address of the listener, or name of the peer.
+    pub name: String,
+    /// Who can use what, for people.
+    pub consequence: String,
 }
 
 /// The I/O buffer pool.

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use crate::http::{HttpServer, ServerOptions};
+use crate::http::access::Users;
+use crate::http::{Access, HttpServer, ServerOptions, Site};
 use flagstone_runtime::net::{Address, Listener};
 
 use super::ReloadConfig;
@@ -14,6 +15,7 @@ use flagstone_config::api_spec::{ApiSpec, default_sockets};
 /// The running API server. Dropping it stops serving and removes the socket file.
 pub(crate) struct ApiServer {
     pub(crate) socket: Option<PathBuf>,
+    pub(crate) tls: Option<SocketAddr>,
     pub(crate) metrics: Option<SocketAddr>,
     _serving: Option<HttpServer>,
 }
@@ -45,28 +47,52 @@ pub(crate) async fn start(
     };
     let socket = socket.map(|(path, listener)| {
         let router = Rc::new(super::router(server, reload));
-        sites.push((listener, router));
+        sites.push(Site { listener, router, access: Access::Local });
         path
     });
+    let tls = match &server.config.server.api_tls {
+        None => None,
+        Some(tls) => {
+            let credentials = super::users::read(tls, &server.config.api_users);
+            let credentials = credentials.map_err(crate::subsystems::unservable)?;
+            let what = format!("the API's address {}", tls.listen);
+            let busy = "choose another port in [server.api_tls]";
+            let (listener, bound) = bind_tcp(tls.listen, what, busy).await?;
+            let users = server.api_users.get_or_init(|| Users::new(credentials));
+            let access = Access::Users(users.clone());
+            sites.push(Site { listener, router: Rc::new(super::router(server, reload)), access });
+            Some(bound)
+        }
+    };
     let mut metrics = None;
     if let Some(address) = server.config.server.metrics {
         let what = format!("the metrics' address {address}");
         let busy = "choose another port with --metrics, or 0 for any";
-        let tcp = Address::Tcp(address);
-        let listener = bind(|| Listener::bind(&tcp), &tcp, what, busy).await?;
-        let bound = match listener.address() {
-            Address::Tcp(bound) => *bound,
-            Address::Unix(_) => address,
-        };
+        let (listener, bound) = bind_tcp(address, what, busy).await?;
         let router = Rc::new(super::metrics_router(server, reload));
-        sites.push((listener, router));
+        sites.push(Site { listener, router, access: Access::Open });
         metrics = Some(bound);
     }
     let serving = match sites.len() {
         0 => None,
         _ => Some(HttpServer::start(sites, ServerOptions::default())?),
     };
-    Ok(ApiServer { socket, metrics, _serving: serving })
+    Ok(ApiServer { socket, tls, metrics, _serving: serving })
+}
+
+/// Binds a TCP address. Returns it with its port.
+async fn bind_tcp(
+    address: SocketAddr,
+    what: String,
+    busy: &'static str,
+) -> Result<(Listener, SocketAddr), ServeError> {
+    let tcp = Address::Tcp(address);
+    let listener = bind(|| Listener::bind(&tcp), &tcp, what, busy).await?;
+    let bound = match listener.address() {
+        Address::Tcp(bound) => *bound,
+        Address::Unix(_) => address,
+    };
+    Ok((listener, bound))
 }
 
 /// Binds the first free default socket. Failure is a warning: the user asked for none of them.

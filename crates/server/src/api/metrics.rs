@@ -5,7 +5,9 @@ use std::rc::Rc;
 use flagstone_nvmf_target::FailureReason;
 use flagstone_runtime::{buf, task};
 
-use super::{Api, host_metrics, limits, mirror, on, pending, pools, process_metrics, volumes};
+use super::{
+    Api, host_metrics, limits, mirror, on, pending, pools, process_metrics, users, volumes,
+};
 use crate::http::{Exposition, Router};
 use crate::serve::Server;
 
@@ -24,6 +26,8 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
                 pending::metrics,
                 limits::metrics,
                 pools::metrics,
+                crate::insecure::metrics,
+                users::metrics,
             ] {
                 // Let host I/O on this core proceed.
                 task::yield_now().await;
@@ -51,6 +55,11 @@ fn process(server: &Server, out: &mut Exposition) {
     let mut failures = out.family("flagstone_authentication_failures_total", help);
     for (reason, count) in FailureReason::ALL.iter().zip(totals.failed) {
         failures.count(&[("reason", reason.name())], count);
+    }
+    let help = "Refused requests of NBD negotiations, by reason.";
+    let mut refusals = out.family("flagstone_nbd_refusals_total", help);
+    for (reason, count) in server.nbd.refusals() {
+        refusals.count(&[("reason", reason)], count);
     }
     let memory = [
         (

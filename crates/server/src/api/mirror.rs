@@ -21,6 +21,7 @@ use super::mirror_verify::Verify;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::mirrors::{CreateError, LogMove, MirroredVolume, PeersChanged};
+use flagstone_config::Peer;
 use flagstone_config::device_spec::DeviceSpec;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
@@ -70,7 +71,7 @@ impl Api {
         let action = MirrorAction::parse(call.text("action"))?;
         let request = ActionRequest::parse(action, body)?;
         let volume = call.text("name").to_owned();
-        tracing::info!(user = ?call.user, volume, ?request, "mirror action requested");
+        tracing::info!(caller = %call.caller, volume, ?request, "mirror action requested");
         let work = async move {
             let preview = self.execute(&mirrored, &request).await?;
             Ok(ActionDocument {
@@ -104,8 +105,10 @@ impl Api {
         }
         let dry_run = request.dry_run;
         let peers = match &request.action {
-            Action::AddPeer { name, address } => {
-                Some(mirrored.add_peer(name, address.as_deref(), dry_run).await?)
+            Action::AddPeer { name, address, insecure } => {
+                let config = &self.server.config;
+                let is_allowed = |peer: &Peer| *insecure || !config.forbids_peer(peer);
+                Some(mirrored.add_peer(name, address.as_deref(), is_allowed, dry_run).await?)
             }
             Action::RemovePeer { name } => Some(mirrored.remove_peer(name, dry_run).await?),
             _ => None,

@@ -50,6 +50,7 @@ pub(super) enum Action {
     AddPeer {
         name: String,
         address: Option<String>,
+        insecure: bool,
     },
     RemovePeer {
         name: String,
@@ -80,7 +81,7 @@ impl MirrorAction {
             MirrorAction::Demote => &[],
             MirrorAction::Grow => &["size_bytes"],
             MirrorAction::MoveLog => &["to", "to_data_device"],
-            MirrorAction::AddPeer => &["peer", "address"],
+            MirrorAction::AddPeer => &["peer", "address", "insecure"],
             MirrorAction::RemovePeer => &["peer"],
         }
     }
@@ -122,6 +123,7 @@ pub(super) struct Body {
     size_bytes: Option<u64>,
     to_data_device: bool,
     address: Option<String>,
+    insecure: bool,
 }
 
 impl ActionRequest {
@@ -154,7 +156,8 @@ impl ActionRequest {
             MirrorAction::Grow => Action::Grow { size_bytes: body.size_bytes },
             MirrorAction::MoveLog => move_log(&body)?,
             MirrorAction::AddPeer => {
-                Action::AddPeer { name: named_peer(&body)?, address: body.address }
+                let (name, insecure) = (named_peer(&body)?, body.insecure);
+                Action::AddPeer { name, address: body.address, insecure }
             }
             MirrorAction::RemovePeer => Action::RemovePeer { name: named_peer(&body)? },
             MirrorAction::Delete => Action::Delete { force: body.force },
@@ -271,8 +274,12 @@ mod tests {
             ),
             (
                 "add-peer",
-                json!({ "peer": "c", "address": "192.0.2.3" }),
-                Action::AddPeer { name: "c".into(), address: Some("192.0.2.3".into()) },
+                json!({ "peer": "c", "address": "192.0.2.3", "insecure": true }),
+                Action::AddPeer {
+                    name: "c".into(),
+                    address: Some("192.0.2.3".into()),
+                    insecure: true,
+                },
             ),
             ("remove-peer", json!({ "peer": "c" }), Action::RemovePeer { name: "c".into() }),
             ("delete", json!({}), Action::Delete { force: false }),

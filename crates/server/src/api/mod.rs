@@ -25,6 +25,7 @@ mod pools;
 mod process_metrics;
 mod reload;
 mod snapshots;
+mod users;
 mod volumes;
 
 use std::cell::RefCell;
@@ -42,6 +43,7 @@ use document::{BufferMemoryDocument, IoEngineName, Resource, ServerDocument};
 use mirror_verify::Verify;
 
 pub(crate) use listen::{ApiServer, start};
+pub use users::{check_users, hash_line};
 pub(crate) use volumes::{connections, devices};
 
 /// Reads the configuration again, for a reload.
@@ -114,6 +116,7 @@ fn server_document(server: &Server, resources: Vec<Resource>) -> ServerDocument 
         cores: cores().len(),
         volumes: server.volumes.borrow().len(),
         listen: server.bound().iter().map(ToString::to_string).collect(),
+        insecure: server.insecure_access(),
         nvme_connections: server.nvme.count(),
         nbd_connections: server.nbd.connections(),
         buffer_memory: BufferMemoryDocument {

@@ -144,7 +144,7 @@ impl Api {
             (false, true) => ScrubOrder::Cancel,
             (false, false) => ScrubOrder::Run,
         };
-        tracing::info!(user = ?call.user, pool = name, %action, dry_run, "pool order requested");
+        tracing::info!(caller = %call.caller, pool = name, %action, dry_run, "pool order requested");
         let server = self.server.clone();
         let make = MakePool {
             name: name.clone(),
@@ -203,7 +203,7 @@ impl Api {
         };
         let given: VolumeBody = body(&call, takes)?;
         let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, snapshot, force } = given;
-        tracing::info!(user = ?call.user, volume = name, %action, dry_run, "volume order requested");
+        tracing::info!(caller = %call.caller, volume = name, %action, dry_run, "volume order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
             let size = size_bytes.ok_or_else(|| missing("size_bytes"));

@@ -89,6 +89,8 @@ impl Api {
     }
 
     async fn send_part(self: Rc<Self>, call: Call) -> Result<StreamBytes, Problem> {
+        // It has the data of hosts.
+        call.require_operator()?;
         let [offset, since] = call.parameters(["offset_bytes", "since"])?;
         let bad = || Problem::invalid("`offset_bytes` is no number");
         let offset = offset.unwrap_or("0").parse().map_err(|_| bad())?;
@@ -120,7 +122,7 @@ impl Api {
             SnapshotAction::Delete => &[],
         };
         let SnapshotBody { dry_run, with, force } = body(&call, takes)?;
-        tracing::info!(user = ?call.user, snapshot = name, %action, dry_run, "snapshot order requested");
+        tracing::info!(caller = %call.caller, snapshot = name, %action, dry_run, "snapshot order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
             match action {

@@ -3,13 +3,15 @@
 //! hyper has parsed the head and enforced its bounds. What remains is what hyper leaves to the
 //! application: one `Host` field, known expectations, a readable target, a bounded body.
 
+use std::sync::Arc;
+
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::Request;
 use axum::http::{HeaderMap, Uri, Version, header};
-use flagstone_runtime::net::PeerUser;
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
 
+use crate::http::access::{Caller, Claim};
 use crate::http::limits::{
     MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS, MAX_STREAM_BODY_BYTES, STREAM_TYPE,
 };
@@ -21,23 +23,30 @@ pub(crate) type Query = Vec<(String, String)>;
 /// What a handler gets of a request besides its head: an extension of the request.
 #[derive(Clone, Debug)]
 pub(crate) struct Admitted {
-    pub(crate) user: Option<PeerUser>,
+    pub(crate) caller: Caller,
+    pub(crate) peer: Arc<str>,
     pub(crate) query: Query,
     pub(crate) body: Bytes,
 }
 
-/// Checks a request and receives its body, which becomes the extension [`Admitted`].
-pub(crate) async fn admit(request: Request, user: Option<PeerUser>) -> Result<Request, Problem> {
+/// Checks a request of `peer` and receives its body, which becomes the extension [`Admitted`]. Nothing
+/// of a caller without access is received but the head.
+pub(crate) async fn admit(
+    request: Request,
+    claim: &Claim,
+    peer: Arc<str>,
+) -> Result<Request, Problem> {
     let (mut parts, body) = request.into_parts();
     if parts.version == Version::HTTP_11 {
         check_host(&parts.headers)?;
         check_expectation(&parts.headers)?;
     }
     let query = read_target(&parts.uri)?;
+    let caller = claim.caller(&parts.method, &parts.headers).await?;
     let is_stream =
         parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
     let most = if is_stream { MAX_STREAM_BODY_BYTES } else { MAX_BODY_BYTES };
-    parts.extensions.insert(Admitted { user, query, body: whole(body, most).await? });
+    parts.extensions.insert(Admitted { caller, peer, query, body: whole(body, most).await? });
     Ok(Request::from_parts(parts, Body::empty()))
 }
 

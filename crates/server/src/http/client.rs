@@ -4,20 +4,25 @@
 
 use std::error::Error as _;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use axum::http::{Method, Request, Response, StatusCode, header};
+use axum::http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use flagstone_runtime::net::Address;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use zeroize::Zeroizing;
 
 use crate::http::limits::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_REPLY_BYTES, REPLY_PATIENCE};
 
@@ -54,11 +59,27 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
+/// A server on another machine.
+#[derive(Debug)]
+pub struct TlsServer {
+    /// Host name or IP address, which its certificate names.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// The authorities, and the own certificate.
+    pub tls: ClientConfig,
+    /// The own token.
+    pub token: Option<Zeroizing<String>>,
+}
+
 /// A connection to a server. Must not be used on a thread of a tokio runtime.
 #[derive(Debug)]
 pub struct Client {
     runtime: Runtime,
     requests: SendRequest<Full<Bytes>>,
+    /// Value of `Host`.
+    host: String,
+    authorization: Option<HeaderValue>,
 }
 
 impl Client {
@@ -75,7 +96,39 @@ impl Client {
                 Address::Tcp(address) => open(TcpStream::connect(address).await?).await,
             }
         })?;
-        Ok(Client { runtime, requests })
+        Ok(Client { runtime, requests, host: "localhost".to_owned(), authorization: None })
+    }
+
+    /// Connects to a server on another machine.
+    ///
+    /// # Errors
+    /// The system's; `InvalidData` if the certificate of either side is refused; `InvalidInput` for a
+    /// host or a token that cannot be sent; `TimedOut`.
+    pub fn connect_tls(server: TlsServer) -> io::Result<Client> {
+        let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let TlsServer { host, port, tls, token } = server;
+        let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name =
+            ServerName::try_from(bare.clone()).map_err(|_| invalid("this is no host name"))?;
+        let authorization = token.map(|token| {
+            let bearer = Zeroizing::new(format!("Bearer {}", token.as_str()));
+            HeaderValue::from_str(&bearer).map(|mut value| {
+                value.set_sensitive(true);
+                value
+            })
+        });
+        let authorization = authorization.transpose();
+        let authorization =
+            authorization.map_err(|_| invalid("the token is not printable ASCII"))?;
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+        let connecting = async {
+            let stream = TcpStream::connect((bare.as_str(), port)).await?;
+            let tls = TlsConnector::from(Arc::new(tls)).connect(name, stream).await?;
+            open(tls).await
+        };
+        let connected = runtime.block_on(async { timeout(REPLY_PATIENCE, connecting).await });
+        let requests = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        Ok(Client { runtime, requests, host: format!("{host}:{port}"), authorization })
     }
 
     /// Sends a request and waits for the answer. After an error the connection is unusable.
@@ -102,7 +155,10 @@ impl Client {
         body: Option<(&str, &[u8])>,
     ) -> Result<Reply, ClientError> {
         let mut request = Request::builder().method(method).uri(path);
-        request = request.header(header::HOST, "localhost");
+        request = request.header(header::HOST, &self.host);
+        if let Some(value) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, value);
+        }
         if let Some((media_type, _)) = body {
             request = request.header(header::CONTENT_TYPE, media_type);
         }

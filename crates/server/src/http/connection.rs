@@ -12,11 +12,11 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
 use axum::http::header;
-use flagstone_runtime::net::PeerUser;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,6 +25,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::ServiceExt;
 
+use crate::http::access::Claim;
 use crate::http::admission::admit;
 use crate::http::limits::{
     LINGER_BYTES, LINGER_PATIENCE, MAX_HEAD_BYTES, MAX_HEADERS, SEND_PATIENCE,
@@ -164,7 +165,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 
 /// A request that was refused, for the log.
 pub(crate) struct RefusedRequest {
-    pub(crate) peer: Rc<str>,
+    pub(crate) peer: Arc<str>,
     /// Method and path, as received.
     pub(crate) name: String,
     pub(crate) reason: String,
@@ -173,8 +174,8 @@ pub(crate) struct RefusedRequest {
 /// Serves a connection of `peer`. Reports refused requests to `refused`.
 pub(crate) async fn serve_connection<S>(
     stream: S,
-    peer: Rc<str>,
-    user: Option<PeerUser>,
+    peer: Arc<str>,
+    claim: Claim,
     service: axum::Router,
     clock: Rc<Clock>,
     refused: impl Fn(RefusedRequest),
@@ -187,17 +188,24 @@ pub(crate) async fn serve_connection<S>(
     };
     let answer = |request: hyper::Request<Incoming>| {
         let (clock, service, refuse) = (clock.clone(), service.clone(), &refuse);
+        let (claim, peer) = (&claim, peer.clone());
         let name = format!("{} {}", request.method(), request.uri().path());
         // hyper needs a future that can be moved.
         Box::pin(async move {
-            let response = match admit(request.map(Body::new), user).await {
+            let response = match admit(request.map(Body::new), claim, peer).await {
                 Ok(admitted) => {
                     clock.request_complete();
                     service.oneshot(admitted).await.unwrap_or_else(|never| match never {})
                 }
                 // The rest of a refused request is not received.
                 Err(problem) => {
-                    with(problem.response(), header::CONNECTION, "close").map(Body::from)
+                    let response = with(problem.response(), header::CONNECTION, "close");
+                    let response = match problem.status {
+                        // RFC 9110, section 11.6.1.
+                        401 => with(response, header::WWW_AUTHENTICATE, "Bearer"),
+                        _ => response,
+                    };
+                    response.map(Body::from)
                 }
             };
             clock.handled();

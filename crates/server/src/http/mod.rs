@@ -12,13 +12,16 @@
 //! - nothing here runs in the path of a read or write.
 //!
 //! Read in this order: [`router`] (routes, on core 0), [`service`] (the same routes for axum),
-//! [`admission`] (checks of a request), [`connection`] (time limits), [`server`] (thread and
+//! [`access`] (who calls), [`admission`] (checks of a request), [`audit`] (the log of orders),
+//! [`connection`] (time limits), [`server`] (thread and
 //! sockets); then [`client`], [`openapi`] and [`metrics`].
 //!
 //! Specifications: RFC 9110 (HTTP semantics), RFC 9112 (HTTP/1.1), RFC 9457 (problem details),
 //! OpenAPI 3.1.
 
+pub mod access;
 mod admission;
+mod audit;
 pub mod client;
 mod connection;
 #[cfg(any(test, feature = "fuzz"))]
@@ -31,11 +34,13 @@ pub mod response;
 pub mod router;
 pub mod server;
 mod service;
+pub mod tls;
 
+pub use access::{Access, Caller};
 pub use axum::http::Method;
-pub use client::{Client, ClientError, Reply, encode};
+pub use client::{Client, ClientError, Reply, TlsServer, encode};
 pub use metrics::Exposition;
 pub use problem::Problem;
 pub use response::Response;
 pub use router::{Answer, Call, RouteInfo, Router};
-pub use server::{HttpServer, ServerOptions};
+pub use server::{HttpServer, ServerOptions, Site};

@@ -52,11 +52,26 @@ pub fn document(routes: &[RouteInfo]) -> Value {
         "info": {
             "title": "Flagstone control API",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "HTTP/1.1 over a Unix socket; see docs/api.md.",
+            "description": "HTTP/1.1 over a Unix socket, or over TCP with TLS 1.3; see docs/api.md.",
             "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
         },
         "paths": paths,
-        "components": { "schemas": schemas },
+        // Over TCP: one of both. The Unix socket needs neither.
+        "security": [{}, { "token": [] }, { "certificate": [] }],
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Token of an [api_user.NAME]; orders (POST) need the role operator.",
+                },
+                "certificate": {
+                    "type": "mutualTLS",
+                    "description": "Client certificate with the certificate_name of an [api_user.NAME].",
+                },
+            },
+        },
     })
 }
 

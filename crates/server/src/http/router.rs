@@ -21,14 +21,16 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use axum::body::Bytes;
 use axum::http::Method;
-use flagstone_runtime::net::PeerUser;
+use flagstone_config::ApiRole;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::http::access::{AccessRefusal, Caller};
 use crate::http::admission::Query;
 use crate::http::limits::STREAM_TYPE;
 use crate::http::metrics::{self, Exposition};
@@ -125,8 +127,13 @@ pub struct Router {
 /// An admitted request, whose body has arrived in full.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The user at the other end of a Unix socket.
-    pub user: Option<PeerUser>,
+    /// Who makes it.
+    pub caller: Caller,
+    /// Where it comes from, for log lines.
+    pub(crate) peer: Arc<str>,
+    pub(crate) method: Method,
+    /// The path, as received.
+    pub(crate) path: String,
     pub(crate) query: Query,
     pub(crate) content_type: Option<String>,
     pub(crate) body: Bytes,
@@ -141,6 +148,17 @@ impl Call {
     pub fn text(&self, name: &str) -> &str {
         let found = self.names.iter().find(|(other, _)| *other == name);
         &found.unwrap_or_else(|| panic!("the pattern has no {{{name}}}")).1
+    }
+
+    /// Refuses users who may only read documents, for routes that read data of hosts.
+    ///
+    /// # Errors
+    /// 403 for a user with the role `read-only`.
+    pub fn require_operator(&self) -> Result<(), Problem> {
+        match &self.caller {
+            Caller::User { role: ApiRole::ReadOnly, .. } => Err(AccessRefusal::Role.problem()),
+            Caller::User { .. } | Caller::Local(_) | Caller::Anyone => Ok(()),
+        }
     }
 
     /// Refuses a query, for routes that take everything in the body. Otherwise `?dry_run` would be

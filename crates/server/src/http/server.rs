@@ -10,24 +10,28 @@ use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, TcpListener as StdTcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener as StdTcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::rc::Rc;
-use std::sync::mpsc as std_mpsc;
+use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
 use flagstone_runtime::net::{Address, Listener, PeerUser};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, spawn_detached};
 use flagstone_transport::RefusalLog;
+use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsAcceptor;
 
+use crate::http::access::{Access, AccessRefusal, Claim};
+use crate::http::audit::Order;
 use crate::http::connection::{Clock, RefusedRequest, serve_connection};
 use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_PATIENCE, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
@@ -65,6 +69,16 @@ impl Default for ServerOptions {
     }
 }
 
+/// A listener, its routes, and who may use them.
+pub struct Site {
+    /// Accepts the connections.
+    pub listener: Listener,
+    /// Handles the requests.
+    pub router: Rc<Router>,
+    /// Who may make them.
+    pub access: Access,
+}
+
 /// A running server. Ends when dropped.
 pub struct HttpServer {
     /// Dropping it stops the thread.
@@ -79,29 +93,26 @@ impl HttpServer {
     ///
     /// # Errors
     /// The system's: out of threads or file descriptors.
-    pub fn start(
-        sites: Vec<(Listener, Rc<Router>)>,
-        options: ServerOptions,
-    ) -> io::Result<HttpServer> {
+    pub fn start(sites: Vec<Site>, options: ServerOptions) -> io::Result<HttpServer> {
         let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
         let mut accepting = Vec::new();
         let mut handling = Vec::new();
         let (refused, refusals) = mpsc::channel(MAX_QUEUED_REFUSALS);
         handling.push(spawn(log_refusals(refusals)).abort_on_drop());
-        for (listener, router) in sites {
+        for Site { listener, router, access } in sites {
             // Each connection has one request in progress, so the channel is never full.
             let (calls, received) = mpsc::channel(options.max_connections.max(1));
             let service = service(&router.routes(), &calls);
             let socket = Socket::adopt(listener, &runtime)?;
-            accepting.push((socket, service));
+            accepting.push((socket, access, service));
             handling.push(spawn(handle(router, received)).abort_on_drop());
         }
         let (stop, stopped) = oneshot::channel();
         let (ending, ended) = std_mpsc::channel();
         std::thread::Builder::new().name("flagstone-api".to_owned()).spawn(move || {
             let tasks = LocalSet::new();
-            for (socket, service) in accepting {
-                tasks.spawn_local(accept(socket, service, options, refused.clone()));
+            for (socket, access, service) in accepting {
+                tasks.spawn_local(accept(socket, access, service, options, refused.clone()));
             }
             // An error is the drop of the sender, which is the signal.
             let _ = tasks.block_on(&runtime, stopped);
@@ -124,10 +135,15 @@ impl Drop for HttpServer {
 /// Starts the handlers of calls on this core, each as a task of its own.
 async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
     while let Some(RoutedCall { route, call, response }) = calls.recv().await {
+        let order = Order::of(&call);
         let answer = router.answer(route, call);
         spawn_detached(async move {
+            let answer = answer.await;
+            if let Some(order) = order {
+                order.answered(&answer);
+            }
             // The peer may have gone.
-            let _ = response.send(answer.await);
+            let _ = response.send(answer);
         });
     }
 }
@@ -149,7 +165,7 @@ enum Socket {
     Tcp(TcpListener),
 }
 
-trait Stream: AsyncRead + AsyncWrite + Unpin {}
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Stream for S {}
 
@@ -197,13 +213,14 @@ impl Socket {
 struct Accepted {
     stream: Box<dyn Stream>,
     /// Its peer, for the log.
-    peer: Rc<str>,
+    peer: Arc<str>,
     address: Option<IpAddr>,
     user: Option<PeerUser>,
 }
 
 async fn accept(
     socket: Socket,
+    access: Access,
     service: axum::Router,
     options: ServerOptions,
     refused: mpsc::Sender<QueuedRefusal>,
@@ -229,19 +246,59 @@ async fn accept(
             Room::Replace(quiet) => places.borrow_mut().close(quiet),
             Room::None => {
                 refuse(RefusedRequest { peer, name: String::new(), reason: BUSY.to_owned() });
-                refuse_connection(stream).await;
+                if !matches!(access, Access::Users(_)) {
+                    refuse_connection(stream).await;
+                }
                 continue;
             }
         }
         let clock = Rc::new(Clock::new(options));
-        let serving = serve_connection(stream, peer, user, service.clone(), clock.clone(), refuse);
         let place = Occupied { places: places.clone(), id };
+        let (access, service, serving_clock) = (access.clone(), service.clone(), clock.clone());
         let task = spawn_local(async move {
-            serving.await;
+            match establish(stream, &access, address, user, options).await {
+                Ok((stream, claim)) => {
+                    serve_connection(stream, peer, claim, service, serving_clock, refuse).await;
+                }
+                Err(reason) => refuse(RefusedRequest { peer, name: String::new(), reason }),
+            }
             drop(place);
         });
         let place = Place { address, clock, task: task.abort_handle() };
         places.borrow_mut().0.insert(id, place);
+    }
+}
+
+/// Makes the claim of a connection, after the TLS handshake where there is one.
+async fn establish(
+    stream: Box<dyn Stream>,
+    access: &Access,
+    address: Option<IpAddr>,
+    user: Option<PeerUser>,
+    options: ServerOptions,
+) -> Result<(Box<dyn Stream>, Claim), String> {
+    let users = match access {
+        Access::Local => return Ok((stream, Claim::Local(user))),
+        Access::Open => return Ok((stream, Claim::Anyone)),
+        Access::Users(users) => users,
+    };
+    let source = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    users.pace_handshake().await;
+    let handshake = TlsAcceptor::from(users.tls()).accept(stream);
+    let failed = |error: String| {
+        users.refuse(source, AccessRefusal::Handshake);
+        format!("TLS handshake: {error}")
+    };
+    match timeout(options.request_patience, handshake).await {
+        Err(_) => Err(failed("not complete in time".to_owned())),
+        Ok(Err(error)) => Err(failed(error.to_string())),
+        Ok(Ok(stream)) => {
+            let (_, session) = stream.get_ref();
+            let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
+            let certificate = certificate.map(CertificateDer::into_owned);
+            let claim = Claim::Tls { users: users.clone(), source, certificate };
+            Ok((Box::new(stream), claim))
+        }
     }
 }
 

@@ -94,9 +94,10 @@ async fn send(
     let content_type = request.headers().get(header::CONTENT_TYPE);
     let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
     let admitted = request.extensions_mut().remove::<Admitted>();
-    let Admitted { user, query, body } = admitted.expect("admission precedes routing");
+    let Admitted { caller, peer, query, body } = admitted.expect("admission precedes routing");
     let (response, answered) = oneshot::channel();
-    let call = Call { user, query, content_type, body, names };
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let call = Call { caller, peer, method, path, query, content_type, body, names };
     // Both channels end with core 0.
     let _ = calls.send(RoutedCall { route, call, response }).await;
     let stopping = |_| Problem::stopping("the server is about to stop").response();

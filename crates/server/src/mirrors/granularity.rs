@@ -90,7 +90,7 @@ mod tests {
 
     fn mirror(granularity: &str) -> config::Mirror {
         let text = format!(
-            "[server]\nnode = \"a\"\n[peer.b]\naddress = \"host\"\n[volume.db]\n\
+            "[server]\nnode = \"a\"\n[peer.b]\naddress = \"host\"\ninsecure = true\n[volume.db]\n\
              mirror = {{ peer = \"b\"{granularity} }}\ndevice = \"memory:16MiB\"\n"
         );
         let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));

@@ -88,7 +88,8 @@ impl MirroredVolume {
         self.links.borrow().iter().map(|peer| peer.name.clone()).collect()
     }
 
-    pub(super) fn links(&self) -> Vec<Peer> {
+    /// Its peers, in the same order.
+    pub(crate) fn links(&self) -> Vec<Peer> {
         self.links.borrow().clone()
     }
 
@@ -140,11 +141,12 @@ impl MirroredVolume {
     }
 
     /// Makes the node `name` a peer. It is reached at `address`, or as its table in the configuration
-    /// says.
+    /// says. `is_allowed` returns false for a peer that needs a key and has none.
     pub(crate) async fn add_peer(
         self: &Rc<Self>,
         name: &str,
         address: Option<&str>,
+        is_allowed: impl Fn(&Peer) -> bool,
         dry_run: bool,
     ) -> Result<PeersChanged, CreateError> {
         let (volume, links) = (&self.name, self.links());
@@ -177,6 +179,14 @@ impl MirroredVolume {
             }
         };
         self.check_new_peer(&peer, &links, table.is_some())?;
+        if !is_allowed(&peer) {
+            return refuse(format!(
+                "anyone who takes the name or address of {name} ({}) could read and overwrite the mirror: \
+                 write key_file in [peer.{name}] of the configuration and restart this server, or accept \
+                 that with --insecure",
+                peer.address
+            ));
+        }
         let mut legs: Vec<_> = (0..links.len()).map(Some).collect();
         legs.push(None);
         self.check_records(&mirror, &legs)?;

@@ -363,6 +363,7 @@ impl Server {
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;
         self.check_names(&volume, &subsystem, None)?;
+        self.check_access(&subsystem)?;
         let device = pool.open_volume(&info.name).map_err(|error| error.to_string())?;
         let uuid = volume.uuid.unwrap_or_else(|| Uuid::from_bytes(info.uuid.0));
         let place = PoolPlace { pool: name.to_owned(), settings };
@@ -372,6 +373,18 @@ impl Server {
             slot.unserved.remove(&info.name);
         }
         Ok(())
+    }
+
+    /// Checks that hosts need a key, where the configuration requires that.
+    fn check_access(&self, subsystem: &Subsystem) -> Result<(), String> {
+        match self.config.forbids_open(subsystem) {
+            None => Ok(()),
+            Some(listen) => Err(format!(
+                "no host that may use volume {} has a key, so anyone who reaches {listen} could use it: \
+                 add [host.NAME] with its key to the configuration, or insecure = true to the listener",
+                subsystem.name
+            )),
+        }
     }
 
     /// Checks that no other volume has the name, NQN, export or UUID; `own` is the volume itself.

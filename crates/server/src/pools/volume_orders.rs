@@ -91,6 +91,7 @@ impl Server {
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
+        self.check_access(&subsystem).map_err(Problem::conflict)?;
         Ok((volume, subsystem))
     }
 

@@ -25,7 +25,7 @@ fn unsuitable_peers_are_refused() {
         let foreign = Node::of(&configuration(names, 1, ("memory:64MiB", None)), foreign).await;
         let add = |name: &'static str, address: Option<String>| {
             let mirrored = a.mirrored.clone();
-            async move { mirrored.add_peer(name, address.as_deref(), false).await }
+            async move { mirrored.add_peer(name, address.as_deref(), |_| true, false).await }
         };
         assert!(refusal(add("node-c", None).await).contains("not open"));
         a.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();

@@ -96,7 +96,7 @@ fn failed_start_leaves_nothing_behind() {
 fn unresolved_peer_name_does_not_block_source() {
     block_on(async {
         // RFC 6761: a reserved name that never resolves.
-        let text = "[server]\nnode = \"node-a\"\n[peer.node-b]\naddress = \"node-b.invalid\"\n\
+        let text = "[server]\nnode = \"node-a\"\n[peer.node-b]\naddress = \"node-b.invalid\"\ninsecure = true\n\
                     [volume.db]\nmirror = { peer = \"node-b\", intent_log = \"memory:1MiB\" }\n\
                     device = \"memory:64MiB\"\n";
         let node = Node::of(text, listener()).await;

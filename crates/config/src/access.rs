@@ -1,0 +1,191 @@
+//! Access rule: a listener that other machines reach requires keys of its hosts, and a peer on another
+//! machine shares a key, unless the operator accepts the opposite with the word `insecure`.
+//!
+//! The rule is here once. `check` refuses by it, the server reports by it, and an order on a volume of
+//! a pool is refused by it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::check::{RawConfig, RawLayer};
+use super::diagnostic::{Located, Place, Report};
+use super::model::{Config, Host, Peer, Subsystem};
+use crate::listen_spec::{ListenSpec, Listener};
+use crate::uri;
+
+/// Use of a listener without proof of identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Exposure {
+    /// NBD clients prove nothing.
+    Nbd,
+    /// The first volume whose hosts need no key.
+    Volume(String),
+    /// There are no keys, so that volumes of pools need none.
+    PoolVolumes,
+}
+
+impl fmt::Display for Exposure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exposure::Nbd => f.write_str("all volumes, as NBD clients prove no key"),
+            Exposure::Volume(name) => write!(f, "volume `{name}`, whose hosts need no key"),
+            Exposure::PoolVolumes => f.write_str("volumes of pools, whose hosts need no key"),
+        }
+    }
+}
+
+/// The hosts that may connect to a subsystem with their keys.
+pub(crate) fn hosts_of<'a>(
+    hosts: impl Iterator<Item = &'a Host>,
+    subsystem: &Subsystem,
+) -> impl Iterator<Item = &'a Host> {
+    let allowed = subsystem.allow_hosts.as_ref();
+    hosts.filter(move |host| allowed.is_none_or(|list| list.contains(&host.nqn)))
+}
+
+/// What a listener gives to anyone who reaches it from another machine; `None` for nothing.
+fn exposure<'a>(
+    listen: &ListenSpec,
+    mut subsystems: impl Iterator<Item = &'a Subsystem>,
+    hosts: &[&Host],
+    has_pools: bool,
+) -> Option<Exposure> {
+    if listen.is_local() {
+        return None;
+    }
+    match listen {
+        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => Some(Exposure::Nbd),
+        ListenSpec::NvmeTcp(_) => {
+            let has_keys = |one: &&Subsystem| hosts_of(hosts.iter().copied(), one).next().is_some();
+            let open = subsystems.find(|one| !has_keys(one));
+            let pools = (has_pools && hosts.is_empty()).then_some(Exposure::PoolVolumes);
+            open.map(|one| Exposure::Volume(one.name.clone())).or(pools)
+        }
+    }
+}
+
+impl Config {
+    /// What a listener gives to anyone who reaches it from another machine; `None` for nothing. `made`
+    /// are the subsystems of volumes made at run time.
+    pub fn exposure<'a>(
+        &'a self,
+        listen: &ListenSpec,
+        made: impl Iterator<Item = &'a Subsystem>,
+    ) -> Option<Exposure> {
+        let hosts: Vec<_> = self.hosts.iter().collect();
+        let all = self.subsystems.iter().chain(made);
+        exposure(listen, all, &hosts, self.server.state.is_some())
+    }
+
+    /// The listener that forbids to serve `subsystem`, because none of its hosts has a key.
+    pub fn forbids_open(&self, subsystem: &Subsystem) -> Option<&ListenSpec> {
+        let forbids = |one: &&Listener| {
+            !one.insecure && !one.spec.is_local() && matches!(one.spec, ListenSpec::NvmeTcp(_))
+        };
+        let is_open = self.hosts_of(subsystem).next().is_none();
+        let listener = self.server.listen.iter().find(forbids)?;
+        is_open.then_some(&listener.spec)
+    }
+
+    /// Returns true if other machines can reach the replicas of this server, and no listener that
+    /// they reach accepts hosts without keys.
+    fn guards_replicas(&self) -> bool {
+        guards_replicas(self.server.listen.iter())
+    }
+
+    /// Returns true if a replica may not be shared with `peer`, which proves no key.
+    pub fn forbids_peer(&self, peer: &Peer) -> bool {
+        forbids_peer(peer, self.guards_replicas())
+    }
+}
+
+fn guards_replicas<'a>(mut listen: impl Iterator<Item = &'a Listener>) -> bool {
+    listen.any(|one| {
+        matches!(one.spec, ListenSpec::NvmeTcp(_)) && !one.spec.is_local() && !one.insecure
+    })
+}
+
+/// A peer on another machine, or one whose replica other machines reach here.
+fn forbids_peer(peer: &Peer, guards_replicas: bool) -> bool {
+    let is_keyed = peer.key_file.is_some() || peer.insecure;
+    !is_keyed && (guards_replicas || !peer.address.host.is_loopback())
+}
+
+impl uri::Host {
+    /// Returns true for an address of this machine alone, and the name of one.
+    pub fn is_loopback(&self) -> bool {
+        match self {
+            uri::Host::Ip(ip) => ip.to_canonical().is_loopback(),
+            uri::Host::Name(name) => name == "localhost",
+        }
+    }
+}
+
+/// Refuses listeners and peers that need no key, unless that is accepted.
+pub(crate) fn check(
+    raw: &RawConfig,
+    listen: &[Located<Listener>],
+    subsystems: &[Subsystem],
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    let hosts: Vec<&Host> = raw.hosts.iter().filter_map(|(_, host)| host.as_ref()).collect();
+    for Located { value: listener, place } in listen {
+        let Listener { spec, insecure } = listener;
+        match exposure(spec, subsystems.iter(), &hosts, raw.server.state.is_some()) {
+            Some(exposed) if !insecure => {
+                let message = format!("anyone who reaches {spec} could use {exposed}");
+                report.error(place, message, help(spec, place));
+            }
+            None if *insecure => {
+                let message = format!("`insecure` has no effect on {spec}");
+                report.warn(
+                    place,
+                    message,
+                    "remove it: hosts prove their keys there, or are local",
+                );
+            }
+            _ => {}
+        }
+    }
+    let guards_replicas = guards_replicas(listen.iter().map(|one| &one.value));
+    let layers = raw.volumes.iter().flat_map(|volume| &volume.layers);
+    let mirrors = layers.filter_map(|layer| match layer {
+        RawLayer::Mirror(mirror) => Some(mirror),
+        _ => None,
+    });
+    let mut used: Vec<usize> = mirrors
+        .flat_map(|mirror| mirror.peer_names())
+        .filter_map(|name| peers.get(name).copied())
+        .collect();
+    used.sort_unstable();
+    used.dedup();
+    for (name, peer) in used.into_iter().map(|index| &raw.peers[index]) {
+        let Some(peer) = peer.as_ref().filter(|peer| forbids_peer(peer, guards_replicas)) else {
+            continue;
+        };
+        let message = format!(
+            "anyone who takes the name or address of peer `{}` ({}) could read and overwrite its \
+             mirrors: it has no key",
+            name.value, peer.address
+        );
+        let help = "write key_file = \"/PATH\" on both nodes (`flagstone key generate` makes a key), or \
+                    insecure = true to accept that";
+        report.error(&name.place, message, help);
+    }
+}
+
+/// The ways out, with the text to write.
+fn help(spec: &ListenSpec, place: &Place) -> String {
+    let accept = match place {
+        Place::Argument(_) => format!("--listen-insecure {spec}"),
+        _ => format!("{{ url = \"{spec}\", insecure = true }}"),
+    };
+    let safe = match spec {
+        ListenSpec::NvmeTcp(_) => {
+            "give each host a key in [host.NAME] (`flagstone key generate` makes one), listen on 127.0.0.1"
+        }
+        _ => "listen on 127.0.0.1 or nbd+unix:///PATH",
+    };
+    format!("{safe}, or accept that with {accept}")
+}

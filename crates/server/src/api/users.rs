@@ -1,0 +1,153 @@
+//! Users of the API over TCP: their token files, and the server's certificate, read at the start and
+//! with every reload.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use flagstone_config::{ApiTls, ApiUser, Config};
+use flagstone_stack::private_file::{self, PrivateFileError};
+use rustls::pki_types::ServerName;
+
+use crate::http::Exposition;
+use crate::http::access::{AccessRefusal, Credentials, TokenHash, User, Users};
+use crate::http::tls::{OwnCertificate, TlsError, server_config};
+use crate::serve::Server;
+
+/// Beginning of a line in a token file.
+const HASH: &str = "sha256:";
+
+/// Largest token file, in bytes: two hashes, and comments.
+const FILE_BYTES: u64 = 4096;
+
+/// Hashes of a user: one token, and another while it is replaced.
+const TOKENS_MAX: usize = 2;
+
+/// Credentials that cannot be used. The text has no part of a file's contents.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UsersError {
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    #[error("token file {}: {problem}", path.display())]
+    Token { path: PathBuf, problem: TokenProblem },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TokenProblem {
+    #[error(transparent)]
+    File(#[from] PrivateFileError),
+    #[error("line {0} is no hash of a token: write the line that `flagstone key token` prints")]
+    Line(usize),
+    #[error("it has {0} hashes: write one, or two while one token replaces the other")]
+    Count(usize),
+}
+
+/// Reads all credentials of the API.
+///
+/// # Errors
+/// A file cannot be used.
+pub(crate) fn read(tls: &ApiTls, users: &[ApiUser]) -> Result<Credentials, UsersError> {
+    let own = OwnCertificate { certificate: &tls.certificate_file, key: &tls.key_file };
+    let config = server_config(own, tls.client_ca_file.as_deref())?;
+    let users = users.iter().map(|user| {
+        let tokens = user.token_file.as_ref().map(|path| {
+            let problem = |problem| UsersError::Token { path: path.clone(), problem };
+            read_tokens(path).map_err(problem)
+        });
+        let certificate = user.certificate_name.clone();
+        Ok(User {
+            name: user.name.as_str().into(),
+            role: user.role,
+            tokens: tokens.transpose()?.unwrap_or_default(),
+            // The configuration has checked that it is a DNS name.
+            certificate: certificate.and_then(|name| ServerName::try_from(name).ok()),
+        })
+    });
+    Ok(Credentials { tls: Arc::new(config), users: users.collect::<Result<_, UsersError>>()? })
+}
+
+fn read_tokens(path: &std::path::Path) -> Result<Vec<TokenHash>, TokenProblem> {
+    parse(&private_file::read(path, FILE_BYTES)?)
+}
+
+/// Empty lines and lines that begin with `#` are ignored.
+fn parse(text: &str) -> Result<Vec<TokenHash>, TokenProblem> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let hashes = lines.map(|(index, line)| hash(line).ok_or(TokenProblem::Line(index + 1)));
+    let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
+    match hashes.len() {
+        1..=TOKENS_MAX => Ok(hashes),
+        count => Err(TokenProblem::Count(count)),
+    }
+}
+
+fn hash(line: &str) -> Option<TokenHash> {
+    let digits = line.strip_prefix(HASH)?;
+    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok();
+    let mut bytes = [0; 32];
+    for (at, out) in bytes.iter_mut().enumerate() {
+        *out = is_hex.then(|| byte(at))??;
+    }
+    Some(TokenHash(bytes))
+}
+
+/// A token's hash as a line of a token file.
+pub fn hash_line(token: &str) -> String {
+    let TokenHash(bytes) = TokenHash::of(token.as_bytes());
+    bytes.iter().fold(HASH.to_owned(), |line, byte| line + &format!("{byte:02x}"))
+}
+
+/// Why the users and the certificate of a configuration cannot be used; `None` if they can.
+pub fn check_users(config: &Config) -> Option<String> {
+    let tls = config.server.api_tls.as_ref()?;
+    read(tls, &config.api_users).err().map(|error| error.to_string())
+}
+
+impl Server {
+    /// Applies the users and certificates of `read` to a running API. The old ones stay if these
+    /// cannot be used.
+    pub(crate) fn reload_users(&self, read_config: &Config) {
+        let (Some(users), Some(tls)) = (self.api_users.get(), &read_config.server.api_tls) else {
+            return;
+        };
+        match read(tls, &read_config.api_users) {
+            Ok(credentials) => users.replace(credentials),
+            Err(error) => {
+                tracing::error!("the users of the API that were read before stay: {error}");
+            }
+        }
+    }
+}
+
+pub(super) fn metrics(server: &Server, out: &mut Exposition) {
+    let help = "Refused calls of the API over TCP, by reason.";
+    let mut family = out.family("flagstone_api_refusals_total", help);
+    let refused = server.api_users.get().map(|users: &Arc<Users>| users.refused());
+    for (reason, count) in AccessRefusal::ALL.iter().zip(refused.unwrap_or_default()) {
+        family.count(&[("reason", reason.name())], count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_files_have_hashes_only() {
+        let line = hash_line("canary");
+        assert_eq!(parse(&format!("# old\n\n{line}\n")).unwrap(), [TokenHash::of(b"canary")]);
+        assert_eq!(parse(&format!("{line}\n{line}\n")).unwrap().len(), 2);
+        for (text, part) in [
+            ("canary".to_owned(), "line 1 is no hash"),
+            (format!("{line}0"), "line 1"),
+            (format!("\n{}", line.replace("sha256", "sha512")), "line 2"),
+            (String::new(), "0 hashes"),
+            (format!("{line}\n{line}\n{line}"), "3 hashes"),
+            (format!("sha256:{}", "é".repeat(32)), "line 1"),
+        ] {
+            let error = parse(&text).unwrap_err().to_string();
+            assert!(error.contains(part) && !error.contains("canary"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! TLS 1.3 of the API: certificates and keys from PEM files, for the server and the client.
+//!
+//! rustls does the protocol and aws-lc the cryptography. Sessions are not resumed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use crate::http::limits::MAX_PEM_BYTES;
+
+/// Where distributions keep the authorities that the machine trusts.
+const SYSTEM_AUTHORITIES: [&str; 3] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+];
+
+/// A file that cannot be used for TLS. The text names the file and never has its contents.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", path.display())]
+pub struct TlsError {
+    path: PathBuf,
+    problem: String,
+}
+
+/// Certificate and key of a side.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnCertificate<'a> {
+    /// The certificate, then those of intermediate authorities.
+    pub certificate: &'a Path,
+    /// The private key, readable by its owner alone.
+    pub key: &'a Path,
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn unusable(path: &Path) -> impl Fn(String) -> TlsError + '_ {
+    move |problem| TlsError { path: path.to_owned(), problem }
+}
+
+/// Configuration of a server that accepts client certificates of the authorities in `client_ca`.
+///
+/// # Errors
+/// A file cannot be used.
+pub fn server_config(
+    own: OwnCertificate<'_>,
+    client_ca: Option<&Path>,
+) -> Result<ServerConfig, TlsError> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|error| unusable(own.certificate)(error.to_string()))?;
+    let builder = match client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(authorities(path)?);
+            // Users with tokens have no certificate.
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+            let verifier = verifier.allow_unauthenticated().build();
+            let verifier = verifier.map_err(|error| unusable(path)(error.to_string()))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let (chain, key) = read(own)?;
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|error| unusable(own.certificate)(error.to_string()))?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// Configuration of a client that trusts the authorities in `ca`, or those of the machine.
+///
+/// # Errors
+/// A file cannot be used.
+pub fn client_config(
+    ca: Option<&Path>,
+    own: Option<OwnCertificate<'_>>,
+) -> Result<ClientConfig, TlsError> {
+    let system = || SYSTEM_AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
+    let ca = ca.or_else(system).unwrap_or(Path::new(SYSTEM_AUTHORITIES[0]));
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|error| unusable(ca)(error.to_string()))?
+        .with_root_certificates(authorities(ca)?);
+    let mut config = match own {
+        None => builder.with_no_client_auth(),
+        Some(own) => {
+            let (chain, key) = read(own)?;
+            let made = builder.with_client_auth_cert(chain, key);
+            made.map_err(|error| unusable(own.certificate)(error.to_string()))?
+        }
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// The authorities of a file. Certificates that rustls cannot use are ignored.
+fn authorities(path: &Path) -> Result<RootCertStore, TlsError> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certificates(path)?);
+    match roots.is_empty() {
+        true => Err(unusable(path)("it has no certificate of an authority".to_owned())),
+        false => Ok(roots),
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let bytes = bounded(path)?;
+    let read = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>();
+    match read {
+        Err(error) => Err(unusable(path)(format!("it is not PEM: {error}"))),
+        Ok(none) if none.is_empty() => Err(unusable(path)("it has no certificate".to_owned())),
+        Ok(certificates) => Ok(certificates),
+    }
+}
+
+/// Certificates are public, so that others may read their file.
+fn bounded(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let length = std::fs::metadata(path).map_err(|error| unusable(path)(error.to_string()))?.len();
+    if length > MAX_PEM_BYTES {
+        return Err(unusable(path)(format!("it has more than {MAX_PEM_BYTES} bytes")));
+    }
+    std::fs::read(path).map_err(|error| unusable(path)(error.to_string()))
+}
+
+type ChainAndKey = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+fn read(own: OwnCertificate<'_>) -> Result<ChainAndKey, TlsError> {
+    let chain = certificates(own.certificate)?;
+    let text = flagstone_stack::private_file::read(own.key, MAX_PEM_BYTES)
+        .map_err(|error| unusable(own.key)(error.to_string()))?;
+    // The parser's error names no part of the key.
+    let key = PrivateKeyDer::from_pem_slice(text.as_bytes())
+        .map_err(|_| unusable(own.key)("it has no private key in PEM".to_owned()))?;
+    Ok((chain, key))
+}

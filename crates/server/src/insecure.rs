@@ -1,0 +1,84 @@
+//! Insecure access: the listeners and peers that need no key because the operator accepted it. The
+//! server names each in its log, in `GET /v1/` and in a metric.
+
+use std::collections::BTreeMap;
+
+use flagstone_config::Peer;
+
+use crate::api::document::{InsecureDocument, InsecureKind};
+use crate::http::Exposition;
+use crate::serve::Server;
+
+/// A listener, or a peer of a mirror.
+pub(crate) struct Access {
+    kind: InsecureKind,
+    name: String,
+    /// What it gives without a key, and to whom; `None` for nothing.
+    insecure: Option<String>,
+}
+
+impl Server {
+    /// All listeners, then the peers of mirrors.
+    pub(crate) fn access(&self) -> Vec<Access> {
+        let volumes = self.volumes();
+        let config = &self.config;
+        let made: Vec<_> = volumes.iter().filter(|one| one.pool.is_some()).collect();
+        let listeners = self.bound().iter().map(|spec| {
+            let exposed = config.exposure(spec, made.iter().map(|one| &one.subsystem));
+            Access {
+                kind: InsecureKind::Listener,
+                name: spec.to_string(),
+                insecure: exposed.map(|what| format!("anyone who reaches {spec} can use {what}")),
+            }
+        });
+        listeners.chain(self.peers().into_values().map(peer_access)).collect()
+    }
+
+    /// The peers of all mirrors, by name.
+    fn peers(&self) -> BTreeMap<String, Peer> {
+        let config = &self.config;
+        let mirrors = config.volumes.iter().filter_map(|volume| volume.mirror());
+        let configured = mirrors.flat_map(|mirror| mirror.peers.iter());
+        let configured = configured.map(|index| config.peers[*index].clone());
+        let mirrors = self.mirrors.borrow();
+        let linked = mirrors.iter().flat_map(|mirrored| mirrored.links());
+        configured.chain(linked).map(|peer| (peer.name.clone(), peer)).collect()
+    }
+
+    /// The listeners and peers that need no key.
+    pub(crate) fn insecure_access(&self) -> Vec<InsecureDocument> {
+        let insecure = self.access().into_iter().filter_map(|access| {
+            let Access { kind, name, insecure } = access;
+            Some(InsecureDocument { kind, name, consequence: insecure? })
+        });
+        insecure.collect()
+    }
+
+    pub(crate) fn log_insecure_access(&self) {
+        for InsecureDocument { consequence, .. } in self.insecure_access() {
+            tracing::warn!("insecure: {consequence}");
+        }
+    }
+}
+
+/// Access of a peer of a mirror, configured or added at run time.
+fn peer_access(peer: Peer) -> Access {
+    let consequence = || {
+        format!(
+            "anyone who takes the name or address of peer {} ({}) can read and overwrite its mirrors",
+            peer.name, peer.address
+        )
+    };
+    let is_reached = peer.insecure || !peer.address.host.is_loopback();
+    let is_insecure = peer.key_file.is_none() && is_reached;
+    let insecure = is_insecure.then(consequence);
+    Access { kind: InsecureKind::Peer, name: peer.name, insecure }
+}
+
+pub(crate) fn metrics(server: &Server, out: &mut Exposition) {
+    let help = "1 for a listener or peer of a mirror that needs no key.";
+    let mut family = out.family("flagstone_insecure", help);
+    for Access { kind, name, insecure } in server.access() {
+        family.count(&[("kind", kind.name()), ("name", &name)], insecure.is_some().into());
+    }
+}

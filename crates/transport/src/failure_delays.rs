@@ -1,0 +1,135 @@
+//! Failure delays: the wait of a source address before its next handshake, the longer the more of its
+//! handshakes failed.
+//!
+//! Invariants: a source waits for its own failures only; at most [`FAILED_SOURCES`] are remembered. One
+//! network of IPv6 hosts (/64) is one source, because a single host may use all its addresses.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Sub;
+use std::time::Duration;
+
+use crate::limits::{FAILED_SOURCES, FAILURE_DELAY, FAILURE_DELAY_MAX, FAILURE_MEMORY};
+
+/// A source of connections; `None` for a Unix socket.
+pub type Source = Option<IpAddr>;
+
+/// The source that an address belongs to.
+pub fn source_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, ..] = ip.segments();
+            IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0))
+        }
+        ip => ip,
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failures<I> {
+    count: u32,
+    last: I,
+}
+
+/// Failures by source. `I` is the clock's instant.
+#[derive(Debug)]
+pub struct FailureDelays<I> {
+    sources: BTreeMap<Source, Failures<I>>,
+}
+
+impl<I> Default for FailureDelays<I> {
+    fn default() -> FailureDelays<I> {
+        FailureDelays { sources: BTreeMap::new() }
+    }
+}
+
+impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
+    /// Time that a new handshake of `source` has to wait.
+    pub fn delay(&self, source: Source, now: I) -> Duration {
+        let recent = |one: &&Failures<I>| now - one.last < FAILURE_MEMORY;
+        match self.sources.get(&source.map(source_of)).filter(recent) {
+            None => Duration::ZERO,
+            // Beyond 16 doublings it is at its maximum.
+            Some(known) => {
+                (FAILURE_DELAY * (1 << (known.count - 1).min(16))).min(FAILURE_DELAY_MAX)
+            }
+        }
+    }
+
+    /// Records a failure of `source`.
+    pub fn failed(&mut self, source: Source, now: I) {
+        let source = source.map(source_of);
+        let sources = &mut self.sources;
+        if sources.len() >= FAILED_SOURCES && !sources.contains_key(&source) {
+            sources.retain(|_, known| now - known.last < FAILURE_MEMORY);
+            let oldest = sources.iter().min_by_key(|(_, known)| known.last).map(|(ip, _)| *ip);
+            if let Some(oldest) = oldest.filter(|_| sources.len() >= FAILED_SOURCES) {
+                sources.remove(&oldest);
+            }
+        }
+        let known = sources.entry(source).or_insert(Failures { count: 0, last: now });
+        if now - known.last >= FAILURE_MEMORY {
+            known.count = 0;
+        }
+        *known = Failures { count: known.count.saturating_add(1), last: now };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clock in whole milliseconds.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    struct Ms(u64);
+
+    impl Sub for Ms {
+        type Output = Duration;
+        fn sub(self, earlier: Ms) -> Duration {
+            Duration::from_millis(self.0.saturating_sub(earlier.0))
+        }
+    }
+
+    fn source(text: &str) -> Source {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn delays_double_up_to_a_maximum_and_are_forgotten() {
+        let mut delays = FailureDelays::default();
+        let mut seen = Vec::new();
+        for _ in 0..8 {
+            delays.failed(source("192.0.2.1"), Ms(5));
+            seen.push(delays.delay(source("192.0.2.1"), Ms(5)));
+        }
+        assert_eq!(seen[..3], [1, 2, 4].map(|times| FAILURE_DELAY * times));
+        assert_eq!(seen[7], FAILURE_DELAY_MAX);
+        assert_eq!(delays.delay(source("192.0.2.2"), Ms(5)), Duration::ZERO);
+        assert_eq!(delays.delay(None, Ms(5)), Duration::ZERO);
+        let later = Ms(5 + FAILURE_MEMORY.as_millis() as u64);
+        assert_eq!(delays.delay(source("192.0.2.1"), later), Duration::ZERO);
+        delays.failed(source("192.0.2.1"), later);
+        assert_eq!(delays.delay(source("192.0.2.1"), later), FAILURE_DELAY);
+    }
+
+    #[test]
+    fn addresses_of_one_host_are_one_source() {
+        let mut delays = FailureDelays::default();
+        delays.failed(source("2001:db8::1"), Ms(0));
+        delays.failed(source("192.0.2.1"), Ms(0));
+        for same in ["2001:db8::2", "2001:db8:0:0:ffff::9", "::ffff:192.0.2.1"] {
+            assert_eq!(delays.delay(source(same), Ms(0)), FAILURE_DELAY, "{same}");
+        }
+        assert_eq!(delays.delay(source("2001:db8:0:1::1"), Ms(0)), Duration::ZERO);
+    }
+
+    #[test]
+    fn remembered_sources_are_bounded() {
+        let mut delays = FailureDelays::default();
+        for ip in 0..FAILED_SOURCES as u32 + 10 {
+            delays.failed(Some(IpAddr::from(ip.to_be_bytes())), Ms(ip.into()));
+        }
+        assert_eq!(delays.sources.len(), FAILED_SOURCES);
+        assert!(!delays.sources.contains_key(&source("0.0.0.0")));
+    }
+}
