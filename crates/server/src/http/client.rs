@@ -59,6 +59,7 @@ pub struct Reply {
 pub struct Client {
     runtime: Runtime,
     requests: SendRequest<Full<Bytes>>,
+    patience: Duration,
 }
 
 impl Client {
@@ -75,7 +76,12 @@ impl Client {
                 Address::Tcp(address) => open(TcpStream::connect(address).await?).await,
             }
         })?;
-        Ok(Client { runtime, requests })
+        Ok(Client { runtime, requests, patience: REPLY_PATIENCE })
+    }
+
+    /// Sets how long each answer is waited for; 30 s by default.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Sends a request and waits for the answer. After an error the connection is unusable.
@@ -103,8 +109,8 @@ impl Client {
             requests.ready().await.map_err(failed)?;
             complete(requests.send_request(request).await.map_err(failed)?).await
         };
-        let answer = self.runtime.block_on(async { timeout(REPLY_PATIENCE, exchange).await });
-        answer.unwrap_or(Err(ClientError::TimedOut(REPLY_PATIENCE)))
+        let answer = self.runtime.block_on(async { timeout(self.patience, exchange).await });
+        answer.unwrap_or(Err(ClientError::TimedOut(self.patience)))
     }
 }
 
