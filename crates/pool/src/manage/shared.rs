@@ -4,6 +4,7 @@
 //! checkpoint of the trees.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -139,6 +140,10 @@ pub(crate) struct State {
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
     pub(crate) spare: Option<Recent>,
+    /// As the devices are now.
+    pub(crate) sizes: Sizes,
+    /// Segments of a device that is being evacuated.
+    pub(crate) evacuated: Option<Range<u32>>,
     failed: Option<IoError>,
 }
 
@@ -188,7 +193,7 @@ pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
 }
 
 impl State {
-    pub(crate) fn new(opened: Opened) -> State {
+    pub(crate) fn new(opened: Opened, sizes: Sizes) -> State {
         let live = opened.usage.total() + opened.meta_usage.total();
         let mut state = State {
             position: opened.position,
@@ -220,6 +225,8 @@ impl State {
             reserved: 0,
             deleting: 0,
             spare: None,
+            sizes,
+            evacuated: None,
             failed: None,
         };
         state.catalog_changed();
@@ -496,7 +503,7 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
     pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit(&self.sizes, &demand, waited)).await
+        self.admitted(|state, waited| state.try_admit(&state.sizes.clone(), &demand, waited)).await
     }
 
     /// Waits until an order may begin.
@@ -504,7 +511,8 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool, except for deletions.
     pub(crate) async fn admit_order(&self, kind: OrderKind) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit_order(&self.sizes, kind, waited)).await
+        self.admitted(|state, waited| state.try_admit_order(&state.sizes.clone(), kind, waited))
+            .await
     }
 
     /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
