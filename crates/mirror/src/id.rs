@@ -43,6 +43,14 @@ impl Generation {
         Generation(flagstone_runtime::random_u64().max(1))
     }
 
+    /// Generation of a volume whose every block is zero, before its first write. A replica that is
+    /// known to be zeroes has it without having met another.
+    pub fn of_zeroes(volume: MirrorId) -> Generation {
+        let mut text = *b"zeroes of volume................";
+        text[16..].copy_from_slice(&volume.0);
+        Generation(crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, &text).max(1))
+    }
+
     /// True for [`Generation::NONE`].
     pub fn is_none(self) -> bool {
         self == Generation::NONE

@@ -156,7 +156,8 @@ impl PeerSession for Connected {
 
 async fn replica(with_data: bool) -> (SharedDevice, Replica) {
     let device: SharedDevice = Arc::new(MemoryDevice::new(288 << 20, 4096).unwrap());
-    let create = CreateReplica { volume: MirrorId([7; 16]), with_data, geometry: SHAPE };
+    let create =
+        CreateReplica { volume: MirrorId([7; 16]), with_data, zeroes: false, geometry: SHAPE };
     Replica::create_within(device.clone(), None, create, SHAPE.usable_bytes).await.unwrap();
     (device.clone(), Replica::open(device, None).await.unwrap())
 }

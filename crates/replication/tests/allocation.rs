@@ -45,7 +45,8 @@ async fn node(index: usize, listener: Listener, peer: Address, ack: Ack) -> Arc<
         region_bytes: 1 << 20,
         active_regions_max: 32,
     };
-    let create = CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
+    let create =
+        CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, zeroes: false, geometry };
     Replica::create(device.clone(), None, create).await.unwrap();
     let local = Replica::open(device, None).await.unwrap();
     let options = HostOptions { host_nqn: Some(host(index)), ..HostOptions::default() };

@@ -130,8 +130,12 @@ impl World {
                 region_bytes: 8192,
                 active_regions_max: 32,
             };
-            let create =
-                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
+            let create = CreateReplica {
+                volume: MirrorId([7; 16]),
+                with_data: index == 0,
+                zeroes: false,
+                geometry,
+            };
             let made = sim.spawn_on(node, async move {
                 Replica::create(open(), None, create).await.expect("the disk works");
             });

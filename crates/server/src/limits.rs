@@ -47,3 +47,6 @@ pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 
 /// Longest wait for the commands of a volume that is taken out of service.
 pub const RETIRE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes per read of a device that is checked for zeroes.
+pub(crate) const ZEROES_CHUNK_BYTES: u64 = 1 << 20;

@@ -83,6 +83,10 @@ pub(crate) struct CreateArgs {
     /// With --source: start a new volume although an earlier replica may be here, or on a peer
     #[arg(long, conflicts_with = "target")]
     pub(crate) new_volume: bool,
+    /// The device reads as zeroes, on both nodes: nothing but hosts' writes has to be copied. Reads all
+    /// of it, except for holes, and refuses a device that has other data
+    #[arg(long, conflicts_with = "destroy_data")]
+    pub(crate) empty: bool,
     /// Skip the confirmation of data loss
     #[arg(long, short)]
     pub(crate) yes: bool,

@@ -156,6 +156,9 @@ fn send(request: &ActionRequest, dry_run: bool) -> Result<(String, ActionDocumen
     let body = Value::Object(body).to_string();
     let path = format!("{}/{}", path(&request.volume), request.action);
     let mut server = request.query.server()?;
+    if request.reads_device {
+        server.wait_longer();
+    }
     let text = server.post_text(&path, &body)?;
     let answer = read(text.as_bytes())?;
     Ok((text, answer))

@@ -18,6 +18,8 @@ pub(super) struct ActionRequest {
     /// The action may lose data and the user has not confirmed it.
     pub(super) asks_first: bool,
     pub(super) dry_run: bool,
+    /// The server answers when it has read a whole device.
+    pub(super) reads_device: bool,
     pub(super) query: QueryArgs,
 }
 
@@ -30,6 +32,7 @@ impl ActionRequest {
             body: Map::new(),
             asks_first: false,
             dry_run: on.action_args.dry_run,
+            reads_device: false,
             query: on.action_args.query.clone(),
         }
     }
@@ -71,10 +74,12 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             let request = ActionRequest::new(MirrorAction::Create, &args.on)
                 .with("role", Some(role.name()))
                 .with_true("destroy_data", args.destroy_data)
-                .with_true("new_volume", args.new_volume);
+                .with_true("new_volume", args.new_volume)
+                .with_true("empty", args.empty);
             // An empty device has nothing to lose, and a source keeps its data.
             ActionRequest {
                 asks_first: (args.destroy_data || args.new_volume) && !args.yes,
+                reads_device: args.empty,
                 ..request
             }
         }

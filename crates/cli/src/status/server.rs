@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use flagstone_config::api_spec::{API_TLS_PORT, default_sockets};
@@ -104,6 +105,11 @@ impl ApiClient {
         Err(Failure::failed(format!(
             "no server answers{tried}\n  start one: flagstone serve --volume db=disk.img\n  or give the socket of its line `API on PATH`: flagstone status --api PATH"
         )))
+    }
+
+    /// Waits for an answer that takes as long as reading a large device.
+    pub(crate) fn wait_longer(&mut self) {
+        self.client.set_patience(Duration::from_secs(24 * 3600));
     }
 
     pub(crate) fn get_text(&mut self, path: &str) -> Result<String, Failure> {

@@ -199,12 +199,13 @@ impl NewGeneration {
     pub(crate) fn apply(&self, superblock: &mut Superblock) {
         let before = superblock.current;
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none()).count();
-        if known == 0 {
+        let zeroes = superblock.zeroes().is_some();
+        if known == 0 && !zeroes {
             superblock.history.remember(before);
         }
         for (slot, contact) in self.contacts.iter().enumerate() {
             let is_free = superblock.peers[slot].replica.is_none();
-            if known == 0 || is_free && known >= self.configured {
+            if known == 0 && !zeroes || is_free && known >= self.configured {
                 continue;
             }
             let mut generations =

@@ -25,10 +25,30 @@ use crate::state::status::DesiredState;
 pub struct CreateReplica {
     /// The volume.
     pub volume: MirrorId,
-    /// The data device holds the volume's data. Otherwise the replica is blank.
+    /// The data device holds the volume's data, and the replica is its source. Otherwise the replica is
+    /// a target.
     pub with_data: bool,
+    /// The data device reads as zeroes, which the caller has checked. A source remembers that it began so,
+    /// and a target that began so too lacks only what was written since ([`Generation::of_zeroes`]).
+    pub zeroes: bool,
     /// Granularities. The size is derived from the device.
     pub geometry: ReplicaGeometry,
+}
+
+/// Generation of the data, and what a peer that has not been met may hold. No host writes under the
+/// generation of zeroes: a replica with that generation has no host data.
+fn ancestry(create: &CreateReplica) -> (Generation, [PeerRecord; PEERS_MAX]) {
+    let zeroes = Generation::of_zeroes(create.volume);
+    let mut peer = PeerRecord::default();
+    if create.with_data && create.zeroes {
+        peer.bases.remember(zeroes);
+    }
+    let current = match (create.with_data, create.zeroes) {
+        (true, _) => Generation::random(),
+        (false, true) => zeroes,
+        (false, false) => Generation::NONE,
+    };
+    (current, [peer; PEERS_MAX])
 }
 
 impl Replica {
@@ -68,6 +88,10 @@ impl Replica {
         }
         let replica = MirrorId::random();
         let made = make(&area, replica, 1, false).await?;
+        let (current, peers) = ancestry(&create);
+        // As if a full resync under that name had been interrupted. It serves no hosts before it has met
+        // its source, which serves without asking a peer that it has not met.
+        let inconsistent = create.zeroes && !create.with_data;
         let mut superblock = Superblock {
             sequence: 0,
             volume: create.volume,
@@ -76,18 +100,18 @@ impl Replica {
             device_bytes: layout.end(),
             moved_from: 0,
             role: if create.with_data { ReplicaRole::Source } else { ReplicaRole::Target },
-            flags: Flags::default(),
+            flags: Flags { inconsistent, ..Flags::default() },
             unverified: false,
             designated_successor: None,
             epoch: 0,
-            current: if create.with_data { Generation::random() } else { Generation::NONE },
+            current,
             history: GenerationList::default(),
             log: made.start.name,
             incarnation: 1,
             log_progress: LogProgress::default(),
             volume_tag: 0,
             desired_states: [DesiredState::default(); PEERS_MAX],
-            peers: [PeerRecord::default(); PEERS_MAX],
+            peers,
             not_received: Vec::new(),
             log_place: String::new(),
             removed: false,

@@ -65,7 +65,7 @@ fn create() -> CreateReplica {
         region_bytes: 4096,
         active_regions_max: ACTIVE_REGIONS_MIN,
     };
-    CreateReplica { volume: MirrorId([7; 16]), with_data: true, geometry }
+    CreateReplica { volume: MirrorId([7; 16]), with_data: true, zeroes: false, geometry }
 }
 
 async fn open(separate: bool) -> Replica {

@@ -67,8 +67,12 @@ fn world(seed: u64, separate: bool, bytes: u64) -> (Simulation, NodeId) {
     sim.add_disk(node, LOG, DiskConfig::block_device(64 << 10));
     on(&sim, node, async move {
         let (data, log) = devices(separate);
-        let create =
-            CreateReplica { volume: MirrorId([7; 16]), with_data: true, geometry: geometry() };
+        let create = CreateReplica {
+            volume: MirrorId([7; 16]),
+            with_data: true,
+            zeroes: false,
+            geometry: geometry(),
+        };
         Replica::create(data, log, create).await.expect("the disks work");
     });
     (sim, node)

@@ -47,8 +47,12 @@ fn world(seed: u64) -> (Simulation, NodeId, Replica) {
     sim.add_disk(node, DATA, DiskConfig::block_device(OLD));
     sim.poke(node, DATA, 0, &vec![0xee; OLD as usize]);
     on(&sim, node, async {
-        let create =
-            CreateReplica { volume: MirrorId([7; 16]), with_data: true, geometry: geometry() };
+        let create = CreateReplica {
+            volume: MirrorId([7; 16]),
+            with_data: true,
+            zeroes: false,
+            geometry: geometry(),
+        };
         Replica::create(device(), None, create).await.expect("the disk works");
     });
     let replica = on(&sim, node, open());

@@ -28,7 +28,8 @@ async fn made(apart: bool) -> (SharedDevice, Option<SharedDevice>) {
         region_bytes: 4096,
         active_regions_max: ACTIVE_REGIONS_MIN,
     };
-    let create = CreateReplica { volume: MirrorId([7; 16]), with_data: true, geometry };
+    let create =
+        CreateReplica { volume: MirrorId([7; 16]), with_data: true, zeroes: false, geometry };
     Replica::create(device.clone(), log.clone(), create).await.expect("the devices work");
     (device, log)
 }
@@ -167,6 +168,7 @@ fn recreation_never_exposes_old_superblock() {
             let create = CreateReplica {
                 volume: latest.volume,
                 with_data: false,
+                zeroes: false,
                 geometry: latest.geometry,
             };
             let made = Replica::create(Arc::new(fault), None, create).await;

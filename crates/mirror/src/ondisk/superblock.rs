@@ -243,6 +243,26 @@ pub struct Superblock {
 }
 
 impl Superblock {
+    /// This volume began as zeroes, and no peer has been met: one that began so too has this generation,
+    /// and the log names what it lacks.
+    pub(crate) fn zeroes(&self) -> Option<Generation> {
+        let zeroes = Generation::of_zeroes(self.volume);
+        let unmet = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(zeroes);
+        self.peers.iter().any(unmet).then_some(zeroes)
+    }
+
+    /// Forgets that the volume began as zeroes, except for the peer that has just got its slot. The log
+    /// covers what that peer lacks, and from now on not what another one lacks.
+    pub(crate) fn forget_unmet(&mut self) {
+        let Some(zeroes) = self.zeroes() else { return };
+        for peer in self.peers.iter_mut().filter(|peer| peer.replica.is_none()) {
+            for base in std::mem::take(&mut peer.bases).iter() {
+                self.history.remember(base);
+            }
+        }
+        self.history.remember(zeroes);
+    }
+
     /// Encodes the superblock for slot `sequence & 1`.
     pub fn encode(&self) -> Page {
         let mut page = begin(MAGIC);

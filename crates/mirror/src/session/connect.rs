@@ -205,6 +205,7 @@ impl Inner {
                 let unchanged = *place == before[slot].replica;
                 if unchanged {
                     *place = peer;
+                    superblock.forget_unmet();
                     change(superblock, slot);
                 }
                 unchanged

@@ -38,7 +38,7 @@ fn attaching_source_takes_no_other_peers_slot() {
             region_bytes: 4096,
             active_regions_max: ACTIVE_REGIONS_MIN,
         };
-        let create = CreateReplica { volume: VOLUME, with_data: false, geometry };
+        let create = CreateReplica { volume: VOLUME, with_data: false, zeroes: false, geometry };
         Replica::create(device(), None, create).await.expect("the disk works");
         let mirror = Mirror::new(Replica::open(device(), None).await.expect("one"), Vec::new());
         let inner = mirror.0.clone();

@@ -94,8 +94,8 @@ impl Api {
         mirrored: &Rc<MirroredVolume>,
         request: &ActionRequest,
     ) -> Result<ActionPreview, Problem> {
-        if let Action::Create { role, overwrite } = request.action {
-            return Ok(create(mirrored, role, overwrite, request.dry_run).await?);
+        if let Action::Create { role, overwrite, empty } = request.action {
+            return Ok(create(mirrored, role, (overwrite, empty), request.dry_run).await?);
         }
         if let Action::Grow { size_bytes } = request.action {
             return Ok(grow(mirrored, size_bytes, request.dry_run).await?);
@@ -189,10 +189,10 @@ async fn check(
 async fn create(
     mirrored: &Rc<MirroredVolume>,
     role: ReplicaRole,
-    overwrite: bool,
+    (overwrite, empty): (bool, bool),
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
-    let created = mirrored.create(role, overwrite, dry_run).await?;
+    let created = mirrored.create_from(role, overwrite, empty, dry_run).await?;
     let usable = size_text(created.usable_bytes);
     let reserved = size_text(created.reserved_bytes);
     if created.already {
@@ -201,7 +201,19 @@ async fn create(
             created.role.name()
         )));
     }
+    let name = &mirrored.name;
     let (outcome, data_loss) = match role {
+        ReplicaRole::Source if empty => (
+            format!(
+                "the volume has {usable} of the device, which is empty: with `flagstone mirror create \
+                 {name} --target --empty` on the peer, only what hosts write is copied"
+            ),
+            format!("the last {reserved} of the device: they hold the mirror's metadata"),
+        ),
+        ReplicaRole::Target | ReplicaRole::Deposed if empty => (
+            format!("the empty replica of {usable} receives what hosts have written to the source"),
+            format!("the last {reserved} of the device: they hold the mirror's metadata"),
+        ),
         ReplicaRole::Source => (
             format!("the volume has {usable} of the device and keeps the data there"),
             format!("the last {reserved} of the device: they hold the mirror's metadata"),

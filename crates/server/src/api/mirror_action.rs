@@ -15,6 +15,8 @@ pub(super) enum Action {
         role: ReplicaRole,
         /// Overwrite what is there: `destroy_data` of a target, `new_volume` of a source.
         overwrite: bool,
+        /// The device reads as zeroes.
+        empty: bool,
     },
     Pause,
     Continue,
@@ -71,7 +73,7 @@ impl MirrorAction {
     /// Members of the action's body, besides `dry_run`.
     pub(super) fn members(self) -> &'static [&'static str] {
         match self {
-            MirrorAction::Create => &["role", "destroy_data", "new_volume"],
+            MirrorAction::Create => &["role", "destroy_data", "new_volume", "empty"],
             MirrorAction::Pause | MirrorAction::Continue | MirrorAction::Break => &["peer"],
             MirrorAction::Resync => &["peer", "full", "compare"],
             MirrorAction::Switchover => &["peer", "to"],
@@ -112,6 +114,7 @@ pub(super) struct Body {
     role: Option<CreateRole>,
     destroy_data: bool,
     new_volume: bool,
+    empty: bool,
     full: bool,
     compare: Option<bool>,
     to: Option<String>,
@@ -186,7 +189,7 @@ fn create(body: &Body) -> Result<Action, Problem> {
             "`destroy_data` requires the role `target`, and `new_volume` the role `source`",
         ));
     }
-    Ok(Action::Create { role, overwrite })
+    Ok(Action::Create { role, overwrite, empty: body.empty })
 }
 
 fn move_log(body: &Body) -> Result<Action, Problem> {
@@ -233,12 +236,17 @@ mod tests {
 
     #[test]
     fn action_bodies_are_parsed() {
-        let create = |role, overwrite| Action::Create { role, overwrite };
+        let create = |role, overwrite| Action::Create { role, overwrite, empty: false };
         let (source, target) = (ReplicaRole::Source, ReplicaRole::Target);
         for (name, body, expected) in [
             ("create", json!({ "role": "target", "destroy_data": true }), create(target, true)),
             ("create", json!({ "role": "source" }), create(source, false)),
             ("create", json!({ "role": "source", "new_volume": true }), create(source, true)),
+            (
+                "create",
+                json!({ "role": "source", "empty": true }),
+                Action::Create { role: source, overwrite: false, empty: true },
+            ),
             ("pause", json!({}), Action::Pause),
             ("continue", json!({}), Action::Continue),
             ("resync", json!({}), Action::Resync { full: false, compare: None }),

@@ -80,6 +80,7 @@ pub struct Client {
     /// Value of `Host`.
     host: String,
     authorization: Option<HeaderValue>,
+    patience: Duration,
 }
 
 impl Client {
@@ -96,7 +97,9 @@ impl Client {
                 Address::Tcp(address) => open(TcpStream::connect(address).await?).await,
             }
         })?;
-        Ok(Client { runtime, requests, host: "localhost".to_owned(), authorization: None })
+        let patience = REPLY_PATIENCE;
+        let host = "localhost".to_owned();
+        Ok(Client { runtime, requests, host, authorization: None, patience })
     }
 
     /// Connects to a server on another machine.
@@ -128,7 +131,13 @@ impl Client {
         };
         let connected = runtime.block_on(async { timeout(REPLY_PATIENCE, connecting).await });
         let requests = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        Ok(Client { runtime, requests, host: format!("{host}:{port}"), authorization })
+        let (host, patience) = (format!("{host}:{port}"), REPLY_PATIENCE);
+        Ok(Client { runtime, requests, host, authorization, patience })
+    }
+
+    /// Sets how long each answer is waited for; 30 s by default.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// Sends a request and waits for the answer. After an error the connection is unusable.
@@ -172,8 +181,8 @@ impl Client {
             requests.ready().await.map_err(failed)?;
             complete(requests.send_request(request).await.map_err(failed)?).await
         };
-        let answer = self.runtime.block_on(async { timeout(REPLY_PATIENCE, exchange).await });
-        answer.unwrap_or(Err(ClientError::TimedOut(REPLY_PATIENCE)))
+        let answer = self.runtime.block_on(async { timeout(self.patience, exchange).await });
+        answer.unwrap_or(Err(ClientError::TimedOut(self.patience)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use flagstone_mirror::id::MirrorId as Id;
+use flagstone_mirror::id::{Generation, MirrorId as Id};
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
 use flagstone_mirror::ondisk::layout::ReplicaGeometry;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
@@ -61,12 +61,26 @@ pub(crate) fn block_size_mismatch(volume: &str, ours: (&str, u32), theirs: (&str
 }
 
 impl MirroredVolume {
-    /// Creates this node's replica and opens it. An existing replica of this role is accepted, so
-    /// concurrent requests agree. `confirmed` allows overwriting data or a possible earlier replica.
+    /// [`MirroredVolume::create_from`] a device with any content.
+    #[cfg(test)]
     pub(crate) async fn create(
         self: &Rc<Self>,
         role: ReplicaRole,
         confirmed: bool,
+        dry_run: bool,
+    ) -> Result<Created, CreateError> {
+        self.create_from(role, confirmed, false, dry_run).await
+    }
+
+    /// Creates this node's replica and opens it. An existing replica of this role is accepted, so
+    /// concurrent requests agree. `confirmed` allows overwriting data or a possible earlier replica.
+    /// With `empty`, the device has to read as zeroes, which is checked, and the peer's too: then
+    /// only what hosts write is copied.
+    pub(crate) async fn create_from(
+        self: &Rc<Self>,
+        role: ReplicaRole,
+        confirmed: bool,
+        empty: bool,
         dry_run: bool,
     ) -> Result<Created, CreateError> {
         let _create_lock = self.create_lock.acquire(1).await;
@@ -93,7 +107,7 @@ impl MirroredVolume {
                 }
                 (Id::random(), shape)
             }
-            ReplicaRole::Target | ReplicaRole::Deposed => self.of_peer(confirmed).await?,
+            ReplicaRole::Target | ReplicaRole::Deposed => self.of_peer(confirmed, empty).await?,
         };
         let layout =
             flagstone_mirror::ondisk::layout::layout(self.leg.geometry().size_bytes, &shape);
@@ -122,12 +136,19 @@ impl MirroredVolume {
         let reserved_bytes = self.leg.geometry().size_bytes - usable_bytes;
         let log_shape = ReplicaGeometry { usable_bytes, ..shape };
         self.check_log(&log_shape).await?;
+        if empty {
+            self.check_zeroes(usable_bytes).await?;
+        }
         if dry_run {
             return Ok(Created { usable_bytes, reserved_bytes, already: false, role });
         }
         let log = self.open_log(&log_shape).await?;
-        let create =
-            CreateReplica { volume, with_data: role == ReplicaRole::Source, geometry: shape };
+        let create = CreateReplica {
+            volume,
+            with_data: role == ReplicaRole::Source,
+            zeroes: empty,
+            geometry: shape,
+        };
         Replica::create_within(self.leg.clone(), log.clone(), create, usable_bytes)
             .await
             .map_err(failed)?;
@@ -178,13 +199,25 @@ impl MirroredVolume {
     }
 
     /// ID and geometry of the volume, from a peer. Checks that the device may be overwritten.
-    async fn of_peer(&self, destroy_data: bool) -> Result<(Id, ReplicaGeometry), CreateError> {
+    async fn of_peer(
+        &self,
+        destroy_data: bool,
+        empty: bool,
+    ) -> Result<(Id, ReplicaGeometry), CreateError> {
         let (peer, identity) = self.ask_peers().await?;
         let (usable_bytes, bit_bytes) = (identity.view.usable_bytes, identity.view.bit_bytes);
         let (ours, theirs) = (self.leg.geometry().block_bytes, identity.view.block_bytes);
         if theirs != 0 && ours != theirs {
             let (name, node) = (&self.name, &self.node);
             return refuse(block_size_mismatch(name, (node, ours), (&peer, theirs)));
+        }
+        let zeroes = Generation::of_zeroes(identity.view.volume);
+        if empty && !identity.view.generations.bases.contains(zeroes) {
+            return refuse(format!(
+                "the replica of {} on {peer} was not created with --empty, or has met another target \
+                 since: leave --empty out, and everything is copied",
+                self.name
+            ));
         }
         if !destroy_data {
             self.check_device_empty().await?;

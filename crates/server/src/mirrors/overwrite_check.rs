@@ -5,10 +5,11 @@ use flagstone_host::guard::contents;
 use flagstone_mirror::intent_log::log_device::may_become_log;
 use flagstone_mirror::limits::LOG_PROBE_BYTES;
 use flagstone_mirror::ondisk::layout::ReplicaGeometry;
-use flagstone_runtime::Buf;
+use flagstone_runtime::{Buf, buf};
 
 use super::create::{failed, refuse};
 use super::{CreateError, MirroredVolume, connect_log};
+use crate::limits::ZEROES_CHUNK_BYTES;
 use flagstone_config::device_spec::DeviceSpec;
 
 impl MirroredVolume {
@@ -20,6 +21,19 @@ impl MirroredVolume {
              use --destroy-data",
             self.name
         ))
+    }
+
+    /// Refuses a device that does not read as zeroes up to `usable_bytes`. Reads all that is allocated.
+    pub(super) async fn check_zeroes(&self, usable_bytes: u64) -> Result<(), CreateError> {
+        match first_nonzero(&self.leg, usable_bytes).await.map_err(failed)? {
+            None => Ok(()),
+            Some(at) => refuse(format!(
+                "the device of volume `{}` is not empty: byte {at} is not zero. Leave --empty out, and \
+                 everything is copied; or zero the device on both nodes (blkdiscard --zeroout) if \
+                 nothing on it is needed",
+                self.name
+            )),
+        }
     }
 
     /// Refuses a log over other data: a mistyped path may name any disk. Creates no file.
@@ -92,6 +106,35 @@ fn wipe_hint(spec: &DeviceSpec) -> &'static str {
         DeviceSpec::Path(path) if path.is_file() => "remove it",
         _ => "write zeroes over its first MiB",
     }
+}
+
+/// The offset of the first byte below `end` that is not zero. Holes are not read.
+async fn first_nonzero(device: &SharedDevice, end: u64) -> Result<Option<u64>, IoError> {
+    let mut at = 0;
+    while at < end {
+        let extents = device.allocated(at, end - at).await?;
+        let Some(extent) = extents.first().filter(|extent| extent.len > 0) else {
+            return Err(IoError::OutOfRange);
+        };
+        let len = extent.len.min(end - at);
+        if extent.is_hole {
+            at += len;
+            continue;
+        }
+        let part = len.min(ZEROES_CHUNK_BYTES);
+        let found = device.read(at, buf::acquire_more(part as usize).await).await?;
+        if let Some(byte) = position_of_nonzero(&found) {
+            return Ok(Some(at + byte as u64));
+        }
+        at += part;
+    }
+    Ok(None)
+}
+
+fn position_of_nonzero(data: &[u8]) -> Option<usize> {
+    let is_zero = |page: &[u8]| page.iter().fold(0, |all, byte| all | byte) == 0;
+    let page = data.chunks(4096).position(|page| !is_zero(page))? * 4096;
+    data[page..].iter().position(|byte| *byte != 0).map(|at| page + at)
 }
 
 /// The start of a device, and its size in bytes.

@@ -146,8 +146,12 @@ impl Cluster {
             let disk =
                 DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
             sim.add_disk(node, DATA, disk);
-            let create =
-                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
+            let create = CreateReplica {
+                volume: MirrorId([7; 16]),
+                with_data: index == 0,
+                zeroes: false,
+                geometry,
+            };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device().await, None, create).await.expect("a sound disk");
             });

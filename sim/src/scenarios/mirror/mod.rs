@@ -38,6 +38,8 @@ mod steps;
 mod two;
 #[cfg(test)]
 mod two_sources;
+#[cfg(test)]
+mod zeroes;
 
 use crate::Scenario;
 use flagstone_mirror::{Ack, Mode, OnPeerLoss};

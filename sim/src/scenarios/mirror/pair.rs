@@ -40,6 +40,8 @@ pub(super) const METADATA: Range<u64> = BLOCKS * BLOCK..BLOCKS * BLOCK + 7 * 409
 /// Device range of the superblocks, in bytes.
 pub(super) const SUPERBLOCKS: Range<u64> = METADATA.end - 2 * 4096..METADATA.end;
 
+const VOLUME: MirrorId = MirrorId([7; 16]);
+
 /// Names of the nodes.
 pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 
@@ -87,30 +89,49 @@ impl<const N: usize> Group<N> {
         releases: [LinkVersions; N],
         options: fn(&mut PeerOptions),
     ) -> Group<N> {
-        let group = Group::made(seed, block, options);
+        let group = Group::made(seed, block, false, options);
         *group.releases.borrow_mut() = releases;
         (0..N).for_each(|index| group.start(index));
         (1..N).for_each(|other| group.until_toward(0, other, MirrorState::Mirroring));
         group
     }
 
+    /// Group whose devices read as zeroes, and are known to. No node runs.
+    #[cfg(test)]
+    pub(super) fn of_zeroes(seed: u64, options: fn(&mut PeerOptions)) -> Group<N> {
+        Group::made(seed, BLOCK, true, options)
+    }
+
+    /// Gives a node that does not run a device of zeroes with a new replica, a target.
+    #[cfg(test)]
+    pub(super) fn replace_by_zeroes(&self, index: usize) {
+        self.sim.restart(self.nodes[index]);
+        self.sim.poke(self.nodes[index], DATA, 0, &vec![0; self.device_bytes as usize]);
+        assert!(self.leg(index).iter().all(|byte| *byte == 0), "a cache hides the zeroes");
+        let geometry = self.geometry();
+        let create = CreateReplica { volume: VOLUME, with_data: false, zeroes: true, geometry };
+        let made = self.sim.spawn_on(self.nodes[index], async move {
+            Replica::create(device(), None, create).await.expect("sound disks");
+        });
+        self.sim.block_on(made).expect("the task is not aborted");
+    }
+
+    #[cfg(test)]
+    fn geometry(&self) -> ReplicaGeometry {
+        geometry_of(self.data_bytes / BLOCKS)
+    }
+
     /// Group whose replicas exist, without a running node.
-    fn made(seed: u64, block: u64, options: fn(&mut PeerOptions)) -> Group<N> {
+    fn made(seed: u64, block: u64, zeroes: bool, options: fn(&mut PeerOptions)) -> Group<N> {
         let sim = Simulation::new(seed, Default::default());
         let nodes = std::array::from_fn(|index| sim.add_node(NAMES[index]));
         let hub = HubHandle::new(sim.world());
-        let geometry = ReplicaGeometry {
-            usable_bytes: block,
-            bit_bytes: block as u32,
-            region_bytes: (REGION / BLOCK * block) as u32,
-            active_regions_max: 32,
-        };
+        let geometry = geometry_of(block);
         let data_bytes = BLOCKS * block;
         let device_bytes = data_bytes + (METADATA.end - METADATA.start);
         for (index, node) in nodes.into_iter().enumerate() {
             sim.add_disk(node, DATA, DiskConfig::block_device(device_bytes));
-            let create =
-                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
+            let create = CreateReplica { volume: VOLUME, with_data: index == 0, zeroes, geometry };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device(), None, create).await.expect("sound disks");
             });
@@ -477,6 +498,15 @@ impl<const N: usize> Resizing<N> {
 fn members(peers: Vec<(&'static str, PeerOptions)>, superblock: &Superblock) -> Vec<PeerOptions> {
     let removed = |name| superblock.members.iter().any(|member| member.name == name);
     peers.into_iter().filter(|(name, _)| !removed(*name)).map(|(_, peer)| peer).collect()
+}
+
+fn geometry_of(block: u64) -> ReplicaGeometry {
+    ReplicaGeometry {
+        usable_bytes: block,
+        bit_bytes: block as u32,
+        region_bytes: (REGION / BLOCK * block) as u32,
+        active_regions_max: 32,
+    }
 }
 
 fn device() -> SharedDevice {

@@ -91,8 +91,12 @@ impl Trio {
             let config =
                 DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
             sim.add_disk(node, DATA, config);
-            let create =
-                CreateReplica { volume: MirrorId([7; 16]), with_data: index == 0, geometry };
+            let create = CreateReplica {
+                volume: MirrorId([7; 16]),
+                with_data: index == 0,
+                zeroes: false,
+                geometry,
+            };
             let made = sim.spawn_on(node, async move {
                 Replica::create(device(), None, create).await.expect("sound disks");
                 if create.with_data && past::is_long(seed) {

@@ -152,3 +152,37 @@ fn target_takes_granularity_of_source() {
     })
     .unwrap();
 }
+
+/// Devices that read as zeroes need no copy. A byte of data anywhere is found on either node, and a
+/// source that was not checked has no such target.
+#[test]
+fn empty_devices_need_no_copy() {
+    block_on(async {
+        let (source, target) = (ReplicaRole::Source, ReplicaRole::Target);
+        let [a, b] = two_nodes().await;
+        let far = (40 << 20) + 5 * 4096;
+        for (node, role) in [(&a, source), (&b, target)] {
+            write(&node.mirrored.leg, far, 7).await.unwrap();
+            let refused = node.mirrored.create_from(role, false, true, false).await;
+            let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+            assert!(why.contains(&format!("byte {far} is not zero")), "{why}");
+            assert!(node.mirrored.mirror().is_none());
+            write(&node.mirrored.leg, far, 0).await.unwrap();
+            node.mirrored.create_from(role, false, true, false).await.unwrap();
+        }
+        a.is_in_sync().await;
+        let status = a.mirrored.mirror().unwrap().status();
+        assert_eq!(status.peers[0].resynced_bytes, 0);
+        a.mirrored.end().await;
+        b.mirrored.end().await;
+
+        let [a, b] = two_nodes().await;
+        a.mirrored.create(source, false, false).await.unwrap();
+        let refused = b.mirrored.create_from(target, false, true, false).await;
+        let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+        assert!(why.contains("was not created with --empty"), "{why}");
+        a.mirrored.end().await;
+        b.mirrored.end().await;
+    })
+    .unwrap();
+}

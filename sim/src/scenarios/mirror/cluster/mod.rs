@@ -303,7 +303,8 @@ fn make_replicas(
     long_past: bool,
 ) {
     for (index, node) in nodes.into_iter().enumerate() {
-        let create = CreateReplica { volume: VOLUME, with_data: index == 0, geometry };
+        let create =
+            CreateReplica { volume: VOLUME, with_data: index == 0, zeroes: false, geometry };
         let made = sim.spawn_on(node, async move {
             let (data, log) = devices(separate_log.then_some(LOG)).await;
             let log = shared(log);
