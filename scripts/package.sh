@@ -3,9 +3,9 @@
 #
 #   scripts/package.sh [OPTION...] [ARCHITECTURE...]
 #
-# Architectures: x86_64, aarch64; both if none is given. Options: --binary FILE packages this program,
-# of this machine's architecture, instead of building one; --version VERSION; --output DIR; --deb-only;
-# --fast compresses less. Uses cargo-deb and cargo-generate-rpm, installed into .cache/tools at pinned
+# Architectures: x86_64, aarch64; both if none is given, or with --binary this machine's. Options:
+# --binary FILE uses this program of this machine's architecture instead of building one; --version
+# VERSION; --output DIR; --deb-only; --fast compresses less. Uses cargo-deb and cargo-generate-rpm, installed into .cache/tools at pinned
 # versions the first time, which needs a network. The architecture that is not this machine's needs
 # Debian's cross compiler, and is skipped with a message if that cannot be installed. Exit status:
 # 0 packages are built; 1 a build failed; 2 wrong arguments.
@@ -32,9 +32,7 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#architectures[@]} = 0 ]; then
     architectures=(x86_64 aarch64)
-fi
-if [ -n "$binary" ]; then
-    architectures=("$host")
+    [ -z "$binary" ] || architectures=("$host")
 fi
 
 # install PROGRAM VERSION. Little optimized, to build in a fraction of the time.
@@ -89,6 +87,22 @@ stage() {
     done
 }
 
+# rpm_requires ARCHITECTURE PROGRAM: the libraries that it links, as a TOML table. cargo-generate-rpm
+# finds them with ldd, which cannot read a program of another architecture.
+rpm_requires() {
+    local objdump=objdump
+    [ "$1" = "$host" ] || objdump=$1-linux-gnu-objdump
+    "$objdump" -p "$2" | awk '
+        $1 == "NEEDED" { names[$2 "()(64bit)"] }
+        $1 == "required" { library = substr($3, 1, length($3) - 1) }
+        library && $1 ~ /^0x/ { names[library "(" $4 ")(64bit)"] }
+        END {
+            if (!library) { print "package: no libraries found" >"/dev/stderr"; exit 1 }
+            for (name in names) list = list (list ? ", " : "") "\"" name "\" = \"*\""
+            print "requires = { " list " }"
+        }'
+}
+
 install cargo-deb "$deb_version"
 [ -n "$deb_only" ] || install cargo-generate-rpm "$rpm_version"
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
@@ -114,8 +128,10 @@ for architecture in "${architectures[@]}"; do
     CARGO_TARGET_DIR=$staging "$tools/bin/cargo-deb" deb --quiet --no-build --no-strip \
         --manifest-path crates/cli/Cargo.toml ${version:+--deb-version "$version"} \
         ${fast:+--fast} "${arguments[@]}"
-    [ -n "$deb_only" ] || "$tools/bin/cargo-generate-rpm" generate-rpm --package crates/cli \
-        --target-dir "$staging" --auto-req builtin "${arguments[@]}" \
+    [ -z "$deb_only" ] || continue
+    requires=$(rpm_requires "$architecture" "$staging/$target/release/flagstone")
+    "$tools/bin/cargo-generate-rpm" generate-rpm --package crates/cli \
+        --target-dir "$staging" --auto-req no --set-metadata "$requires" "${arguments[@]}" \
         ${fast:+--payload-compress=none} \
         ${version:+--set-metadata "version=\"$version\""}
 done

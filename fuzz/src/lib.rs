@@ -30,6 +30,7 @@ pub mod nvme_pdu;
 pub mod nvme_reply;
 pub mod nvme_target;
 pub mod pool_format;
+pub mod pool_stream;
 mod remote;
 pub mod spec;
 mod tamper;

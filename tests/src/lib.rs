@@ -32,6 +32,7 @@ pub mod mirror_events;
 pub mod network;
 pub mod past;
 pub mod place;
+pub mod pools;
 pub mod process;
 pub mod rng;
 pub mod scratch;

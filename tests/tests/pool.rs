@@ -1,74 +1,12 @@
 //! Pools and volumes made at run time: real servers, hosts and orders, across SIGKILL.
 
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-
 use flagstone_tests::http::{ask, get};
 use flagstone_tests::load::Load;
+use flagstone_tests::pools::Bed;
 use flagstone_tests::process::until;
-use flagstone_tests::scratch::Scratch;
-use flagstone_tests::server::{Server, binary};
 use serde_json::Value;
 
-const LISTENERS: [&str; 2] = ["nvme-tcp://127.0.0.1:0", "nbd://127.0.0.1:0"];
-
 const VERIFIED: &str = "--rw randwrite --bs 4k --depth 8 --ios 2000 --verify --size 8MiB";
-
-/// A server with a state directory, and a volume `own` of its configuration.
-struct Bed {
-    server: Server,
-    scratch: Scratch,
-}
-
-impl Bed {
-    fn start() -> Bed {
-        let scratch = Scratch::new();
-        let state = scratch.join("state");
-        let own = format!("own={}", scratch.disk("own", 16 << 20).display());
-        let arguments = ["--state", state.to_str().expect("temporary paths are UTF-8")];
-        Bed { server: Server::start_with(&[&own], &LISTENERS, &arguments), scratch }
-    }
-
-    fn device(&self, name: &str) -> PathBuf {
-        self.scratch.disk(name, 1 << 30)
-    }
-
-    fn output(&self, line: &str) -> Output {
-        let mut command = Command::new(binary());
-        command.args(line.split(' ')).arg("--api").arg(self.server.api()).stdin(Stdio::null());
-        command.output().expect("flagstone runs")
-    }
-
-    /// Standard output of a successful command.
-    #[track_caller]
-    fn run(&self, line: &str) -> String {
-        let output = self.output(line);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{line}: {errors}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
-
-    /// Standard error of a refused command.
-    #[track_caller]
-    fn refused(&self, line: &str) -> String {
-        let output = self.output(line);
-        let printed = String::from_utf8_lossy(&output.stdout);
-        assert_ne!(output.status.code(), Some(0), "{line}: {printed}");
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    }
-
-    fn pool(&self) -> Value {
-        get(&self.server.api(), "/v1/pools/fast")
-    }
-
-    /// Creates pool `fast` on a device of 1 GiB.
-    fn with_pool() -> (Bed, PathBuf) {
-        let bed = Bed::start();
-        let device = bed.device("disk");
-        bed.run(&format!("pool create fast {}", device.display()));
-        (bed, device)
-    }
-}
 
 fn size_of(target: &str) -> u64 {
     let results = Load::start(target, "--rw randread --ios 1").wait().assert_complete();

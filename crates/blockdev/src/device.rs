@@ -152,6 +152,12 @@ pub trait BlockDevice: Send + Sync + 'static {
         false
     }
 
+    /// Space in use of a thin device, in bytes; `None` for a device whose whole size is allocated, or
+    /// that does not know.
+    fn used_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// The content of the range, if it is known without I/O and already in memory: holes, which
     /// read as zeroes. `None` means unknown; then call [`Self::read`]. Front ends try this first,
     /// which saves a buffer and a copy.

@@ -60,6 +60,10 @@ impl<L: Layer> BlockDevice for L {
         Layer::must_reopen(self)
     }
 
+    fn used_bytes(&self) -> Option<u64> {
+        self.child().used_bytes()
+    }
+
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         Layer::try_read_cached(self, offset, len)
     }

@@ -5,8 +5,8 @@
 //! devices without knowing their type. Front ends translate a protocol into calls on one device.
 //!
 //! Read [`device`] first, which states the promises of a completed call. Then the leaves: [`null`],
-//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`stats`], [`reopenable`]. The
-//! crate `conformance` contains the checks that all of them must pass.
+//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`stats`], [`reopenable`],
+//! [`sectors`]. The crate `conformance` contains the checks that all of them must pass.
 
 pub mod config;
 pub mod delay;
@@ -24,6 +24,7 @@ mod pieces;
 pub mod range_lock;
 mod range_table;
 pub mod reopenable;
+pub mod sectors;
 pub mod stats;
 pub mod stripe;
 pub mod window;
@@ -39,5 +40,6 @@ pub use layer::Layer;
 pub use memory::MemoryDevice;
 pub use null::NullDevice;
 pub use reopenable::ReopenableDevice;
+pub use sectors::SectorDevice;
 pub use stats::StatsLayer;
 pub use stripe::StripeDevice;

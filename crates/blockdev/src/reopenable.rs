@@ -20,6 +20,12 @@ use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, Zero
 /// A device that can be closed and opened again.
 pub struct ReopenableDevice(RwLock<Held>);
 
+impl std::fmt::Debug for ReopenableDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ReopenableDevice({:?})", self.0.read().device)
+    }
+}
+
 struct Held {
     /// While closed: the geometry of the last device.
     geometry: Geometry,
@@ -84,6 +90,10 @@ impl BlockDevice for ReopenableDevice {
 
     fn must_reopen(&self) -> bool {
         self.0.read().device.as_ref().is_none_or(|device| device.must_reopen())
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        self.0.read().device.as_ref()?.used_bytes()
     }
 
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {

@@ -23,7 +23,7 @@ use crate::lab::args::LabArgs;
 use crate::logging::LogFormat;
 use crate::mirror::args::MirrorArgs;
 use crate::plan::args::PlanArgs;
-use crate::pool::args::{PoolArgs, VolumeArgs};
+use crate::pool::args::{PoolArgs, SnapshotArgs, VolumeArgs};
 use crate::status::StatusArgs;
 use crate::words::{CRASHES, IO_ENGINES, PATTERNS, one_of};
 
@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Pool(PoolArgs),
     /// Create, show and change volumes of pools
     Volume(VolumeArgs),
+    /// Take, show, compare and delete snapshots of volumes of pools, and roll back to them
+    Snapshot(SnapshotArgs),
     /// Measure or verify a device with the built-in load generator
     Load(LoadArgs),
     /// Write a commented configuration file for a disk, a mirrored pair or a limited volume

@@ -44,6 +44,7 @@ pub fn run() -> Exit {
         Command::Mirror(args) => mirror::run(&args),
         Command::Pool(args) => pool::run_pool(&args),
         Command::Volume(args) => pool::run_volume(&args),
+        Command::Snapshot(args) => pool::run_snapshot(&args),
         Command::Init(args) => init::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Key(args) => key::run(&args),

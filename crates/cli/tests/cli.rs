@@ -97,44 +97,37 @@ fn version_names_commit() {
     assert!(hash || given || commit == "unknown", "{version}");
 }
 
-/// The options of a command as a Markdown list.
+/// The arguments of a command as a line of Markdown, with defaults in parentheses.
 fn options(command: &clap::Command) -> String {
     options_beyond(command, &[])
 }
 
-/// The same without the options of a common list.
+/// The same without the arguments of a common list.
 fn options_beyond(command: &clap::Command, without: &[String]) -> String {
-    let mut out = String::from("\n");
-    for argument in command.get_arguments() {
+    let argument = |argument: &clap::Arg| -> Option<String> {
         let id = argument.get_id().as_str();
         if ["help", "version"].contains(&id) || without.iter().any(|other| other == id) {
-            continue;
+            return None;
         }
         let takes_value = argument.get_action().takes_values();
+        let words: Vec<_> = argument.get_possible_values();
+        let words: Vec<_> = words.iter().filter(|word| !word.is_hide_set()).collect();
+        let words: Vec<_> = words.iter().map(|word| word.get_name()).collect();
         let value = argument.get_value_names().map(|names| names[0].to_string());
         let value = value.unwrap_or_else(|| id.to_uppercase());
+        let value = if takes_value && !words.is_empty() { words.join("|") } else { value };
         let name = match argument.get_long() {
             Some(long) if takes_value => format!("--{long} {value}"),
             Some(long) => format!("--{long}"),
             None => value,
         };
-        let defaults: Vec<_> = argument.get_default_values().iter().collect();
-        let default = match defaults.first().and_then(|default| default.to_str()) {
-            Some(default) if takes_value => format!(" (default `{default}`)"),
-            _ => String::new(),
-        };
-        let words: Vec<_> = argument
-            .get_possible_values()
-            .iter()
-            .filter(|value| takes_value && !value.is_hide_set())
-            .map(|value| format!("`{}`", value.get_name()))
-            .collect();
-        let words =
-            if words.is_empty() { String::new() } else { format!(": {}", words.join(", ")) };
-        let help = argument.get_help().map(ToString::to_string).unwrap_or_default();
-        out += &format!("- `{name}`{default}: {help}{words}\n");
-    }
-    out + "\n"
+        let default = argument.get_default_values().first().filter(|_| takes_value);
+        let default = default.and_then(|default| default.to_str());
+        let default = default.map_or_else(String::new, |default| format!(" ({default})"));
+        Some(format!("`{name}`{default}"))
+    };
+    let all: Vec<_> = command.get_arguments().filter_map(argument).collect();
+    format!("\n{}\n\n", all.join(", ")).replace("\n\n\n", "\n\n")
 }
 
 /// The option identifiers of a group.
@@ -173,6 +166,7 @@ fn cli_reference_matches_clap() {
     let orders = ids(&["pool-orders", "volume-settings"]);
     let pool = |name: &str| options_beyond(&find(&["pool", name]), &orders);
     let volume = |name: &str| options_beyond(&find(&["volume", name]), &orders);
+    let snapshot = |name: &str| options_beyond(&find(&["snapshot", name]), &orders);
     assert!(pool("reopen") == pool("destroy"));
     assert!(status == options_beyond(&find(&["volume", "show"]), &query));
     let peers = ids(&["mirror-peer"]);
@@ -214,6 +208,19 @@ fn cli_reference_matches_clap() {
         ("options:mirror-add-peer".to_owned(), mirror("add-peer")),
         ("options:pool-create".to_owned(), pool("create")),
         ("options:pool-destroy".to_owned(), pool("destroy")),
+        ("options:pool-grow".to_owned(), pool("grow")),
+        ("options:pool-remove-device".to_owned(), pool("remove-device")),
+        ("options:pool-scrub".to_owned(), pool("scrub")),
+        ("options:pool-check".to_owned(), pool("check")),
+        ("options:volume-clone".to_owned(), volume("clone")),
+        ("options:volume-promote".to_owned(), volume("promote")),
+        ("options:volume-send".to_owned(), volume("send")),
+        ("options:volume-receive".to_owned(), volume("receive")),
+        ("options:snapshot-create".to_owned(), snapshot("create")),
+        ("options:snapshot-diff".to_owned(), snapshot("diff")),
+        ("options:snapshot-rollback".to_owned(), snapshot("rollback")),
+        ("options:snapshot-delete".to_owned(), snapshot("delete")),
+        ("options:snapshot-list".to_owned(), options_beyond(&find(&["snapshot", "list"]), &query)),
         ("options:volume-create".to_owned(), volume("create")),
         ("options:volume-resize".to_owned(), volume("resize")),
         ("options:volume-set".to_owned(), volume("set")),

@@ -113,7 +113,7 @@ fn measured_cap_of_another_type_is_named() {
     assert!(found.hypotheses.contains(&cap), "{:?}", found.hypotheses);
 }
 
-fn together(runs: &[(f64, f64, u64)]) -> Vec<Bottleneck> {
+fn judged_together(runs: &[(f64, f64, u64)]) -> Vec<Judgment> {
     let place = ("pd-ssd", 500_000_000_000, "n1-standard-8");
     let mut all: Vec<Judgment> = runs
         .iter()
@@ -125,7 +125,31 @@ fn together(runs: &[(f64, f64, u64)]) -> Vec<Bottleneck> {
         })
         .collect();
     judge_together(&mut all);
-    all.iter().map(|judgment| judgment.bottleneck).collect()
+    all
+}
+
+fn together(runs: &[(f64, f64, u64)]) -> Vec<Bottleneck> {
+    judged_together(runs).iter().map(|judgment| judgment.bottleneck).collect()
+}
+
+#[test]
+fn proven_cap_or_latency_ends_other_hypotheses() {
+    let is_cap = |cause: &Cause| matches!(cause, Cause::FittingType { .. });
+    let is_path = |cause: &Cause| matches!(cause, Cause::SlowPath { .. });
+    // pd-standard allows 500 GB 750 writes.
+    let both = [(750.0, 4.0, 24), (750.0, 4.0, 48)];
+    let alone = judged_together(&both[..1]);
+    assert!(alone[0].hypotheses.iter().any(is_cap) && alone[0].hypotheses.iter().any(is_path));
+    for capped in judged_together(&both) {
+        assert!(capped.hypotheses.iter().any(is_cap), "{:?}", capped.hypotheses);
+        assert!(!capped.hypotheses.iter().any(is_path), "waiting for the cap makes the latency");
+        assert!(!capped.causes.iter().any(|cause| matches!(cause, Cause::SlowerThanRule(_))));
+        assert!(!capped.recommendations.contains(&Recommendation::ShorterPath));
+    }
+    for slow in judged_together(&[(750.0, 4.0, 24), (1500.0, 4.0, 48)]) {
+        assert!(!slow.hypotheses.iter().any(is_cap), "{:?}", slow.hypotheses);
+        assert!(slow.hypotheses.iter().any(is_path));
+    }
 }
 
 #[test]

@@ -27,7 +27,7 @@ use crate::names::{self, NameError};
 use crate::read::key_path;
 pub use crate::uri::{AuthorityError, Host, HostPort};
 use crate::uri::{encoded, parse_authority, percent_decode, split_scheme};
-use flagstone_units::{SizeError, format_size, parse_size};
+use flagstone_units::{SizeError, format_size, missing_size_unit, parse_size};
 
 /// TCP port of NVMe/TCP, assigned by IANA.
 pub const NVME_TCP_PORT: u16 = 4420;
@@ -116,6 +116,9 @@ pub enum DeviceSpecError {
     Size(#[from] SizeError),
     #[error("the size of a device is a multiple of 512, at least 4KiB and at most 4096PiB")]
     SizeRange,
+    /// A size below the range without a unit, with its correction.
+    #[error("{0}")]
+    SizeUnit(String),
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error("port 0 cannot be connected to: write the port that the server listens on")]
@@ -210,8 +213,10 @@ fn unknown_scheme(scheme: &str) -> DeviceSpecError {
 
 fn parse_device_size(text: &str) -> Result<u64, DeviceSpecError> {
     let size_bytes = parse_size(text)?;
-    let in_range = (MIN_DEVICE_BYTES..=MAX_DEVICE_BYTES).contains(&size_bytes);
-    if in_range && size_bytes.is_multiple_of(512) {
+    let range = MIN_DEVICE_BYTES..=MAX_DEVICE_BYTES;
+    if let Some(unit) = missing_size_unit(text, &range) {
+        Err(DeviceSpecError::SizeUnit(unit))
+    } else if range.contains(&size_bytes) && size_bytes.is_multiple_of(512) {
         Ok(size_bytes)
     } else {
         Err(DeviceSpecError::SizeRange)

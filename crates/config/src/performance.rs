@@ -51,7 +51,8 @@ fn read_numbers(reader: &Reader<'_>) -> Limit {
         ..Limit::default()
     };
     let keys = ["", "read_", "write_"].map(|of| [format!("{of}iops"), format!("{of}throughput")]);
-    if !keys.iter().flatten().any(|key| reader.has(key)) {
+    // A misspelled limit is one mistake.
+    if !keys.iter().flatten().any(|key| reader.has(key)) && !reader.has_unknown_keys() {
         let help = "write what it is, such as iops = 15000, throughput = \"240MB/s\" or profile = \"pd-ssd\"";
         let message = reader.message(|title| format!("[{title}] limits nothing"));
         reader.report().error(reader.place(), message, help);

@@ -69,10 +69,19 @@ impl<'a> Reader<'a> {
         Message::of_table(&self.title, self.schema.path, write)
     }
 
+    fn unknown_keys(&self) -> impl Iterator<Item = &'a str> {
+        let names = self.table.into_iter().flat_map(|table| table.iter().map(|(name, _)| name));
+        names.filter(|name| self.schema.all_keys().all(|key| key.name != *name))
+    }
+
+    /// Returns true if the table has a key that the schema lacks, which is reported.
+    pub(crate) fn has_unknown_keys(&self) -> bool {
+        self.unknown_keys().next().is_some()
+    }
+
     fn refuse_unknown_keys(&self) {
         let known: Vec<_> = self.schema.all_keys().map(|key| key.name).collect();
-        let Some(table) = self.table else { return };
-        for (name, _) in table.iter().filter(|(name, _)| !known.contains(name)) {
+        for name in self.unknown_keys() {
             let message =
                 self.message(|title| format!("unknown key `{}` in [{title}]", bare(name)));
             self.report.error(&self.key_place(name), message, suggestion(name, &known));

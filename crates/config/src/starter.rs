@@ -102,7 +102,8 @@ impl Starter {
         let listen = quoted(&format!("nvme-tcp://{}", self.listen));
         let _ = writeln!(
             out,
-            "# Hosts attach here. There is no authentication: listen on a private network only.\n\
+            "# Hosts attach here. Without keys (docs/guides/keys.md), anyone who reaches this\n\
+             # address can use the volume: listen on a private network only.\n\
              listen = [{listen}]"
         );
         if let Some(pair) = &self.pair {

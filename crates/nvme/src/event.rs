@@ -6,7 +6,7 @@ use crate::log::LogId;
 /// asynchronous event" re-enables events of the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {
-    /// Type, bits 2:0: 0 error status, 2 notice.
+    /// Type, bits 2:0: 0 error status, 2 notice, 6 I/O command set.
     pub event_type: u8,
     /// Information, specific to the type.
     pub information: u8,
@@ -16,6 +16,8 @@ pub struct AsyncEvent {
 
 /// Type of the events that report a change.
 const NOTICE: u8 = 2;
+/// Type of the events of an I/O command set.
+const IO_COMMAND_SET: u8 = 6;
 
 impl AsyncEvent {
     /// Notice: Identify Namespace data, or the list of namespaces, changed.
@@ -24,6 +26,9 @@ impl AsyncEvent {
     pub const ANA_CHANGED: Self = Self::of(NOTICE, 0x03, LogId::ANA);
     /// Notice: the discovery log page changed.
     pub const DISCOVERY_CHANGED: Self = Self::of(NOTICE, 0xf0, LogId::DISCOVERY);
+
+    /// I/O command set: a Reservation Notification log page is available. Feature 82h masks it.
+    pub const RESERVATION: Self = Self::of(IO_COMMAND_SET, 0x00, LogId::RESERVATION);
 
     const fn of(event_type: u8, information: u8, log: LogId) -> Self {
         Self { event_type, information, log }
@@ -86,6 +91,7 @@ mod tests {
         assert_eq!(AsyncEvent::NAMESPACE_CHANGED.to_result(), 0x0004_0002);
         assert_eq!(AsyncEvent::ANA_CHANGED.to_result(), 0x000c_0302);
         assert_eq!(AsyncEvent::DISCOVERY_CHANGED.to_result(), 0x0070_f002);
+        assert_eq!(AsyncEvent::RESERVATION.to_result(), 0x0080_0006);
     }
 
     #[test]

@@ -23,6 +23,8 @@ codes! {
         SANITIZE = 0x17, "Sanitize Config";
         COMMAND_SET_PROFILE = 0x19, "I/O Command Set Profile";
         HOST_IDENTIFIER = 0x81, "Host Identifier";
+        RESERVATION_NOTIFICATION_MASK = 0x82, "Reservation Notification Mask";
+        RESERVATION_PERSISTENCE = 0x83, "Reservation Persistence";
     }
 }
 

@@ -40,7 +40,9 @@ codes! {
         DATASET_MANAGEMENT = 0x09, "Dataset Management";
         VERIFY = 0x0c, "Verify";
         RESERVATION_REGISTER = 0x0d, "Reservation Register";
+        RESERVATION_REPORT = 0x0e, "Reservation Report";
         RESERVATION_ACQUIRE = 0x11, "Reservation Acquire";
+        RESERVATION_RELEASE = 0x15, "Reservation Release";
         CANCEL = 0x18, "Cancel";
         COPY = 0x19, "Copy";
         FABRICS = 0x7f, "Fabrics Command";
@@ -102,6 +104,10 @@ mod tests {
             (IoOpcode::WRITE_ZEROES.0, DataDirection::None),
             (IoOpcode::DATASET_MANAGEMENT.0, DataDirection::HostToController),
             (IoOpcode::VERIFY.0, DataDirection::None),
+            (IoOpcode::RESERVATION_REGISTER.0, DataDirection::HostToController),
+            (IoOpcode::RESERVATION_REPORT.0, DataDirection::ControllerToHost),
+            (IoOpcode::RESERVATION_ACQUIRE.0, DataDirection::HostToController),
+            (IoOpcode::RESERVATION_RELEASE.0, DataDirection::HostToController),
             (AdminOpcode::IDENTIFY.0, DataDirection::ControllerToHost),
             (FabricsType::CONNECT.0, DataDirection::HostToController),
             (FabricsType::PROPERTY_GET.0, DataDirection::None),

@@ -128,7 +128,9 @@ pub(crate) fn connect(
     };
     let qid = command.qid.get();
     let flow_control = !command.disables_flow_control();
-    let queue = Arc::new(ControllerQueue::new(qid, sqsize_0based + 1, flow_control, connection));
+    let entries = sqsize_0based + 1;
+    let queue = ControllerQueue::new(qid, entries, flow_control, host.id, connection);
+    let queue = Arc::new(queue);
     let wanted = data.controller_id.get();
     let controller = if qid == 0 {
         let keep_alive_ms = command.keep_alive_ms.get();

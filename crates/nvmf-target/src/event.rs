@@ -11,11 +11,17 @@ use std::task::{Context, Poll, Waker};
 
 use flagstone_nvme::command::Cqe;
 use flagstone_nvme::event::{AsyncEvent, EventMask};
-use flagstone_nvme::log::{CHANGED_TOO_MANY, LogId};
+use flagstone_nvme::log::reservation::NotificationType;
+use flagstone_nvme::log::{CHANGED_TOO_MANY, LogId, ReservationNotification};
 use flagstone_nvme::status::Status;
 use parking_lot::Mutex;
 
 use crate::limits::{CHANGED_NAMESPACES, EVENT_REQUESTS};
+use crate::reservation::NotificationLog;
+
+/// Events that hosts enable with feature 0Bh.
+const MASKED_EVENTS: [AsyncEvent; 3] =
+    [AsyncEvent::NAMESPACE_CHANGED, AsyncEvent::ANA_CHANGED, AsyncEvent::DISCOVERY_CHANGED];
 
 #[derive(Debug, Default)]
 pub(super) struct Events(Mutex<State>);
@@ -30,8 +36,9 @@ struct State {
     done: VecDeque<Cqe>,
     /// Raised and unsent events, at most one of each kind.
     pending: VecDeque<AsyncEvent>,
-    /// Kinds that were raised and whose log page is unread.
-    unread: u32,
+    /// Log pages that are unread since their event was raised. Each kind of event has its own.
+    unread: BTreeSet<LogId>,
+    reservations: NotificationLog,
     changed: BTreeSet<u32>,
     changed_too_many: bool,
     waiting: Option<Waker>,
@@ -47,7 +54,10 @@ impl Events {
         let mut state = self.0.lock();
         state.enabled = enabled;
         state.pending.retain(|event| event.mask().is_none_or(|bit| enabled.contains(bit)));
-        state.unread &= enabled.0;
+        let dropped = |event: &AsyncEvent| event.mask().is_some_and(|bit| !enabled.contains(bit));
+        for event in MASKED_EVENTS.iter().filter(|event| dropped(event)) {
+            state.unread.remove(&event.log);
+        }
     }
 
     /// Parks an Asynchronous Event Request until there is an event.
@@ -85,16 +95,38 @@ impl Events {
     /// Raises an event, unless the host has disabled it or has not yet read the log page of the
     /// previous one.
     pub(super) fn raise(&self, event: AsyncEvent) {
-        let Some(bit) = event.mask() else { return };
         let mut state = self.0.lock();
-        if !state.enabled.contains(bit) || state.unread & bit.0 != 0 {
-            return;
-        }
-        state.unread |= bit.0;
-        state.pending.push_back(event);
-        let waker = state.deliver();
+        let waker = state.raise(event);
         drop(state);
         waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Adds a reservation notification, which the host did not mask, and raises the event.
+    pub(super) fn reservation_changed(&self, nsid: u32, kind: NotificationType) {
+        let mut state = self.0.lock();
+        state.reservations.push(nsid, kind);
+        let waker = state.raise(AsyncEvent::RESERVATION);
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// The oldest reservation notification, which is removed unless `retain` is set. If there are
+    /// further ones, their event is raised then.
+    pub(super) fn reservation_notification(&self, retain: bool) -> ReservationNotification {
+        let mut state = self.0.lock();
+        let page = state.reservations.first();
+        if retain {
+            return page;
+        }
+        state.reservations.pop();
+        state.unmask(LogId::RESERVATION);
+        let waker = match page.further {
+            0 => None,
+            _ => state.raise(AsyncEvent::RESERVATION),
+        };
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+        page
     }
 
     /// Records that namespace `nsid` changed, and raises the event.
@@ -167,6 +199,16 @@ impl Events {
 }
 
 impl State {
+    /// Queues an event as [`Events::raise`] does, and returns the waiting task to wake.
+    fn raise(&mut self, event: AsyncEvent) -> Option<Waker> {
+        let enabled = event.mask().is_none_or(|bit| self.enabled.contains(bit));
+        if !enabled || !self.unread.insert(event.log) {
+            return None;
+        }
+        self.pending.push_back(event);
+        self.deliver()
+    }
+
     /// Pairs events with parked requests, and returns the waiting task to wake.
     fn deliver(&mut self) -> Option<Waker> {
         while let (Some(event), Some(cid)) = (self.pending.front(), self.parked.front()) {
@@ -179,13 +221,7 @@ impl State {
     }
 
     fn unmask(&mut self, log: LogId) {
-        for event in
-            [AsyncEvent::NAMESPACE_CHANGED, AsyncEvent::ANA_CHANGED, AsyncEvent::DISCOVERY_CHANGED]
-        {
-            if event.log == log {
-                self.unread &= !event.mask().map_or(0, |bit| bit.0);
-            }
-        }
+        self.unread.remove(&log);
         self.pending.retain(|event| event.log != log);
     }
 }
@@ -274,6 +310,27 @@ mod tests {
         events.park(99).unwrap();
         events.reset();
         assert!(!events.abort(99));
+    }
+
+    #[test]
+    fn reservation_event_repeats_until_log_is_empty() {
+        let events = Events::default();
+        for cid in 1..=3 {
+            events.park(cid).unwrap();
+        }
+        events.reservation_changed(1, NotificationType::REGISTRATION_PREEMPTED);
+        events.reservation_changed(2, NotificationType::RESERVATION_RELEASED);
+        assert_eq!(events.try_next().unwrap().async_event(), AsyncEvent::RESERVATION);
+        assert_eq!(events.try_next(), None);
+        let first = events.reservation_notification(true);
+        assert_eq!((first.count.get(), first.nsid.get(), first.further), (1, 1, 1));
+        assert_eq!(events.reservation_notification(false), first);
+        assert_eq!(events.try_next().unwrap().async_event(), AsyncEvent::RESERVATION);
+        let second = events.reservation_notification(false);
+        assert_eq!((second.count.get(), second.nsid.get(), second.further), (2, 2, 0));
+        assert_eq!(second.kind, NotificationType::RESERVATION_RELEASED.0);
+        assert_eq!(events.reservation_notification(false), ReservationNotification::default());
+        assert_eq!(events.try_next(), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! which belongs to the connection.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use flagstone_nvme::command::Sqe;
 use flagstone_nvme::command::admin::{FeatureSelect, GetFeatures, SetFeatures};
@@ -13,6 +14,7 @@ use flagstone_nvme::feature::{
     TemperatureThreshold, WRITE_CACHE_ENABLED, capability,
 };
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
+use flagstone_nvme::log::reservation::{MASK_ALL, NotificationType};
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::Wire;
 
@@ -20,10 +22,11 @@ use super::admin::reply_data;
 use super::config::TargetConfig;
 use super::controller::Controller;
 use super::identify::{DISCOVERY_EVENTS, IO_EVENTS};
+use super::reservation::NamespaceReservations;
 use super::vendor::CommandReply;
 
 /// Features of I/O controllers, in addition to the volatile write cache if there is one.
-pub(super) const IO_FEATURES: [FeatureId; 14] = [
+pub(super) const IO_FEATURES: [FeatureId; 16] = [
     FeatureId::ARBITRATION,
     FeatureId::POWER_MANAGEMENT,
     FeatureId::TEMPERATURE_THRESHOLD,
@@ -38,6 +41,8 @@ pub(super) const IO_FEATURES: [FeatureId; 14] = [
     FeatureId::HOST_BEHAVIOR,
     FeatureId::COMMAND_SET_PROFILE,
     FeatureId::HOST_IDENTIFIER,
+    FeatureId::RESERVATION_NOTIFICATION_MASK,
+    FeatureId::RESERVATION_PERSISTENCE,
 ];
 
 /// Features of discovery controllers.
@@ -62,6 +67,8 @@ pub(super) struct Features {
     temperature: [u16; 2],
     /// Error recovery value by namespace; missing entries are 0.
     error_recovery: BTreeMap<u32, u32>,
+    /// Reservation Notification Mask by namespace; missing entries are 0.
+    reservation_masks: BTreeMap<u32, u32>,
     write_atomicity: u32,
     queues: NumberOfQueues,
     behavior: HostBehavior,
@@ -75,6 +82,7 @@ impl Features {
             power: 0,
             temperature: [TEMPERATURE_OVER_DEFAULT, 0],
             error_recovery: BTreeMap::new(),
+            reservation_masks: BTreeMap::new(),
             write_atomicity: 0,
             queues: NumberOfQueues { submission: most, completion: most },
             behavior: HostBehavior::default(),
@@ -105,9 +113,11 @@ impl Controller {
             FeatureId::HOST_IDENTIFIER
             | FeatureId::INTERRUPT_COALESCING
             | FeatureId::INTERRUPT_VECTOR => Some(0),
-            FeatureId::ERROR_RECOVERY => {
+            FeatureId::ERROR_RECOVERY | FeatureId::RESERVATION_NOTIFICATION_MASK => {
                 Some(capability::CHANGEABLE | capability::NAMESPACE_SPECIFIC)
             }
+            // Reservation Register changes it.
+            FeatureId::RESERVATION_PERSISTENCE => Some(capability::NAMESPACE_SPECIFIC),
             _ => Some(capability::CHANGEABLE),
         }
     }
@@ -178,6 +188,11 @@ impl Controller {
                 }
                 features.error_recovery.get(&get.nsid).copied().unwrap_or(0)
             }
+            FeatureId::RESERVATION_NOTIFICATION_MASK => {
+                self.reservations(get.nsid)?;
+                features.reservation_masks.get(&get.nsid).copied().unwrap_or(0)
+            }
+            FeatureId::RESERVATION_PERSISTENCE => self.reservations(get.nsid)?.persists().into(),
             FeatureId::NUMBER_OF_QUEUES => features.queues.to_dword(),
             FeatureId::WRITE_ATOMICITY => features.write_atomicity,
             // The only command set profile.
@@ -226,6 +241,9 @@ impl Controller {
                 self.features.lock().behavior = *behavior;
             }
             FeatureId::ERROR_RECOVERY => self.set_error_recovery(set.nsid, set.value)?,
+            FeatureId::RESERVATION_NOTIFICATION_MASK => {
+                self.set_reservation_mask(set.nsid, set.value)?;
+            }
             _ => self.features.lock().keep(&set)?,
         }
         Ok(CommandReply::success(None))
@@ -252,6 +270,36 @@ impl Controller {
         let given = NumberOfQueues { submission: pairs, completion: pairs };
         self.features.lock().queues = given;
         Ok(CommandReply::result(given.to_dword()))
+    }
+
+    /// Reservations of a namespace.
+    fn reservations(&self, nsid: u32) -> Result<Arc<NamespaceReservations>, Status> {
+        let table = self.snapshot();
+        let namespace = table.get(nsid).ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        namespace.reservations.clone().ok_or(Status::INVALID_FIELD.dnr())
+    }
+
+    fn set_reservation_mask(&self, nsid: u32, mask: u32) -> Result<(), Status> {
+        if mask & !MASK_ALL != 0 {
+            return Err(Status::INVALID_FIELD.dnr());
+        }
+        let table = self.snapshot();
+        let mut features = self.features.lock();
+        features.reservation_masks.retain(|kept, _| table.get(*kept).is_some());
+        if nsid == NAMESPACE_ID_ALL {
+            let with = table.iter().filter(|namespace| namespace.reservations.is_some());
+            features.reservation_masks = with.map(|namespace| (namespace.nsid, mask)).collect();
+        } else {
+            self.reservations(nsid)?;
+            features.reservation_masks.insert(nsid, mask);
+        }
+        Ok(())
+    }
+
+    /// True if the host does not want notifications of `kind` for a namespace.
+    pub(super) fn masks_reservation(&self, nsid: u32, kind: NotificationType) -> bool {
+        let features = self.features.lock();
+        features.reservation_masks.get(&nsid).is_some_and(|mask| mask & kind.mask() != 0)
     }
 
     fn set_error_recovery(&self, nsid: u32, value: u32) -> Result<(), Status> {

@@ -8,7 +8,8 @@ use flagstone_nvme::identify::controller::{
     attributes, controller_type, log_attributes, multipath, optional_io, sgl_support, write_cache,
 };
 use flagstone_nvme::identify::namespace::{
-    OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, WRITE_PROTECTED, ZEROES_DEALLOCATE,
+    OPTIMAL_SIZES, READS_AS_ZEROES, READY, SHARED, THIN, WRITE_PROTECTED, ZEROES_DEALLOCATE,
+    reservation_capabilities as rescap,
 };
 use flagstone_nvme::identify::{
     Cns, CommandSets, ControllerList, DescriptorWriter, IdentifyController, IdentifyNamespace,
@@ -201,7 +202,9 @@ impl Controller {
         structure.log_attributes |= log_attributes::COMMAND_EFFECTS;
         structure.sqe_exponents = SQES;
         structure.cqe_exponents = CQES;
-        structure.optional_io = U16::new(OPTIONAL_IO);
+        let reserves = self.snapshot().iter().any(|namespace| namespace.reservations.is_some());
+        let reservations = if reserves { optional_io::RESERVATIONS } else { 0 };
+        structure.optional_io = U16::new(OPTIONAL_IO | reservations);
         structure.fused = U16::new(COMPARE_AND_WRITE);
         structure.optional_fabrics = U16::new(DISCONNECT);
         // Linux requires both for ANA, and MNAN not above NN.
@@ -238,11 +241,15 @@ impl Controller {
         // The other behavior, zeroes or old data, has no code of its own.
         let reads_as = if geometry.discard_zeroes { READS_AS_ZEROES } else { 0 };
         let deallocate = if geometry.can_discard { ZEROES_DEALLOCATE } else { 0 };
+        let used = namespace.device.used_bytes();
+        let used_blocks =
+            used.map_or(namespace.blocks, |bytes| bytes.div_ceil(geometry.block_bytes.into()));
         let mut structure = IdentifyNamespace {
             size_blocks: blocks,
             capacity_blocks: blocks,
-            used_blocks: blocks,
-            features: OPTIMAL_SIZES,
+            // NUSE is at most NCAP.
+            used_blocks: U64::new(used_blocks.min(namespace.blocks)),
+            features: OPTIMAL_SIZES | if used.is_some() { THIN } else { 0 },
             sharing: SHARED,
             deallocate_features: reads_as | deallocate,
             capacity_bytes: U128::new(u128::from(geometry.size_bytes)),
@@ -253,6 +260,11 @@ impl Controller {
             optimal_write_0based: in_blocks_0based(optimal_bytes),
             ana_group: U32::new(ANA_GROUP),
             attributes: if namespace.read_only { WRITE_PROTECTED } else { 0 },
+            reservation_capabilities: match &namespace.reservations {
+                None => 0,
+                Some(of) if of.can_persist() => rescap::ALL_TYPES | rescap::PERSIST,
+                Some(_) => rescap::ALL_TYPES,
+            },
             nguid: namespace.uuid,
             ..IdentifyNamespace::default()
         };

@@ -16,7 +16,8 @@ use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
 use flagstone_runtime::{Buf, BufMut, buf, spawn_detached};
 
 use super::connection::Connection;
-use super::{Charge, Namespace};
+use super::reservation::DataUse;
+use super::{Charge, Controller, Namespace};
 use crate::limits::{SCAN_BYTES, SCAN_LEAST_BYTES};
 
 /// NVMe status for a device error.
@@ -121,6 +122,14 @@ impl Connection {
             | IoOpcode::DATASET_MANAGEMENT
             | IoOpcode::VERIFY
             | IoOpcode::COPY => Ok(()),
+            IoOpcode::RESERVATION_REGISTER
+            | IoOpcode::RESERVATION_ACQUIRE
+            | IoOpcode::RESERVATION_RELEASE
+            | IoOpcode::RESERVATION_REPORT
+                if self.takes(command, |namespace| namespace.reservations.is_some()) =>
+            {
+                Ok(())
+            }
             _ if opcode.is_vendor_specific() && self.takes_vendor_opcode(command, opcode) => Ok(()),
             _ => Err(Status::INVALID_OPCODE.dnr()),
         }
@@ -128,10 +137,14 @@ impl Connection {
 
     /// True unless the command's namespace is known and lacks the vendor specific command.
     fn takes_vendor_opcode(&self, command: &Sqe, opcode: IoOpcode) -> bool {
-        let takes = |namespace: Arc<Namespace>| {
+        self.takes(command, |namespace| {
             namespace.vendor.as_ref().is_some_and(|one| one.commands().io.contains(&opcode))
-        };
-        self.namespace(command.nsid.get()).map_or(true, takes)
+        })
+    }
+
+    /// True unless the command's namespace is known and `takes` denies it.
+    fn takes(&self, command: &Sqe, takes: impl FnOnce(&Namespace) -> bool) -> bool {
+        self.namespace(command.nsid.get()).map_or(true, |namespace| takes(&namespace))
     }
 
     /// Checks common to all I/O commands; `None` for a flush of all namespaces.
@@ -148,7 +161,28 @@ impl Connection {
         if nsid == NAMESPACE_ID_ALL && command.opcode == IoOpcode::FLUSH.0 {
             return Ok(None);
         }
-        self.namespace(nsid).map(Some)
+        let namespace = self.namespace(nsid)?;
+        self.check_reservation(&namespace, IoOpcode(command.opcode))?;
+        Ok(Some(namespace))
+    }
+
+    /// Checks that a reservation of the namespace admits a command of this host (Base 2.0 8.19.1).
+    #[inline]
+    fn check_reservation(&self, namespace: &Namespace, opcode: IoOpcode) -> Result<(), Status> {
+        if namespace.restriction.is_none() {
+            return Ok(());
+        }
+        let data = match opcode {
+            IoOpcode::READ | IoOpcode::COMPARE | IoOpcode::VERIFY => DataUse::Reads,
+            // These have rules of their own.
+            IoOpcode::RESERVATION_REGISTER
+            | IoOpcode::RESERVATION_ACQUIRE
+            | IoOpcode::RESERVATION_RELEASE
+            | IoOpcode::RESERVATION_REPORT => return Ok(()),
+            _ => DataUse::Writes,
+        };
+        let host = self.with_controller(|controller, _| controller.host.id).unwrap_or_default();
+        namespace.check_reservation(&host, data)
     }
 
     #[inline]
@@ -261,6 +295,9 @@ impl Connection {
                 Some(one) => vec![one],
                 None => self.namespaces()?,
             };
+            for namespace in &namespaces {
+                self.check_reservation(namespace, opcode)?;
+            }
             self.later(command, payload, async move { flush(namespaces).await });
             return Ok(());
         }
@@ -280,8 +317,17 @@ impl Connection {
             });
             return Ok(());
         }
-        if opcode == IoOpcode::COPY {
-            return self.copy(namespace, command, data, payload);
+        match opcode {
+            IoOpcode::COPY => return self.copy(namespace, command, data, payload),
+            IoOpcode::RESERVATION_REPORT => {
+                return self.report_reservations(&namespace, &command, payload);
+            }
+            IoOpcode::RESERVATION_REGISTER
+            | IoOpcode::RESERVATION_ACQUIRE
+            | IoOpcode::RESERVATION_RELEASE => {
+                return self.change_reservations(command, data, payload);
+            }
+            _ => {}
         }
         let fields = BlockCommand::parse(&command);
         let range = self.range(&namespace, &fields)?;
@@ -310,6 +356,41 @@ impl Connection {
             }
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         }
+        Ok(())
+    }
+
+    /// Answers Reservation Report.
+    fn report_reservations(
+        self: &Rc<Self>,
+        namespace: &Namespace,
+        command: &Sqe,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let reservations = namespace.reservations.as_ref().ok_or(Status::INVALID_OPCODE.dnr())?;
+        let data = reservations.report(command, self.target.config())?;
+        self.complete_with_data(Cqe::new(command.cid.get(), Status::SUCCESS), data.freeze());
+        self.release(payload);
+        Ok(())
+    }
+
+    /// Executes Reservation Register, Acquire or Release. It does not count as admitted: hosts that
+    /// preempt each other would wait for each other's commands.
+    fn change_reservations(
+        self: &Rc<Self>,
+        command: Sqe,
+        data: Option<Buf>,
+        payload: usize,
+    ) -> Result<(), Status> {
+        let data = data.ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
+        let of = |controller: &Arc<Controller>| (controller.subsystem.clone(), controller.host.id);
+        let host = self.with_controller(|controller, _| of(controller));
+        let (subsystem, host) = host.ok_or(Status::COMMAND_SEQUENCE_ERROR.dnr())?;
+        let connection = self.clone();
+        spawn_detached(async move {
+            let nsid = command.nsid.get();
+            let changed = subsystem.change_reservations(nsid, host, &command, &data).await;
+            connection.done(&command, changed.err().unwrap_or(Status::SUCCESS), payload);
+        });
         Ok(())
     }
 

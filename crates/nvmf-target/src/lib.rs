@@ -7,8 +7,8 @@
 //!
 //! Reading order: [`config`] and [`Target`] (configuration), `subsystem` and [`namespace`],
 //! `connect`, `controller` (a host's association), `admin` with `identify`, `feature`, `log`,
-//! `discovery` and `event` (replies), `connection` (the PDU loop), [`status`] (snapshots for
-//! operators).
+//! `discovery` and `event` (replies), `reservation` (which hosts may read and write), `connection`
+//! (the PDU loop), [`status`] (snapshots for operators).
 //!
 //! Specifications: NVM Express Base 2.0, NVM Command Set 1.0, NVMe/TCP Transport 1.0; section
 //! numbers refer to Base 2.1.
@@ -32,6 +32,7 @@ mod limits;
 mod log;
 pub mod namespace;
 mod queue;
+mod reservation;
 pub mod status;
 mod subsystem;
 pub mod vendor;
@@ -62,9 +63,11 @@ pub use connection::serve;
 pub(crate) use controller::Controller;
 use handshakes::Handshakes;
 pub use handshakes::{AuthenticationTotals, FailureReason};
+use namespace::NamespaceAccess;
 pub use namespace::{Namespace, NamespaceConfig, NamespaceTable};
 pub(crate) use queue::ControllerQueue;
 pub use queue::IoTotals;
+pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
 pub use subsystem::SubsystemConfig;
 use subsystem::{Subsystem, SubsystemKind};
 pub use vendor::{
@@ -106,6 +109,12 @@ pub enum TargetError {
     /// The device has no blocks, or a block size that NVMe cannot describe.
     #[error("the device is empty, or its blocks are not a power of two from 512 B to 64 KiB")]
     Device,
+    /// The stored reservations of a namespace cannot be used.
+    #[error(
+        "the stored reservations cannot be used: {0}; restore the file, or delete it to release \
+         the reservations of the volume's hosts"
+    )]
+    ReservationRecord(&'static str),
     /// Only TCP addresses are valid in the discovery log.
     #[error("{0} is not a TCP address")]
     NotTcp(String),
@@ -279,7 +288,8 @@ impl Target {
     /// # Errors
     /// [`TargetError::NoSubsystem`] and every namespace error.
     pub fn add_namespace(&self, nqn: &Nqn, config: NamespaceConfig) -> Result<u32, TargetError> {
-        self.subsystem_named(nqn)?.add_namespace(config, None, self.config.max_namespaces)
+        let access = NamespaceAccess::Hosts { reservations: None };
+        self.subsystem_named(nqn)?.add_namespace(config, access, self.config.max_namespaces)
     }
 
     /// Like [`Target::add_namespace`], with vendor specific commands. `handler` executes them, and
@@ -293,8 +303,8 @@ impl Target {
         config: NamespaceConfig,
         handler: Arc<dyn VendorHandler>,
     ) -> Result<u32, TargetError> {
-        let subsystem = self.subsystem_named(nqn)?;
-        subsystem.add_namespace(config, Some(handler), self.config.max_namespaces)
+        let access = NamespaceAccess::Node { vendor: handler };
+        self.subsystem_named(nqn)?.add_namespace(config, access, self.config.max_namespaces)
     }
 
     /// Removes a namespace and notifies connected hosts. Commands in flight complete normally. The

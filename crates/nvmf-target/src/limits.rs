@@ -151,3 +151,11 @@ pub(crate) const DRAIN_PERIOD: Duration = Duration::from_micros(200);
 
 /// Largest first port identifier that leaves a 16-bit identifier for each of [`LISTENERS`].
 pub(crate) const PORT_ID_FIRST_MAX: u16 = u16::MAX - (LISTENERS as u16 - 1);
+
+/// Hosts registered with one namespace: a Reservation Report of 128 is 8 KiB, and a durable record
+/// 3 KiB.
+pub(crate) const RESERVATION_REGISTRANTS: usize = 128;
+
+/// Unread reservation notifications of one controller, of 24 B each. The log page reports at most
+/// 255 further ones.
+pub(crate) const RESERVATION_NOTIFICATIONS: usize = 256;

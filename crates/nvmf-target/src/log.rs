@@ -11,8 +11,8 @@ use flagstone_nvme::identify::NamespaceList;
 use flagstone_nvme::identify::csi;
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
 use flagstone_nvme::log::{
-    AnaGroup, AnaHeader, CommandEffects, Effects, ErrorEntry, FirmwareSlots, LogId, SmartHealth,
-    SupportedPages, ana, window,
+    AnaGroup, AnaHeader, CommandEffects, Effects, ErrorEntry, FirmwareSlots, LogId,
+    ReservationNotification, SmartHealth, SupportedPages, ana, window,
 };
 use flagstone_nvme::opcode::{AdminOpcode, IoOpcode};
 use flagstone_nvme::status::Status;
@@ -30,7 +30,7 @@ use super::vendor::CommandReply;
 use crate::limits::ERROR_LOG_ENTRIES;
 
 /// Log pages of I/O controllers.
-const IO_LOGS: [LogId; 9] = [
+const IO_LOGS: [LogId; 10] = [
     LogId::SUPPORTED_PAGES,
     LogId::ERROR,
     LogId::SMART,
@@ -39,6 +39,7 @@ const IO_LOGS: [LogId; 9] = [
     LogId::COMMAND_EFFECTS,
     LogId::ANA,
     LogId::FEATURE_EFFECTS,
+    LogId::RESERVATION,
     MI_EFFECTS,
 ];
 /// Log pages of discovery controllers.
@@ -149,6 +150,13 @@ impl Controller {
             LogId::ANA => self.ana_log(command, &get),
             LogId::FEATURE_EFFECTS => self.page(command, &get, self.feature_effects().bytes()),
             LogId::DISCOVERY => self.discovery_log(command, &get),
+            LogId::RESERVATION => {
+                let mut window =
+                    self.window(command, &get, ReservationNotification::BYTES as u64)?;
+                let notification = self.events.reservation_notification(get.retain_event);
+                window.push(notification.bytes());
+                return Ok(window.done());
+            }
             _ => Ok(self.window(command, &get, MI_EFFECTS_BYTES)?.done()),
         }?;
         if !get.retain_event {
@@ -272,6 +280,16 @@ fn command_effects(table: &NamespaceTable) -> CommandEffects {
         [IoOpcode::WRITE, IoOpcode::WRITE_ZEROES, IoOpcode::DATASET_MANAGEMENT, IoOpcode::COPY]
     {
         effects.add_io(opcode, Effects::CHANGES_BLOCKS);
+    }
+    if table.iter().any(|namespace| namespace.reservations.is_some()) {
+        for opcode in [
+            IoOpcode::RESERVATION_REGISTER,
+            IoOpcode::RESERVATION_REPORT,
+            IoOpcode::RESERVATION_ACQUIRE,
+            IoOpcode::RESERVATION_RELEASE,
+        ] {
+            effects.add_io(opcode, Effects::SUPPORTED);
+        }
     }
     for handler in table.iter().filter_map(|namespace| namespace.vendor.as_ref()) {
         let commands = handler.commands();

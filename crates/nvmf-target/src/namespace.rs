@@ -10,7 +10,9 @@ use std::sync::Arc;
 use flagstone_blockdev::{Geometry, SharedDevice};
 use flagstone_nvme::identify::NamespaceInstance;
 use flagstone_nvme::log::AnaState;
+use flagstone_nvme::status::Status;
 
+use super::reservation::{DataUse, HostId, NamespaceReservations, Restriction};
 use super::vendor::{VendorHandler, VendorSession};
 use crate::limits::NAMESPACE_LEAF;
 
@@ -24,6 +26,14 @@ pub struct NamespaceConfig {
     pub uuid: [u8; 16],
     /// Serve it read-only even if the device is writable.
     pub read_only: bool,
+}
+
+/// Who uses a namespace.
+pub(crate) enum NamespaceAccess {
+    /// Hosts, with reservations or without.
+    Hosts { reservations: Option<Arc<NamespaceReservations>> },
+    /// Another node, with vendor specific commands.
+    Node { vendor: Arc<dyn VendorHandler> },
 }
 
 /// Device served as a namespace of a subsystem.
@@ -49,12 +59,24 @@ pub struct Namespace {
     pub(crate) vendor: Option<Arc<dyn VendorHandler>>,
     /// In one controller's view of the namespace: the session that provides `device`.
     pub(crate) session: Option<Arc<dyn VendorSession>>,
+    /// Reservations; `None` if hosts cannot use them.
+    pub(crate) reservations: Option<Arc<NamespaceReservations>>,
+    /// The restriction of its present reservation.
+    pub(crate) restriction: Option<Arc<Restriction>>,
 }
 
 impl Namespace {
     /// Creates namespace `nsid` from `config`. `None` when the device has no blocks, or a block
     /// size that is not a power of two of at least 512.
-    pub(crate) fn new(nsid: u32, config: NamespaceConfig) -> Option<Namespace> {
+    pub(crate) fn new(
+        nsid: u32,
+        config: NamespaceConfig,
+        access: NamespaceAccess,
+    ) -> Option<Namespace> {
+        let (vendor, reservations) = match access {
+            NamespaceAccess::Node { vendor } => (Some(vendor), None),
+            NamespaceAccess::Hosts { reservations } => (None, reservations),
+        };
         let geometry = config.device.geometry();
         let block_bytes = geometry.block_bytes;
         if !block_bytes.is_power_of_two() || !(512..=1 << 16).contains(&block_bytes) {
@@ -70,8 +92,10 @@ impl Namespace {
             uuid: config.uuid,
             instance: NamespaceInstance(random_instance()),
             device: config.device,
-            vendor: None,
+            vendor,
             session: None,
+            restriction: reservations.as_ref().and_then(|of| of.restriction()),
+            reservations,
         })
     }
 
@@ -81,6 +105,15 @@ impl Namespace {
         let geometry = Geometry { size_bytes, ..self.geometry };
         let blocks = geometry.blocks();
         (blocks > 0).then(|| Namespace { geometry, blocks, ..self.clone() })
+    }
+
+    /// Checks that a reservation admits a command of `host`.
+    ///
+    /// # Errors
+    /// Reservation Conflict.
+    #[inline]
+    pub(crate) fn check_reservation(&self, host: &HostId, data: DataUse) -> Result<(), Status> {
+        self.restriction.as_ref().map_or(Ok(()), |restriction| restriction.check(host, data))
     }
 
     /// Copy as seen by the controller of `session`.
@@ -222,7 +255,9 @@ mod tests {
             uuid: [1; 16],
             read_only: false,
         };
-        Arc::new(Namespace::new(nsid, config).unwrap())
+        Arc::new(
+            Namespace::new(nsid, config, NamespaceAccess::Hosts { reservations: None }).unwrap(),
+        )
     }
 
     #[test]
@@ -234,7 +269,8 @@ mod tests {
                 uuid: [1; 16],
                 read_only: false,
             };
-            assert!(Namespace::new(1, config).is_none());
+            let access = NamespaceAccess::Hosts { reservations: None };
+            assert!(Namespace::new(1, config, access).is_none());
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize,
+    AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 use flagstone_runtime::net::Stream;
+
+use crate::reservation::HostId;
 
 /// Closes a connection from any thread, so that its task sees the end of the stream.
 pub(crate) trait Hangup: Send + Sync {
@@ -30,28 +32,38 @@ pub(crate) struct ControllerQueue {
     pub(crate) flow_control: bool,
     /// I/O counters for the SMART log.
     pub(crate) counters: IoCounters,
+    /// Host of the queue.
+    pub(crate) host: HostId,
     open: AtomicBool,
-    /// Admitted commands (their namespace was found) that have not completed. Only one core writes
-    /// it, so counting needs no locked instruction.
-    admitted: AtomicU64,
+    /// Admitted commands (their namespace was found) that have not completed, by the phase in which
+    /// they were admitted. Only one core writes it, so counting needs no locked instruction.
+    admitted: [AtomicU64; 2],
+    /// Current phase, 0 or 1.
+    phase: AtomicU8,
     connection: Box<dyn Hangup>,
 }
+
+/// Phase in which a command was admitted. A new phase separates earlier from later commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Phase(u8);
 
 impl ControllerQueue {
     pub(super) fn new(
         qid: u16,
         entries: u16,
         flow_control: bool,
+        host: HostId,
         connection: Box<dyn Hangup>,
     ) -> ControllerQueue {
-        let (counters, open) = (IoCounters::default(), AtomicBool::new(true));
         ControllerQueue {
             qid,
             entries,
             flow_control,
-            counters,
-            open,
-            admitted: AtomicU64::new(0),
+            counters: IoCounters::default(),
+            host,
+            open: AtomicBool::new(true),
+            admitted: Default::default(),
+            phase: AtomicU8::new(0),
             connection,
         }
     }
@@ -64,21 +76,36 @@ impl ControllerQueue {
 
     /// Counts an admitted command that did not complete immediately. Only on the queue's core.
     #[inline]
-    pub(super) fn enter(&self) {
-        add(&self.admitted, 1);
+    pub(super) fn enter(&self) -> Phase {
+        let phase = self.phase.load(Relaxed) & 1;
+        add(&self.admitted[usize::from(phase)], 1);
+        Phase(phase)
     }
 
-    /// Reverts one [`ControllerQueue::enter`].
+    /// Reverts the [`ControllerQueue::enter`] that returned `phase`.
     #[inline]
-    pub(super) fn leave(&self) {
+    pub(super) fn leave(&self, phase: Phase) {
+        let admitted = &self.admitted[usize::from(phase.0)];
         // Release: an observer of zero also observes the effects of the command.
-        self.admitted.store(self.admitted.load(Relaxed).wrapping_sub(1), Release);
+        admitted.store(admitted.load(Relaxed).wrapping_sub(1), Release);
+    }
+
+    /// Begins a new phase, and returns the one that ends. One caller at a time, and only after all
+    /// commands of the phase before it have completed.
+    pub(crate) fn begin_phase(&self) -> Phase {
+        Phase(self.phase.fetch_xor(1, AcqRel))
+    }
+
+    /// True if no command of an earlier `phase` is in flight. Reliable for commands that the queue's
+    /// core started before a [`grace_period`](flagstone_transport::grace_period).
+    pub(crate) fn has_ended(&self, phase: Phase) -> bool {
+        self.admitted[usize::from(phase.0)].load(Acquire) == 0
     }
 
     /// True if no admitted command is in flight. Reliable for commands that the queue's core
     /// started before a [`grace_period`](flagstone_transport::grace_period).
     pub(super) fn is_idle(&self) -> bool {
-        self.admitted.load(Acquire) == 0
+        self.admitted.iter().all(|admitted| admitted.load(Acquire) == 0)
     }
 
     /// Deletes the queue, which ends its connection.
@@ -95,19 +122,19 @@ impl std::fmt::Debug for ControllerQueue {
 }
 
 /// Admitted command of a queue, from admission to completion.
-pub(crate) struct Admitted(Arc<ControllerQueue>);
+pub(crate) struct Admitted(Arc<ControllerQueue>, Phase);
 
 impl Admitted {
     /// Call it, and drop the result, on the queue's core.
     pub(super) fn new(queue: Arc<ControllerQueue>) -> Admitted {
-        queue.enter();
-        Admitted(queue)
+        let phase = queue.enter();
+        Admitted(queue, phase)
     }
 }
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.0.leave();
+        self.0.leave(self.1);
     }
 }
 

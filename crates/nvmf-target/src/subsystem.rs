@@ -12,9 +12,9 @@ use flagstone_nvme::log::AnaState;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::controller::{Controller, HostIdentity};
-use super::namespace::{Namespace, NamespaceConfig, NamespaceTable};
+use super::namespace::{Namespace, NamespaceAccess, NamespaceConfig, NamespaceTable};
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
-use super::vendor::VendorHandler;
+use super::reservation::{HostId, NamespaceReservations, ReservationTurn, Restriction};
 use super::{Listener, TargetError};
 use crate::limits::{ALLOWED_HOSTS, COUNTED_HOSTS, LISTENERS};
 
@@ -61,6 +61,7 @@ pub(crate) struct Subsystem {
     controllers: Mutex<Controllers>,
     /// I/O queues whose connections are alive, closed or not.
     queues: Mutex<Vec<Weak<ControllerQueue>>>,
+    pub(super) reservation_turn: ReservationTurn,
     /// By host. Entries expire with the host's controllers and connections.
     orphaned: Mutex<BTreeMap<HostKey, Weak<OrphanedQueues>>>,
     /// I/O totals of ended queues.
@@ -121,6 +122,7 @@ impl Subsystem {
                 closed: false,
             }),
             queues: Mutex::default(),
+            reservation_turn: ReservationTurn::default(),
             orphaned: Mutex::default(),
             totals: Mutex::default(),
         })
@@ -238,7 +240,7 @@ impl Subsystem {
     pub(super) fn add_namespace(
         &self,
         config: NamespaceConfig,
-        vendor: Option<Arc<dyn VendorHandler>>,
+        access: NamespaceAccess,
         max_namespaces: u32,
     ) -> Result<u32, TargetError> {
         if config.uuid == [0; 16] {
@@ -258,8 +260,7 @@ impl Subsystem {
         if namespaces.uuids.contains(&config.uuid) {
             return Err(TargetError::UuidTaken);
         }
-        let mut namespace = Namespace::new(nsid, config).ok_or(TargetError::Device)?;
-        namespace.vendor = vendor;
+        let namespace = Namespace::new(nsid, config, access).ok_or(TargetError::Device)?;
         let volatile_cache = namespace.geometry.volatile_cache && !namespace.read_only;
         namespaces.uuids.insert(namespace.uuid);
         Arc::make_mut(&mut namespaces.table).insert(Arc::new(namespace));
@@ -304,6 +305,23 @@ impl Subsystem {
             controller.events.namespace_changed(nsid);
         }
         Ok(())
+    }
+
+    /// Publishes the restriction of a namespace, unless the namespace was removed or replaced.
+    pub(super) fn set_restriction(
+        &self,
+        nsid: u32,
+        reservations: &Arc<NamespaceReservations>,
+        restriction: Option<Arc<Restriction>>,
+    ) {
+        let mut namespaces = self.namespaces.lock();
+        let Some(found) = namespaces.table.get(nsid) else { return };
+        if !found.reservations.as_ref().is_some_and(|ours| Arc::ptr_eq(ours, reservations)) {
+            return;
+        }
+        let restricted = Namespace { restriction, ..(**found).clone() };
+        Arc::make_mut(&mut namespaces.table).insert(Arc::new(restricted));
+        self.publish(namespaces);
     }
 
     /// Sets the ANA state and notifies hosts.
@@ -366,6 +384,12 @@ impl Subsystem {
         let busy =
             |queue: &Weak<ControllerQueue>| queue.upgrade().is_some_and(|queue| !queue.is_idle());
         self.queues.lock().iter().filter(|queue| busy(queue)).cloned().collect()
+    }
+
+    /// I/O queues of other hosts than `host`, including closed ones.
+    pub(super) fn queues_of_others(&self, host: &HostId) -> Vec<Arc<ControllerQueue>> {
+        let queues = self.queues.lock();
+        queues.iter().filter_map(Weak::upgrade).filter(|queue| queue.host != *host).collect()
     }
 
     pub(super) fn remove_controller(&self, id: u16) {

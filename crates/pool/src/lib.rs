@@ -9,7 +9,8 @@
 //! 3. [`map`]: recent changes in memory, and the tree on the devices below them.
 //! 4. `checkpoint`: merging recent changes into the tree, and freeing segments. `cleaner`.
 //! 5. `recover`: from devices to the state of a pool. [`manage`]: creating and opening it, its
-//!    volumes, and orders.
+//!    volumes, and orders. [`verify`]: scrub of an open pool, check of a closed one.
+//!    [`stream`]: snapshots sent to another pool.
 
 mod checkpoint;
 mod cleaner;
@@ -22,6 +23,8 @@ pub mod map;
 pub mod ondisk;
 mod recover;
 mod storage;
+pub mod stream;
+pub mod verify;
 
 pub use error::{PoolError, VolumeError};
 pub use id::PoolId;

@@ -1,10 +1,14 @@
 //! Storage: the devices of a pool, addressed by blocks of the pool, and their superblocks.
 
+use std::ops::Index;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
 use flagstone_blockdev::window::run_all;
-use flagstone_blockdev::{IoError, IoFuture, SharedDevice};
+use flagstone_blockdev::{IoError, IoFuture, NullDevice, ReopenableDevice, SharedDevice};
 use flagstone_runtime::{Buf, BufMut, buf};
 
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
 use crate::ondisk::Block;
 use crate::ondisk::layout::Layout;
 use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
@@ -18,10 +22,79 @@ pub struct NamedDevice {
     pub device: SharedDevice,
 }
 
+/// Devices in the order of the device table, to which further ones may be added at any time. Removed
+/// ones keep their positions.
+#[derive(Debug, Default)]
+pub(crate) struct Devices([OnceLock<Slot>; DEVICES_MAX]);
+
+/// A place in the device table.
+#[derive(Debug)]
+struct Slot {
+    /// Refers to `handle`.
+    named: NamedDevice,
+    /// Closed when the device was removed.
+    handle: Arc<ReopenableDevice>,
+    removed: AtomicBool,
+}
+
+impl Devices {
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        self.0.iter().map_while(OnceLock::get)
+    }
+
+    /// Devices that were not removed, with their positions in the device table.
+    pub(crate) fn present(&self) -> impl Iterator<Item = (usize, &NamedDevice)> {
+        let slots = self.slots().enumerate();
+        let present = slots.filter(|(_, slot)| !slot.removed.load(Ordering::Acquire));
+        present.map(|(index, slot)| (index, &slot.named))
+    }
+
+    /// Adds a device after the others. One task at a time does.
+    pub(crate) fn push(&self, named: NamedDevice) {
+        let NamedDevice { name, device } = named;
+        let handle = ReopenableDevice::new(device);
+        let named = NamedDevice { name, device: handle.clone() };
+        let slot = Slot { named, handle, removed: AtomicBool::new(false) };
+        let set = self.0[self.slots().count()].set(slot);
+        set.expect("one task at a time adds devices");
+    }
+
+    /// Adds the place of a device that was removed.
+    pub(crate) fn push_removed(&self) {
+        let geometry = NullDevice::new(BLOCK_BYTES as u64, BLOCK_BYTES as u32);
+        let device = Arc::new(geometry.expect("it is a possible device"));
+        self.push(NamedDevice { name: "(removed)".to_owned(), device });
+        self.release(self.slots().count() - 1);
+    }
+
+    /// Closes a device that nothing refers to.
+    pub(crate) fn release(&self, index: usize) {
+        let slot = self.0[index].get().expect("it is in the table");
+        slot.removed.store(true, Ordering::Release);
+        slot.handle.close();
+    }
+}
+
+impl From<Vec<NamedDevice>> for Devices {
+    fn from(devices: Vec<NamedDevice>) -> Devices {
+        let slots = Devices::default();
+        devices.into_iter().for_each(|named| slots.push(named));
+        slots
+    }
+}
+
+impl Index<usize> for Devices {
+    type Output = NamedDevice;
+
+    fn index(&self, index: usize) -> &NamedDevice {
+        &self.0[index].get().expect("the layout has as many devices").named
+    }
+}
+
 /// Devices in the order of the device table.
 #[derive(Debug)]
 pub(crate) struct Storage {
-    pub(crate) devices: Vec<NamedDevice>,
+    pub(crate) devices: Devices,
     pub(crate) layout: Layout,
 }
 
@@ -70,12 +143,12 @@ impl Storage {
 
     /// Flushes every device.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
-        run_all(self.devices.iter().map(|named| named.device.flush()), |()| {}).await
+        run_all(self.devices.present().map(|(_, named)| named.device.flush()), |()| {}).await
     }
 
     /// True if a device may lose completed writes until a flush.
     pub(crate) fn has_volatile_cache(&self) -> bool {
-        self.devices.iter().any(|named| named.device.geometry().volatile_cache)
+        self.devices.present().any(|(_, named)| named.device.geometry().volatile_cache)
     }
 
     /// Writes an update of the superblock to copies 0 and 1 of every device, then to copies 2 and
@@ -84,10 +157,11 @@ impl Storage {
     /// # Errors
     /// Of the device whose second copy failed. The update may be found after a power failure.
     pub(crate) async fn write_superblock(&self, superblock: &Superblock) -> Result<(), IoError> {
-        let mut failed = vec![0; self.devices.len()];
+        let mut failed = vec![0; superblock.devices.len()];
         for copies in [0..2, 2..COPIES] {
             let copies: Vec<usize> = copies.collect();
-            for (index, failed) in failed.iter_mut().enumerate() {
+            let present = |(index, _): &(usize, _)| !superblock.devices[*index].is_removed();
+            for (index, failed) in failed.iter_mut().enumerate().filter(present) {
                 self.write_copies(index, superblock, &copies, failed).await?;
             }
         }

@@ -13,7 +13,8 @@ use std::rc::Rc;
 
 use common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeError, VolumeOptions};
+use flagstone_pool::manage::devices::DeviceOrderError;
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, VolumeError, VolumeOptions};
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn};
@@ -251,7 +252,29 @@ struct Archive {
     used: Vec<String>,
 }
 
-async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
+/// Adds a disk, or removes the first one once all are added.
+async fn change_disks(pool: &Pool, spares: &mut Vec<NamedDevice>) {
+    if let Some(spare) = spares.pop() {
+        return pool.grow(spare, false).await.unwrap();
+    }
+    let first = pool.status().devices.remove(0);
+    match pool.evacuate(&first).await {
+        Ok(evacuation) => {
+            while !evacuation.step().await.unwrap() {}
+            evacuation.complete().await.unwrap();
+        }
+        Err(DeviceOrderError::NoRoom { .. } | DeviceOrderError::Last { .. }) => {}
+        Err(error) => panic!("{first}: {error}"),
+    }
+}
+
+async fn operator(
+    pool: Pool,
+    recorder: Recorder,
+    mut rng: Rng,
+    plan: Plan,
+    mut spares: Vec<NamedDevice>,
+) {
     let mut archive = Archive { most: plan.snapshots, ..Archive::default() };
     let mut names: Vec<(String, u64)> = Vec::new();
     for number in 0..plan.steps / 2 {
@@ -295,6 +318,7 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
                 recorder.end(step);
                 assert!(matches!(pool.open_volume(&name), Err(VolumeError::Unknown { .. })));
             }
+            6 if plan.spares > 0 => change_disks(&pool, &mut spares).await,
             _ => flagstone_runtime::time::sleep(std::time::Duration::from_micros(300)).await,
         }
     }
@@ -451,10 +475,14 @@ struct Plan {
     snapshots: usize,
     /// One of how many crash points is tried.
     every: usize,
+    /// Disks that are added, after which the first one is removed.
+    spares: usize,
 }
 
 #[derive(Default)]
 struct Counts {
+    grown: usize,
+    removed: usize,
     checkpoints: u64,
     copied: u64,
     crashes: usize,
@@ -464,9 +492,10 @@ struct Counts {
 async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut rng = Rng::new(seed);
     let size_bytes = (1 << 20) + plan.segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
-    let empty = vec![Image::default(); plan.disks];
+    let empty = vec![Image::default(); plan.disks + plan.spares];
     let options = CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
-    let (devices, trace) = disks(empty, size_bytes, 50);
+    let (mut devices, trace) = disks(empty, size_bytes, 50);
+    let spares = devices.split_off(plan.disks);
     let pool = Pool::create(devices, &options).await.unwrap();
     let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
@@ -480,7 +509,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
         tasks.push(spawn(writer(device.clone(), recorder(actor), own, plan.steps)));
     }
     let own = Rng::new(rng.next_u64());
-    tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan)));
+    tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan, spares)));
     for task in tasks {
         task.await.unwrap();
     }
@@ -490,7 +519,10 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let history = history.take();
     let status = pool.status();
     let (checkpoints, copied) = (status.checkpoints, status.copied_blocks);
-    let mut counts = Counts { checkpoints, copied, ..Counts::default() };
+    let own = |device: &String| device.trim_start_matches("/dev/disk").parse().unwrap_or(0);
+    let grown = status.devices.iter().filter(|device| own(device) >= plan.disks).count();
+    let removed = plan.disks + grown - status.devices.len();
+    let mut counts = Counts { checkpoints, copied, grown, removed, ..Counts::default() };
     let last = trace.lock().now();
     let context = format!("seed {seed} before any crash");
     history.check(&content(&pool, &history, &context).await, last, &context);
@@ -538,9 +570,19 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
 }
 
 async fn open(devices: Vec<NamedDevice>, context: &str) -> Pool {
-    match Pool::open(devices).await {
+    let error = match Pool::open(devices.clone()).await {
+        Ok(pool) => return pool,
+        Err(error) => error,
+    };
+    // As the server does: the pool may be complete without a disk that was not added in full.
+    let (PoolError::NotAPool { device } | PoolError::Superblock { device, .. }) = &error else {
+        panic!("{context}: {error}");
+    };
+    let is_other = |named: &NamedDevice| named.name != *device;
+    let rest: Vec<_> = devices.into_iter().filter(is_other).collect();
+    match Pool::open(rest).await {
         Ok(pool) => pool,
-        Err(error) => panic!("{context}: {error}"),
+        Err(second) => panic!("{context}: {error}; without it: {second}"),
     }
 }
 
@@ -555,42 +597,58 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
         total.crashes += counts.crashes;
         total.checkpoints += counts.checkpoints;
         total.copied += counts.copied;
+        total.grown += counts.grown;
+        total.removed += counts.removed;
         total.second_crashes += counts.second_crashes;
     }
-    let Counts { crashes, second_crashes, checkpoints, copied } = total;
+    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed } = total;
     println!(
         "{histories} histories with {checkpoints} checkpoints and {copied} blocks copied by the \
-         cleaner, {crashes} crashes, {second_crashes} crashes of recovery"
+         cleaner, {grown} disks added and {removed} removed, {crashes} crashes, {second_crashes} \
+         crashes of recovery"
     );
     total
 }
 
 #[test]
 fn crash_at_any_write_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1 };
+    let plan =
+        Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1, spares: 0 };
     run(0..6, plan);
 }
 
 #[test]
 fn crash_of_two_disks_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1 };
+    let plan =
+        Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1, spares: 0 };
     run(1000..1006, plan);
 }
 
 #[test]
 fn crash_while_cleaning_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9 };
+    let plan =
+        Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9, spares: 0 };
     assert!(run(2000..2004, plan).copied > 100);
 }
 
 #[test]
 fn crash_in_short_histories_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1 };
+    let plan =
+        Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1, spares: 0 };
     run(10_000..11_000, plan);
 }
 
 #[test]
 fn crash_in_short_histories_on_two_disks() {
-    let plan = Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1 };
+    let plan =
+        Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1, spares: 0 };
     run(20_000..21_000, plan);
+}
+
+#[test]
+fn crash_while_disks_come_and_go() {
+    let plan =
+        Plan { writers: 2, steps: 40, disks: 1, segments: 100, snapshots: 4, every: 3, spares: 2 };
+    let total = run(30_000..30_012, plan);
+    assert!(total.grown > 10 && total.removed > 4, "{} {}", total.grown, total.removed);
 }

@@ -15,6 +15,7 @@ mod mirrors;
 mod pending;
 mod pools;
 mod reload;
+mod reservations;
 pub mod serve;
 pub mod service_manager;
 mod signals;

@@ -35,6 +35,12 @@ pub const POOLS_MAX: usize = 16;
 /// Largest state file: 16 pools of 16 devices with the longest paths, 4 KiB, fit.
 pub const STATE_FILE_BYTES: u64 = 2 << 20;
 
+/// Damages of a scrub that are listed; further ones are counted, and in the log.
+pub const SCRUB_DAMAGE: usize = 100;
+
+/// Time after which the progress of a scrub is saved: what is verified again after a crash.
+pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
+
 /// Pause between attempts to open a pool whose devices cannot be used, and between looks at how full
 /// pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);

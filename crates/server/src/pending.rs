@@ -202,7 +202,7 @@ impl Server {
         let counted = StatsLayer::with(device, volume.counters.clone());
         let device: SharedDevice = Arc::new(counted);
         // The NVMe namespace goes first, because it may be refused. Export names were checked before.
-        add_volume(&self.target, volume, &device)?;
+        add_volume(&self.target, volume, &device, self.reservations_of(volume)?)?;
         let config = &volume.config;
         let export = Export::new(config.nbd_export.clone(), device.clone())
             .described(format!("Flagstone volume {}", config.name))

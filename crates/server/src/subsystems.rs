@@ -6,9 +6,12 @@ use std::sync::Arc;
 use flagstone_auth::KeyPair;
 use flagstone_blockdev::SharedDevice;
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use flagstone_nvmf_target::{
+    NamespaceConfig, ReservationStore, SubsystemConfig, Target, TargetConfig,
+};
 
 use crate::mirrors;
+use crate::reservations::Reservations;
 use crate::serve::ServeError;
 use crate::volume::ServedVolume;
 use flagstone_config::{Config, Subsystem};
@@ -99,6 +102,7 @@ pub(crate) fn add_volume(
     target: &Target,
     volume: &ServedVolume,
     device: &SharedDevice,
+    reservations: Reservations,
 ) -> Result<(), ServeError> {
     let nqn = nqn(&volume.subsystem.nqn)?;
     let namespace = NamespaceConfig {
@@ -107,7 +111,15 @@ pub(crate) fn add_volume(
         uuid: volume.uuid.into_bytes(),
         read_only: volume.config.read_only,
     };
-    target.add_namespace(&nqn, namespace).map_err(unservable)?;
+    let added = match reservations {
+        Reservations::None => target.add_namespace(&nqn, namespace),
+        Reservations::Volatile => target.add_reservable_namespace(&nqn, namespace, None, None),
+        Reservations::Persistent { file, record } => {
+            let store = Some(file as Arc<dyn ReservationStore>);
+            target.add_reservable_namespace(&nqn, namespace, store, record.as_deref())
+        }
+    };
+    added.map_err(unservable)?;
     target.resume_connects(&nqn).map_err(unservable)
 }
 

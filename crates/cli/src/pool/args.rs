@@ -1,4 +1,4 @@
-//! Options of `flagstone pool` and `flagstone volume`.
+//! Options of `flagstone pool`, `flagstone volume` and `flagstone snapshot`.
 
 use std::path::PathBuf;
 
@@ -22,6 +22,14 @@ pub(crate) enum PoolCommand {
     Status(PoolStatusArgs),
     /// Open an existing pool: from another machine, or when its devices have other paths
     Import(ImportArgs),
+    /// Add a device to a pool while it is used
+    Grow(GrowArgs),
+    /// Move everything from a device to the others, and remove it
+    RemoveDevice(RemoveDeviceArgs),
+    /// Verify every live block of an open pool, in the background
+    Scrub(ScrubArgs),
+    /// Check the devices of a closed pool without a server, and change nothing
+    Check(CheckPoolArgs),
     /// Close a pool after a device failed, and open it again
     Reopen(PoolForceArgs),
     /// Remove a pool with all its volumes
@@ -48,8 +56,145 @@ pub(crate) enum VolumeCommand {
     Set(SetArgs),
     /// Give a volume another name
     Rename(RenameArgs),
+    /// Create a volume that begins as a snapshot, whose space it shares
+    Clone(CloneArgs),
+    /// Let a clone take over the snapshots from which it continues
+    Promote(PromoteArgs),
+    /// Write a snapshot to standard output, for another pool
+    Send(SendArgs),
+    /// Make a volume, or bring one up to date, from a stream on standard input
+    Receive(ReceiveArgs),
     /// Delete a volume with its data
     Delete(DeleteArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SendArgs {
+    /// The snapshot, VOLUME@SNAPSHOT
+    pub(crate) name: String,
+    /// Send what differs from this snapshot, which the receiver has
+    #[arg(long, value_name = "VOLUME@SNAPSHOT")]
+    pub(crate) since: Option<String>,
+    /// Continue a stream that was cut, at this byte of the volume
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub(crate) offset: u64,
+    /// Unix socket of the server's API; the default sockets if not given
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ReceiveArgs {
+    /// The volume: a new one, or for a stream with a base one that has the base as a snapshot
+    pub(crate) name: String,
+    /// Pool of a new volume
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    /// Print the server's JSON document (docs/api.md)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Unix socket of the server's API; the default sockets if not given
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotArgs {
+    #[command(subcommand)]
+    pub(crate) command: SnapshotCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Take a snapshot, or several at one point of the order of writes
+    Create(CreateSnapshotArgs),
+    /// Show all snapshots
+    List(ListSnapshotsArgs),
+    /// Show the ranges that differ between two snapshots
+    Diff(DiffArgs),
+    /// Give a volume the content of one of its snapshots
+    Rollback(RollbackArgs),
+    /// Delete a snapshot
+    Delete(DeleteSnapshotArgs),
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CreateSnapshotArgs {
+    /// VOLUME@SNAPSHOT, such as db@before-upgrade; several of one SNAPSHOT are taken together
+    #[arg(required = true)]
+    pub(crate) names: Vec<String>,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ListSnapshotsArgs {
+    /// Show the snapshots of this volume only
+    #[arg(add = completions::volumes())]
+    pub(crate) volume: Option<String>,
+    #[command(flatten)]
+    pub(crate) query: QueryArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DiffArgs {
+    /// The older snapshot, VOLUME@SNAPSHOT
+    pub(crate) from: String,
+    /// The newer snapshot
+    pub(crate) to: String,
+    /// Print a JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Unix socket of the server's API; the default sockets if not given
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RollbackArgs {
+    /// VOLUME@SNAPSHOT
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct DeleteSnapshotArgs {
+    /// VOLUME@SNAPSHOT
+    pub(crate) name: String,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CloneArgs {
+    /// The snapshot, VOLUME@SNAPSHOT
+    pub(crate) snapshot: String,
+    /// Name of the new volume
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) settings: SettingArgs,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct PromoteArgs {
+    /// The clone
+    #[arg(add = completions::volumes())]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -96,6 +241,62 @@ pub(crate) struct ImportArgs {
     pub(crate) devices: Vec<PathBuf>,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GrowArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// The disk or file to add
+    pub(crate) device: PathBuf,
+    /// The device, exactly as written, if its data may be destroyed
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) destroy_data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RemoveDeviceArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// The disk or file to remove
+    pub(crate) device: PathBuf,
+    /// Keep the device that is being removed
+    #[arg(long)]
+    pub(crate) cancel: bool,
+    /// Wait until it is removed
+    #[arg(long, conflicts_with_all = ["cancel", "dry_run"])]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ScrubArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// Stop the scrub; the next one continues where it stopped
+    #[arg(long, conflicts_with = "cancel")]
+    pub(crate) pause: bool,
+    /// Stop the scrub, and forget it
+    #[arg(long)]
+    pub(crate) cancel: bool,
+    /// Wait for the end, and exit with status 3 if there is damage
+    #[arg(long, conflicts_with_all = ["pause", "cancel", "dry_run"])]
+    pub(crate) wait: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct CheckPoolArgs {
+    /// All disks or files of the pool
+    #[arg(required = true)]
+    pub(crate) devices: Vec<PathBuf>,
+    /// Print a JSON document
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -162,9 +363,9 @@ pub(crate) struct ResizeArgs {
     /// The volume
     #[arg(add = completions::volumes())]
     pub(crate) name: String,
-    /// Its new size, such as 300GiB
+    /// Its new size, such as 300GiB; without, that of the device of a volume of the configuration
     #[arg(value_parser = size)]
-    pub(crate) size: u64,
+    pub(crate) size: Option<u64>,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }

@@ -1,8 +1,11 @@
-//! `flagstone pool` and `flagstone volume`: orders to the running server, and the state of its
+//! `flagstone pool`, `flagstone volume` and `flagstone snapshot`: orders to the running server, and the state of its
 //! pools. An order that loses data needs confirmation: a dry run tells the loss.
 
 pub(crate) mod args;
 mod show;
+mod snapshot;
+mod stream;
+mod verify;
 
 use std::path::PathBuf;
 
@@ -22,7 +25,7 @@ use args::{
 
 /// An order, ready to be sent.
 struct Order {
-    /// `pool` or `volume`.
+    /// `pool`, `volume` or `snapshot`.
     kind: &'static str,
     name: String,
     action: &'static str,
@@ -32,9 +35,20 @@ struct Order {
     args: OrderArgs,
 }
 
+pub(crate) use snapshot::run as run_snapshot;
+
 pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
     run_client(async || match &args.command {
         PoolCommand::Status(args) => watch(args).await,
+        PoolCommand::Check(args) => verify::check(args).await,
+        command @ PoolCommand::RemoveDevice(args) if args.wait => {
+            send(&pool_order(command)?, false)?;
+            verify::wait_for_removal(&args.name, args.order.api.as_ref()).await
+        }
+        command @ PoolCommand::Scrub(args) if args.wait => {
+            send(&pool_order(command)?, false)?;
+            verify::wait(&args.name, args.order.api.as_ref()).await
+        }
         command => act(&pool_order(command)?),
     })
 }
@@ -48,6 +62,8 @@ pub(crate) fn run_volume(args: &VolumeArgs) -> Result<Exit, Failure> {
             Err(Failure::usage("name the volume to show; flagstone volume list shows all"))
         }
         VolumeCommand::Show(args) => status::run(args),
+        VolumeCommand::Send(args) => stream::send(args),
+        VolumeCommand::Receive(args) => stream::receive(args),
         command => run_client(async || act(&volume_order(command)?)),
     }
 }
@@ -87,7 +103,21 @@ fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
         PoolCommand::Destroy(args) => {
             ("destroy", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
         }
-        PoolCommand::Status(_) => unreachable!("it is no order"),
+        PoolCommand::Grow(args) => {
+            let devices = absolute(std::slice::from_ref(&args.device))?;
+            let body = json!({"devices": devices, "destroy_data": absolute(&args.destroy_data)?});
+            ("grow", &args.name, body, false, &args.order)
+        }
+        PoolCommand::RemoveDevice(args) => {
+            let devices = absolute(std::slice::from_ref(&args.device))?;
+            let body = json!({"devices": devices, "cancel": args.cancel});
+            ("remove-device", &args.name, body, false, &args.order)
+        }
+        PoolCommand::Scrub(args) => {
+            let body = json!({"pause": args.pause, "cancel": args.cancel});
+            ("scrub", &args.name, body, false, &args.order)
+        }
+        PoolCommand::Status(_) | PoolCommand::Check(_) => unreachable!("they are no orders"),
     };
     let (kind, body, args) = ("pool", object(body), args.clone());
     Ok(Order { kind, name: name.clone(), action, body, asks_first, args })
@@ -117,10 +147,18 @@ fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
             let body = json!({"to": args.to, "force": args.force.force});
             ("rename", &args.name, body, false, &args.order)
         }
+        VolumeCommand::Clone(args) => {
+            let body = json!({"snapshot": args.snapshot, "settings": settings(&args.settings)});
+            ("clone", &args.name, body, false, &args.order)
+        }
+        VolumeCommand::Promote(args) => ("promote", &args.name, json!({}), false, &args.order),
         VolumeCommand::Delete(args) => {
             ("delete", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
         }
-        VolumeCommand::List(_) | VolumeCommand::Show(_) => unreachable!("they are no orders"),
+        VolumeCommand::List(_)
+        | VolumeCommand::Show(_)
+        | VolumeCommand::Send(_)
+        | VolumeCommand::Receive(_) => unreachable!("they are no orders"),
     };
     let (kind, body, args) = ("volume", object(body), args.clone());
     Ok(Order { kind, name: name.clone(), action, body, asks_first, args })

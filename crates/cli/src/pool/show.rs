@@ -2,7 +2,9 @@
 
 use std::fmt::Write as _;
 
-use flagstone_server::api::pool_document::{OrderDocument, PoolDocument, PoolStateName};
+use flagstone_server::api::pool_document::{
+    OrderDocument, PoolDocument, PoolStateName, RemovalDocument, ScrubDocument,
+};
 use flagstone_units::display::size;
 
 use crate::columns::{Left, Right, lines};
@@ -88,7 +90,36 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             false => writeln!(text, "  volumes {}", pool.volumes.join(", ")),
         };
     }
+    if let Some(RemovalDocument { device, state, reason, left_bytes, .. }) = &pool.removal {
+        let left = size(*left_bytes);
+        let _ = writeln!(text, "  removal of {device} {state}: {left} are still on it");
+        if let Some(reason) = reason {
+            let _ = writeln!(text, "  {reason}");
+        }
+    }
+    if let Some(found) = &pool.scrub {
+        text += &format!("  {}", scrub(found).trim_end().replace('\n', "\n  "));
+        text.push('\n');
+    }
     text + &advice(pool)
+}
+
+/// A line for the scrub, then the damage that it found.
+pub(super) fn scrub(scrub: &ScrubDocument) -> String {
+    let mut text = format!(
+        "scrub {}: {} of {} verified, {} damages\n",
+        scrub.state,
+        size(scrub.verified_bytes),
+        size(scrub.total_bytes),
+        scrub.damages
+    );
+    if let Some(reason) = &scrub.reason {
+        let _ = writeln!(text, "{reason}");
+    }
+    for damage in &scrub.damage {
+        let _ = writeln!(text, "damaged: {}", damage.text);
+    }
+    text
 }
 
 fn advice(pool: &PoolDocument) -> String {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use flagstone_config::api_spec::default_sockets;
 use flagstone_runtime::net::Address;
+use flagstone_server::http::limits::STREAM_TYPE;
 use flagstone_server::http::{Client, Method, Reply};
 use serde::de::DeserializeOwned;
 
@@ -49,6 +50,23 @@ impl ApiClient {
         text(reply.map_err(|error| {
             format!("the server does not answer ({error}); the action continues: check its state")
         }))
+    }
+
+    /// Gets a part of a stream.
+    pub(crate) fn get_bytes(&mut self, path: &str) -> Result<Vec<u8>, Failure> {
+        let reply = self.client.ask(Method::GET, path, None);
+        let reply = reply
+            .map_err(|error| Failure::failed(format!("the server stopped answering: {error}")))?;
+        match reply.status {
+            200 => Ok(reply.body),
+            status => Err(refused(status, &reply.body)),
+        }
+    }
+
+    /// Posts a part of a stream.
+    pub(crate) fn post_bytes(&mut self, path: &str, body: &[u8]) -> Result<String, Failure> {
+        let reply = self.client.send(Method::POST, path, Some((STREAM_TYPE, body)));
+        text(reply.map_err(|error| format!("the server stopped answering: {error}")))
     }
 
     /// Gets a document.

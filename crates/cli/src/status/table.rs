@@ -123,6 +123,13 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     if !volume.layers.is_empty() {
         let _ = write!(text, " through {}", volume.layers.join(", "));
     }
+    if let Some(place) = &volume.pool {
+        let kind = if place.thick { "thick" } else { "thin" };
+        let _ = write!(text, "\n  {kind}, {} used", size(place.used_bytes));
+        if let Some(origin) = &place.origin {
+            let _ = write!(text, ", clone of {origin}");
+        }
+    }
     if volume.flush_failed {
         let _ = write!(text, "\n  {FLUSH_FAILED}");
     }

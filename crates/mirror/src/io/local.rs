@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{
+    BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags,
+};
 use flagstone_runtime::{Buf, BufMut, spawn_detached, time};
 use parking_lot::Mutex;
 
@@ -220,6 +222,10 @@ impl BlockDevice for WatchedDevice {
             return None;
         }
         self.device.try_read_cached(offset, len)
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        self.call(CallKind::Read, |device| device.allocated(offset, len))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

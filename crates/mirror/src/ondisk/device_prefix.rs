@@ -1,6 +1,8 @@
 //! Device prefix: the beginning of a data device, which is the part that hosts see.
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{
+    BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags,
+};
 use flagstone_runtime::{Buf, BufMut};
 
 pub(crate) struct DevicePrefix {
@@ -30,6 +32,11 @@ impl BlockDevice for DevicePrefix {
     fn try_read_cached(&self, offset: u64, len: usize) -> Option<Buf> {
         self.geometry().check_transfer(offset, len).ok()?;
         self.device.try_read_cached(offset, len)
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let check = |geometry: Geometry| geometry.check(offset, len);
+        self.checked(check, |device| device.allocated(offset, len))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

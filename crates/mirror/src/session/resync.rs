@@ -28,7 +28,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
+use flagstone_blockdev::{Extent, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::time::{self, Sleep};
 use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
@@ -408,7 +408,7 @@ async fn copy_piece(
     let memory = for_copy(len as usize).await;
     let guard = inner.range_lock.copy(offset, len).acquired().await;
     let service_ends = inner.lock().service_ends;
-    let data = match inner.local.data().read(offset, memory).await {
+    let data = match read_local(inner.local.data(), offset, memory).await {
         Ok(data) => data,
         Err(error) if is_outage(error) => return Err(CopyFailure::local(error)),
         Err(_) => return Ok(Some(BadRangeCause::SourceUnreadable)),
@@ -446,6 +446,25 @@ async fn copy_piece(
         Err(error) if is_outage(error) => Err(CopyFailure::peer(error)),
         Err(_) => Ok(Some(BadRangeCause::TargetUnwritable)),
     }
+}
+
+/// Reads a piece, unless the device knows it for a hole. Its range is locked, so it stays one.
+async fn read_local(
+    device: &SharedDevice,
+    offset: u64,
+    mut memory: BufMut,
+) -> Result<BufMut, IoError> {
+    let known = device.allocated(offset, memory.len() as u64).await;
+    if known.is_ok_and(|extents| is_hole(&extents, memory.len() as u64)) {
+        memory.fill(0);
+        return Ok(memory);
+    }
+    device.read(offset, memory).await
+}
+
+fn is_hole(extents: &[Extent], len: u64) -> bool {
+    let covered: u64 = extents.iter().map(|extent| extent.len).sum();
+    covered >= len && extents.iter().all(|extent| extent.is_hole)
 }
 
 /// True of an error of a whole leg, not of a range.
@@ -546,5 +565,38 @@ pub(crate) async fn keep_flushed(
             return;
         }
         half = 1 - half;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use flagstone_blockdev::stats::Call;
+    use flagstone_blockdev::{BlockDevice as _, MemoryDevice, StatsLayer};
+    use flagstone_runtime::{block_on, buf};
+
+    use super::*;
+
+    #[test]
+    fn holes_of_the_source_are_not_read() {
+        block_on(async {
+            let memory = Arc::new(MemoryDevice::new(8 << 20, 4096).unwrap());
+            let data = Buf::copy_of(&[7; 4096]).unwrap();
+            memory.write(5 << 20, data, false).await.unwrap();
+            let (counted, counters) = StatsLayer::new(memory);
+            let counted = Arc::new(counted) as SharedDevice;
+            for mib in 0..8_u64 {
+                let read = read_local(&counted, mib << 20, buf::alloc(1 << 20).await).await;
+                let read = read.unwrap();
+                assert_eq!(is_zero(&read), mib != 5);
+                assert!(mib != 5 || read[..4096] == [7; 4096]);
+            }
+            assert_eq!(counters.totals().of(Call::Read).count, 1);
+            let extent = |len, is_hole| Extent { len, is_hole };
+            assert!(!is_hole(&[extent(4096, true)], 8192), "the rest is unknown");
+            assert!(!is_hole(&[extent(4096, true), extent(4096, false)], 8192));
+        })
+        .unwrap();
     }
 }

@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod fabrics;
 pub mod io;
+pub mod reservation;
 
 use crate::opcode::FabricsType;
 use crate::sgl::SglDescriptor;

@@ -134,6 +134,7 @@ constants! {
         DATASET_MANAGEMENT = 1 << 2, "Dataset Management.";
         WRITE_ZEROES = 1 << 3, "Write Zeroes.";
         SAVE_SELECT = 1 << 4, "Features can be saved and selected.";
+        RESERVATIONS = 1 << 5, "Reservations.";
         VERIFY = 1 << 7, "Verify.";
         COPY = 1 << 8, "Copy.";
     }

@@ -17,14 +17,14 @@ wire! {
         0 => pub size_blocks: U64, "NSZE: size, blocks.";
         8 => pub capacity_blocks: U64, "NCAP: capacity, blocks.";
         16 => pub used_blocks: U64, "NUSE: blocks in use.";
-        24 => pub features: u8, "NSFEAT: see [`OPTIMAL_SIZES`].";
+        24 => pub features: u8, "NSFEAT: see [`THIN`] and [`OPTIMAL_SIZES`].";
         25 => pub formats_0based: u8, "NLBAF: formats, 0's based.";
         /// FLBAS: bits 3:0 the format in use (its low 4 bits), 4 metadata in the data, 6:5 the
         /// format's upper bits.
         26 => pub format_in_use: u8;
         27 => pub _unused27: [u8; 3];
         30 => pub sharing: u8, "NMIC: bit 0, may be attached to several controllers.";
-        31 => pub reservation_capabilities: u8, "RESCAP: reservations, 0 is none.";
+        31 => pub reservation_capabilities: u8, "RESCAP: see [`reservation_capabilities`].";
         32 => pub _unused32: u8;
         33 => pub deallocate_features: u8, "DLFEAT: see [`READS_AS`] and [`ZEROES_DEALLOCATE`].";
         34 => pub _unused34: [u8; 14];
@@ -83,6 +83,16 @@ wire! {
     }
 }
 
+/// RESCAP: supported reservations; 0 is none.
+pub mod reservation_capabilities {
+    /// Bit 0: registrations and the reservation can persist through power loss.
+    pub const PERSIST: u8 = 1;
+    /// Bits 6:1: every type of reservation. Bit 7: Ignore Existing Key as in Base 1.3 or later.
+    pub const ALL_TYPES: u8 = 0xfe;
+}
+
+/// NSFEAT bit 0, THINP: the namespace is thin. NUSE may be below NSZE.
+pub const THIN: u8 = 1;
 /// NSFEAT bit 4, OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
 pub const OPTIMAL_SIZES: u8 = 1 << 4;
 /// DLFEAT bits 2:0: content of deallocated blocks; 0 not reported, 1 all 00h, 2 all FFh.

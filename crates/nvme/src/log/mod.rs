@@ -4,11 +4,13 @@ pub mod ana;
 pub mod discovery;
 mod effects;
 mod health;
+pub mod reservation;
 
 pub use ana::{AnaGroup, AnaHeader, AnaState};
 pub use discovery::{DiscoveryEntry, DiscoveryHeader};
 pub use effects::{CommandEffects, Effects, SupportedPages};
 pub use health::{ErrorEntry, FirmwareSlots, SmartHealth};
+pub use reservation::ReservationNotification;
 
 use crate::codes::codes;
 use crate::status::Status;
@@ -27,6 +29,7 @@ codes! {
         LBA_STATUS = 0x0e, "LBA Status Information";
         FEATURE_EFFECTS = 0x12, "Feature Identifiers Supported and Effects";
         DISCOVERY = 0x70, "Discovery";
+        RESERVATION = 0x80, "Reservation Notification";
         SANITIZE = 0x81, "Sanitize Status";
     }
 }

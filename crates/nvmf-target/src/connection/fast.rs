@@ -20,6 +20,7 @@ use flagstone_runtime::{Buf, buf, spawn_detached};
 use super::receive::arrived_digest;
 use super::{Connection, QueueSession};
 use crate::Namespace;
+use crate::reservation::DataUse;
 use flagstone_transport::Rx;
 use flagstone_transport::limits::DIRECT_BYTES;
 
@@ -132,7 +133,9 @@ impl Connection {
             None => FastNamespace::Shared(shared),
             Some(_) => FastNamespace::Own(session.own_namespace(shared)?),
         };
-        if writes && namespace.read_only {
+        let data = if writes { DataUse::Writes } else { DataUse::Reads };
+        let host = &session.connected.controller.host.id;
+        if writes && namespace.read_only || namespace.check_reservation(host, data).is_err() {
             return None;
         }
         let fields = BlockCommand::parse(command);

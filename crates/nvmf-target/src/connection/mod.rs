@@ -47,7 +47,7 @@ use flagstone_runtime::net::Stream;
 use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
-use super::queue::Admitted;
+use super::queue::{Admitted, Phase};
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target};
 use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 pub(crate) use authentication::Authentication;
@@ -101,7 +101,7 @@ pub(crate) struct Connection {
     awaits: Cell<Awaits>,
 }
 
-pub(crate) struct AdmittedCommand(Rc<Connection>);
+pub(crate) struct AdmittedCommand(Rc<Connection>, Option<Phase>);
 
 impl std::ops::Deref for AdmittedCommand {
     type Target = Rc<Connection>;
@@ -115,8 +115,8 @@ impl std::ops::Deref for AdmittedCommand {
 impl Drop for AdmittedCommand {
     #[inline]
     fn drop(&mut self) {
-        if let Some(queue) = self.0.queue.get() {
-            queue.leave();
+        if let (Some(queue), Some(phase)) = (self.0.queue.get(), self.1) {
+            queue.leave(phase);
         }
     }
 }
@@ -403,10 +403,8 @@ impl Connection {
     /// as admitted while the returned value lives.
     #[inline]
     pub(crate) fn admit(self: &Rc<Self>) -> AdmittedCommand {
-        if let Some(queue) = self.queue.get() {
-            queue.enter();
-        }
-        AdmittedCommand(self.clone())
+        let phase = self.queue.get().map(|queue| queue.enter());
+        AdmittedCommand(self.clone(), phase)
     }
 
     /// Like [`Connection::admit`], for commands that the connection itself stores.

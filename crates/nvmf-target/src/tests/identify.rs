@@ -1,6 +1,8 @@
 //! Identify: fields that hosts rely on, and invalid identifiers.
 
-use flagstone_blockdev::Geometry;
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, Geometry, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::identify::controller::multipath;
 use flagstone_nvme::identify::{
@@ -10,6 +12,7 @@ use flagstone_nvme::identify::{
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{Wire, ascii};
+use flagstone_runtime::{Buf, BufMut};
 
 use super::*;
 
@@ -78,6 +81,54 @@ fn volatile_cache_is_reported() {
     for (nsid, features) in [(1, 1 << 5), (2, 0)] {
         let data = identify(&host, Cns::INDEPENDENT_NAMESPACE, nsid).unwrap();
         assert_eq!(IndependentNamespace::view(&data).unwrap().features, features);
+    }
+}
+
+/// A thin device, of which some bytes are in use.
+struct Thin(SharedDevice, u64);
+
+impl BlockDevice for Thin {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        Some(self.1)
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.0.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        self.0.write(offset, data, fua)
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        self.0.flush()
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.0.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.0.write_zeroes(offset, len, flags)
+    }
+}
+
+#[test]
+fn thin_namespace_reports_the_space_in_use() {
+    for (used, blocks) in [(0, 0), (4097, 9), (u64::MAX, 1 << 21)] {
+        let target = target();
+        let device = Arc::new(Thin(null_device(Geometry::new(1 << 30, 512)), used));
+        let config = NamespaceConfig { nsid: Some(7), device, uuid: [3; 16], read_only: false };
+        target.add_namespace(&volume(), config).unwrap();
+        let host = TestHost::connect(&target, &volume());
+        let data = identify(&host, Cns::NAMESPACE, 7).unwrap();
+        let id = IdentifyNamespace::view(&data).unwrap();
+        assert_eq!((id.size_blocks.get(), id.used_blocks.get()), (1 << 21, blocks));
+        assert_eq!(id.features, 1 << 4 | 1);
     }
 }
 

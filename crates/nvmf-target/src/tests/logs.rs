@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const IO_LOGS: [(u8, usize); 9] = [
+const IO_LOGS: [(u8, usize); 10] = [
     (0x00, 1024),
     (0x01, 4096),
     (0x02, 512),
@@ -23,6 +23,7 @@ const IO_LOGS: [(u8, usize); 9] = [
     (0x0c, 16 + 32 + 4),
     (0x12, 1024),
     (0x13, 4096),
+    (0x80, 64),
 ];
 
 fn read(host: &TestHost, log: LogId, offset: u64, bytes: u32) -> Result<Vec<u8>, Status> {
@@ -167,7 +168,10 @@ fn command_effects_list_supported_commands() {
     }
     let data = read(&host, LogId::FEATURE_EFFECTS, 0, 1024).unwrap();
     let features = SupportedPages::view(&data).unwrap();
-    assert_eq!(listed(&features.pages), [1, 2, 4, 5, 7, 8, 9, 0x0a, 0x0b, 0x0f, 0x16, 0x19, 0x81]);
+    assert_eq!(
+        listed(&features.pages),
+        [1, 2, 4, 5, 7, 8, 9, 0x0a, 0x0b, 0x0f, 0x16, 0x19, 0x81, 0x82, 0x83]
+    );
     assert_eq!(features.pages[5].get(), 1 | 1 << 20);
 }
 

@@ -70,7 +70,7 @@ impl Shared {
             let mut state = self.state.lock();
             state.wanted.cleaning = false;
             // Maps that are being reaped are not whole.
-            let crowded = 2 * state.active.len() > self.sizes.recent || state.deleting > 0;
+            let crowded = 2 * state.active.len() > state.sizes.recent || state.deleting > 0;
             (crowded, self.room(&mut state))
         };
         if crowded {
@@ -112,7 +112,10 @@ impl Shared {
         let mut state = self.state.lock();
         state.cleaned.0 += victims.len() as u64;
         let after = self.room(&mut state);
-        state.gain.count(before, after);
+        // What is withheld from use is no gain, and no sign of a clean pool.
+        if state.evacuated.is_none() {
+            state.gain.count(before, after);
+        }
         // The counted blocks belong to a chunk or map page that is damaged.
         let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
         if is_stuck && is_whole && state.deleting == 0 {
@@ -140,13 +143,25 @@ impl Shared {
 
     fn victims(&self) -> Vec<u32> {
         let mut state = self.state.lock();
+        let state: &mut State = &mut state;
         let segment_blocks = self.storage.layout.segment_blocks();
         let free_blocks = state.segments.free() as u64 * u64::from(segment_blocks);
         let budget = Budget {
             // A copy takes a header per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
-            copies: (self.sizes.recent as u64 / 2).min(free_blocks / 4),
+            copies: (state.sizes.recent as u64 / 2).min(free_blocks / 4),
         };
+        // An evacuated device is emptied whatever that gains, and before anything else is cleaned.
+        let evacuated = state.evacuated.clone().map(|range| {
+            let budget = Budget { live_max: segment_blocks, ..budget };
+            let closed = range.filter(|segment| {
+                state.segments.is_closed(*segment) && !state.damaged.contains(segment)
+            });
+            choose(closed.map(|segment| (segment, state.live_in(segment))), &budget)
+        });
+        if let Some(victims) = evacuated.filter(|victims| !victims.is_empty()) {
+            return victims;
+        }
         let closed = (0..state.segments.count() as u32)
             .filter(|segment| {
                 state.segments.is_closed(*segment) && !state.damaged.contains(segment)
@@ -237,7 +252,7 @@ impl Shared {
                     pages.insert(page);
                 }
             }
-            if copies.pages.len() + pages.len() > self.sizes.moving {
+            if copies.pages.len() + pages.len() > self.state.lock().sizes.moving {
                 copies.skipped = true;
                 return Ok(false);
             }

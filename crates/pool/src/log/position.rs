@@ -115,6 +115,18 @@ impl Position {
         Ok(LogStart { block: u64::from(at.following) * self.segment_blocks, following, ..at })
     }
 
+    /// Moves on to the following segment if the log has a chunk in this one, which names the
+    /// following: a replay would not find a chunk after a segment without any.
+    ///
+    /// # Errors
+    /// [`IoError::NoSpace`] without a free segment.
+    pub fn leave(&mut self, segments: &mut Segments) -> Result<(), IoError> {
+        if !self.next.block.is_multiple_of(self.segment_blocks) {
+            self.next = self.following(self.next, segments)?;
+        }
+        Ok(())
+    }
+
     /// A chunk is on its device.
     pub fn written(&mut self, sequence: u64, content: ChunkContent) {
         let index = sequence - self.applied();

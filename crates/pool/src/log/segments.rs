@@ -2,6 +2,7 @@
 //! that began before they became free.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Holds the segments that a read may refer to. A read keeps a clone while it lasts.
@@ -16,6 +17,8 @@ enum Use {
     Closed,
     /// No map refers to it, but reads may be in progress.
     Retired,
+    /// Free, and not to be used: of a device that is evacuated or was removed.
+    Withheld,
 }
 
 /// Uses of all segments.
@@ -23,6 +26,8 @@ enum Use {
 pub struct Segments {
     uses: Vec<Use>,
     free: BTreeSet<u32>,
+    /// Segments that are not used again once they are free.
+    withheld: Vec<Range<u32>>,
     /// The log since the last checkpoint, in order; the following segment is the last.
     log: VecDeque<u32>,
     reads: ReadGuard,
@@ -42,6 +47,7 @@ impl Segments {
         Segments {
             uses,
             free,
+            withheld: Vec::new(),
             log: log.iter().copied().collect(),
             reads: ReadGuard::default(),
             retired: VecDeque::new(),
@@ -100,6 +106,43 @@ impl Segments {
         self.release();
     }
 
+    /// Adds free segments after the others.
+    pub fn extend(&mut self, count: u32) {
+        let first = self.uses.len() as u32;
+        self.uses.extend((0..count).map(|_| Use::Free));
+        self.free.extend(first..first + count);
+    }
+
+    /// Lets no segment of the range be used again.
+    pub fn withhold(&mut self, range: Range<u32>) {
+        self.release();
+        for segment in range.clone() {
+            if self.free.remove(&segment) {
+                self.uses[segment as usize] = Use::Withheld;
+            }
+        }
+        self.withheld.push(range);
+    }
+
+    /// Ends what [`Segments::withhold`] began.
+    pub fn give_back(&mut self, range: &Range<u32>) {
+        self.withheld.retain(|other| other != range);
+        for segment in range.clone() {
+            if self.uses[segment as usize] == Use::Withheld {
+                self.uses[segment as usize] = Use::Free;
+                self.free.insert(segment);
+            }
+        }
+    }
+
+    /// Segments of the range that are in use, and of these the part of the log.
+    pub fn in_use(&mut self, range: &Range<u32>) -> (usize, usize) {
+        self.release();
+        let uses = &self.uses[range.start as usize..range.end as usize];
+        let count = |wanted: fn(&Use) -> bool| uses.iter().filter(|used| wanted(used)).count();
+        (count(|used| *used != Use::Withheld), count(|used| *used == Use::Log))
+    }
+
     /// True for a segment that the cleaner may choose.
     pub fn is_closed(&self, segment: u32) -> bool {
         self.uses[segment as usize] == Use::Closed
@@ -111,6 +154,10 @@ impl Segments {
             self.retired.pop_front_if(|(reads, _)| Arc::strong_count(reads) == 1)
         {
             for segment in dead {
+                if self.withheld.iter().any(|range| range.contains(&segment)) {
+                    self.uses[segment as usize] = Use::Withheld;
+                    continue;
+                }
                 self.uses[segment as usize] = Use::Free;
                 self.free.insert(segment);
             }
@@ -121,6 +168,20 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn withheld_segments_are_not_used_again() {
+        let mut segments = Segments::new(4, &[0, 1], |segment| segment == 2);
+        segments.withhold(1..3);
+        segments.extend(1);
+        assert_eq!((segments.free(), segments.in_use(&(1..3))), (2, (2, 1)));
+        assert_eq!(segments.take(), Some(3));
+        segments.commit(3, |_| false);
+        assert_eq!((segments.free(), segments.in_use(&(1..3))), (2, (0, 0)));
+        assert_eq!((segments.take(), segments.take(), segments.take()), (Some(4), Some(0), None));
+        segments.give_back(&(1..3));
+        assert_eq!((segments.take(), segments.take()), (Some(1), Some(2)));
+    }
 
     #[test]
     fn segment_is_reused_after_checkpoint_and_reads() {

@@ -47,9 +47,10 @@ impl CreateOptions {
 }
 
 /// A device that a pool can use.
-async fn check_device(
+pub(super) async fn check_device(
     named: &NamedDevice,
-    options: &CreateOptions,
+    segment_blocks: u32,
+    overwrite: bool,
 ) -> Result<DeviceRecord, PoolError> {
     let device = named.name.clone();
     let geometry = named.device.geometry();
@@ -60,11 +61,11 @@ async fn check_device(
     if geometry.block_bytes as usize > BLOCK_BYTES {
         return Err(unsuitable("its blocks exceed 4 KiB"));
     }
-    let segments = segments_of(geometry.size_bytes, options.segment_blocks);
+    let segments = segments_of(geometry.size_bytes, segment_blocks);
     if segments == 0 {
         return Err(unsuitable("it is smaller than one segment and the superblock"));
     }
-    if !options.overwrite
+    if !overwrite
         && !is_empty(&named.device, geometry.size_bytes)
             .await
             .map_err(|error| PoolError::Device { device: device.clone(), error })?
@@ -150,7 +151,8 @@ impl Pool {
         }
         let mut records = Vec::with_capacity(devices.len());
         for named in &devices {
-            records.push(check_device(named, options).await?);
+            let record = check_device(named, options.segment_blocks, options.overwrite).await;
+            records.push(record?);
         }
         let layout = Layout::new(options.segment_blocks, &records).map_err(|_| {
             PoolError::Options(
@@ -187,6 +189,6 @@ impl Pool {
             catalog_bytes: Vec::new(),
             superblock,
         };
-        Pool::start(Storage { devices, layout }, sizes, opened).await
+        Pool::start(Storage { devices: devices.into(), layout }, sizes, opened).await
     }
 }

@@ -1,6 +1,7 @@
 //! Management: creating pools, their volumes, and the orders on them.
 
 pub mod create;
+pub mod devices;
 pub mod pool;
 pub(crate) mod shared;
 pub mod snapshot;

@@ -121,6 +121,7 @@ impl Pool {
         let is_live =
             |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
         let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
+        storage.layout.removed_segments().for_each(|range| segments.withhold(range));
         let begun =
             Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
         let position = begun.map_err(|_| PoolError::Metadata {
@@ -156,7 +157,7 @@ impl Pool {
             storage,
             cache: PageCache::new(CACHE_PAGES),
             sizes,
-            state: Mutex::new(State::new(opened)),
+            state: Mutex::new(State::new(opened, sizes)),
             progress: SharedNotify::default(),
             gatherers: CoreLocal::new(),
         });
@@ -169,7 +170,7 @@ impl Pool {
         Ok(Pool { guard: Arc::new(PoolGuard(shared)) })
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.guard.0
     }
 
@@ -225,7 +226,7 @@ impl Pool {
         // Otherwise a checkpoint in progress could write a superblock afterwards.
         let ended = || (!shared.state.lock().kept).then_some(());
         shared.progress.wait_for(ended).await;
-        for named in &shared.storage.devices {
+        for (_, named) in shared.storage.devices.present() {
             super::create::wipe(named).await?;
         }
         Ok(())
@@ -241,8 +242,13 @@ impl Pool {
         PoolStatus {
             name: shared.name.clone(),
             id: state.superblock.pool,
-            devices: shared.storage.devices.iter().map(|named| named.name.clone()).collect(),
-            capacity_bytes: bytes(shared.sizes.capacity),
+            devices: shared
+                .storage
+                .devices
+                .present()
+                .map(|(_, named)| named.name.clone())
+                .collect(),
+            capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),
             reserved_bytes: bytes(supply.reserved),
             free_segment_bytes: bytes(supply.free as u64 * segment),
@@ -256,12 +262,16 @@ impl Pool {
 
     /// The volumes, by identifier.
     pub fn volumes(&self) -> Vec<VolumeInfo> {
-        self.shared().state.lock().catalog.present().map(VolumeInfo::of).collect()
+        let state = self.shared().state.lock();
+        let catalog = &state.catalog;
+        catalog.present().map(|volume| VolumeInfo::of(catalog, volume)).collect()
     }
 
     /// A volume by name.
     pub fn volume(&self, name: &str) -> Option<VolumeInfo> {
-        self.shared().state.lock().catalog.by_name(name).map(VolumeInfo::of)
+        let state = self.shared().state.lock();
+        let catalog = &state.catalog;
+        catalog.by_name(name).map(|volume| VolumeInfo::of(catalog, volume))
     }
 
     /// A volume as a device. Handles of the same volume see the same data and size.
@@ -380,7 +390,7 @@ impl Pool {
     /// Checks that `more` blocks can be reserved.
     pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
         let supply = state.supply();
-        let free = self.shared().sizes.capacity.saturating_sub(supply.used());
+        let free = state.sizes.capacity.saturating_sub(supply.used());
         if more > free {
             let block = BLOCK_BYTES as u64;
             let (free_bytes, needed_bytes) = (free * block, more * block);

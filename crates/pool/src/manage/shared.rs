@@ -4,6 +4,7 @@
 //! checkpoint of the trees.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -162,6 +163,10 @@ pub(crate) struct State {
     /// Memory for the next table of recent changes.
     pub(crate) spare: Option<Recent>,
     pub(crate) spares: Spares,
+    /// As the devices are now.
+    pub(crate) sizes: Sizes,
+    /// Segments of a device that is being evacuated.
+    pub(crate) evacuated: Option<Range<u32>>,
     failed: Option<IoError>,
 }
 
@@ -211,7 +216,7 @@ pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
 }
 
 impl State {
-    pub(crate) fn new(opened: Opened) -> State {
+    pub(crate) fn new(opened: Opened, sizes: Sizes) -> State {
         let live = opened.usage.total() + opened.meta_usage.total();
         let mut state = State {
             position: opened.position,
@@ -244,6 +249,8 @@ impl State {
             deleting: 0,
             spare: None,
             spares: Spares::default(),
+            sizes,
+            evacuated: None,
             failed: None,
         };
         state.catalog_changed();
@@ -522,7 +529,7 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
     pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit(&self.sizes, &demand, waited)).await
+        self.admitted(|state, waited| state.try_admit(&state.sizes.clone(), &demand, waited)).await
     }
 
     /// Begins a change now, or returns `None` if it has to wait.
@@ -530,7 +537,10 @@ impl Shared {
     /// # Errors
     /// As [`Shared::admit`].
     pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
-        self.try_admitted(|state| state.try_admit(&self.sizes, demand, 0))
+        self.try_admitted(|state| {
+            let sizes = state.sizes;
+            state.try_admit(&sizes, demand, 0)
+        })
     }
 
     /// Waits until an order may begin.
@@ -538,7 +548,8 @@ impl Shared {
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool, except for deletions.
     pub(crate) async fn admit_order(&self, kind: OrderKind) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit_order(&self.sizes, kind, waited)).await
+        self.admitted(|state, waited| state.try_admit_order(&state.sizes.clone(), kind, waited))
+            .await
     }
 
     /// Waits for a decision, which gets the number of checkpoints since the first attempt, and

@@ -43,6 +43,8 @@ pub struct SnapshotInfo {
     pub referenced_bytes: u64,
     /// Volumes that continue from it and do not own it.
     pub clones: Vec<String>,
+    /// Volumes and snapshots that continue from it; with more than one it cannot be deleted.
+    pub users: Vec<String>,
 }
 
 /// Ranges that differ between two snapshots.
@@ -89,7 +91,7 @@ impl PreparedSnapshot {
 impl Pool {
     /// Waits until neither checkpoint nor cleaning runs and all snapshots are merged, and lets none
     /// begin.
-    async fn keeper_turn(&self) -> Result<KeeperTurn, VolumeError> {
+    pub(super) async fn keeper_turn(&self) -> Result<KeeperTurn, VolumeError> {
         let shared = self.shared();
         shared.state.lock().turn = Turn::Waiting;
         let turn = KeeperTurn(shared.clone());
@@ -185,14 +187,15 @@ impl Pool {
         let state = self.shared().state.lock();
         let catalog = &state.catalog;
         let mut clones: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-        for volume in catalog.present() {
-            if catalog.present_snapshot(volume.parent).and_then(VolumeRecord::owner)
-                != Some(volume.id)
-            {
+        let mut users: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for volume in catalog.present().chain(catalog.snapshots()) {
+            let owner = catalog.present_snapshot(volume.parent).and_then(VolumeRecord::owner);
+            if volume.is_present_volume() && owner != Some(volume.id) {
                 clones.entry(volume.parent).or_default().push(volume.name.clone());
             }
+            users.entry(volume.parent).or_default().push(catalog.full_name(volume));
         }
-        let info = |snapshot: &VolumeRecord| {
+        let mut info = |snapshot: &VolumeRecord| {
             let VolumeKind::Snapshot { created_s, .. } = snapshot.kind else { return None };
             Some(SnapshotInfo {
                 name: catalog.snapshot_name(snapshot)?,
@@ -200,10 +203,11 @@ impl Pool {
                 created_s,
                 size_bytes: snapshot.blocks * BLOCK_BYTES as u64,
                 referenced_bytes: snapshot.mapped * BLOCK_BYTES as u64,
-                clones: clones.get(&snapshot.id).cloned().unwrap_or_default(),
+                clones: clones.remove(&snapshot.id).unwrap_or_default(),
+                users: users.remove(&snapshot.id).unwrap_or_default(),
             })
         };
-        catalog.snapshots().filter_map(info).collect()
+        catalog.snapshots().filter_map(&mut info).collect()
     }
 
     /// The snapshot `volume@snapshot` as a read-only device.
@@ -237,12 +241,8 @@ impl Pool {
                     break snapshot;
                 }
                 let present = children.iter().filter(|child| child.state == VolumeState::Present);
-                let users: Vec<String> = present
-                    .map(|child| {
-                        let volume = || child.name.clone();
-                        state.catalog.snapshot_name(child).unwrap_or_else(volume)
-                    })
-                    .collect();
+                let users: Vec<String> =
+                    present.map(|child| state.catalog.full_name(child)).collect();
                 if users.len() > 1 {
                     let users = users.join(", ");
                     return Err(VolumeError::InUse { snapshot: name.to_owned(), users });
@@ -287,6 +287,21 @@ impl Pool {
         drop(turn);
         self.want_checkpoint();
         Ok(())
+    }
+
+    /// Whether a volume was written since one of its snapshots was taken, or has another size.
+    ///
+    /// # Errors
+    /// [`VolumeError`] for an unknown volume or snapshot, and errors of the devices.
+    pub async fn has_changed(&self, volume: &str, snapshot: &str) -> Result<bool, VolumeError> {
+        self.checkpoint().await?;
+        let state = self.shared().state.lock();
+        let own = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+        let found = state.catalog.snapshot_by_name(snapshot);
+        let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
+        let tree = |of: &VolumeRecord| state.trees.get(&of.id).map(|tree| (tree.level, tree.root));
+        let is_merged = state.view(own.id)?.is_merged();
+        Ok(!is_merged || own.blocks != found.blocks || tree(own) != tree(found))
     }
 
     /// Creates a thin volume that begins as a snapshot, whose blocks it shares.

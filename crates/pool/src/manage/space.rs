@@ -36,17 +36,28 @@ impl Sizes {
     /// the second. Headers of chunks take a part of the rest, and a sixteenth is slack for the
     /// cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
-        let blocks = layout.blocks();
-        let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
+        Sizes::with(layout, layout.usable_segments(), RECENT_MAX as u64)
+    }
+
+    /// Sizes with other usable segments, because devices were added or are evacuated. The tables of
+    /// recent changes stay as large as they are.
+    pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
+        Sizes::with(layout, segments, self.recent as u64)
+    }
+
+    fn with(layout: &Layout, segments: u32, recent_max: u64) -> Sizes {
+        let segment_blocks = u64::from(layout.segment_blocks());
+        let blocks = u64::from(segments) * segment_blocks;
+        let recent = (blocks / 32).clamp(32, recent_max);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
         // A block of a few snapshots of a small pool has as many pages.
         let moving = (recent / 4).max(32);
         // A deleted volume moves all that follow it in the catalog, so a checkpoint may write all.
         let catalog = (blocks / 64).min((CATALOG_BYTES_MAX / BLOCK_BYTES) as u64);
         let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 2 * usage + 8;
-        let reserve = 4 + (2 * checkpoint).div_ceil(u64::from(layout.segment_blocks()) / 2);
-        let reserve = reserve.min(u64::from(layout.segments()) / 4);
-        let rest = (u64::from(layout.segments()) - reserve) * u64::from(layout.segment_blocks());
+        let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
+        let reserve = reserve.min(u64::from(segments) / 4);
+        let rest = (u64::from(segments) - reserve) * segment_blocks;
         let chunk = chunk_blocks(layout);
         let payload = rest / (chunk + 1) * chunk;
         Sizes {

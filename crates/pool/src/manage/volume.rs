@@ -20,7 +20,7 @@ use crate::log::gather::GatheredChunk;
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
 use crate::map::tree::Found;
-use crate::ondisk::catalog::VolumeRecord;
+use crate::ondisk::catalog::{Catalog, VolumeRecord};
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
@@ -58,18 +58,23 @@ pub struct VolumeInfo {
     pub used_bytes: u64,
     /// The size is reserved.
     pub thick: bool,
+    /// The snapshot of another volume from which it continues.
+    pub origin: Option<String>,
     /// Text that the layers above keep with it.
     pub properties: BTreeMap<String, String>,
 }
 
 impl VolumeInfo {
-    pub(crate) fn of(record: &VolumeRecord) -> VolumeInfo {
+    pub(crate) fn of(catalog: &Catalog, record: &VolumeRecord) -> VolumeInfo {
+        let origin = catalog.present_snapshot(record.parent);
+        let origin = origin.filter(|snapshot| snapshot.owner() != Some(record.id));
         VolumeInfo {
             name: record.name.clone(),
             uuid: record.uuid,
             size_bytes: record.blocks * BLOCK,
             used_bytes: record.mapped * BLOCK,
             thick: record.thick,
+            origin: origin.and_then(|snapshot| catalog.snapshot_name(snapshot)),
             properties: record.properties.clone(),
         }
     }
@@ -99,7 +104,8 @@ impl PoolVolume {
     pub fn info(&self) -> Option<VolumeInfo> {
         let state = self.guard.0.state.lock();
         let record = state.catalog.volumes.get(&self.io.volume);
-        record.filter(|record| record.is_present_volume()).map(VolumeInfo::of)
+        let record = record.filter(|record| record.is_present_volume());
+        record.map(|record| VolumeInfo::of(&state.catalog, record))
     }
 
     fn check(&self, checked: Result<(), IoError>) -> Result<(), IoError> {
@@ -135,6 +141,13 @@ impl BlockDevice for PoolVolume {
 
     fn must_reopen(&self) -> bool {
         self.io.shared.state.lock().check() == Err(IoError::Poisoned)
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        let state = self.io.shared.state.lock();
+        let record = state.catalog.volumes.get(&self.io.volume)?;
+        // A reservation is space in use.
+        Some(if record.thick { record.blocks } else { record.mapped } * BLOCK)
     }
 
     fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {

@@ -1,8 +1,11 @@
 //! Layout: the segments of a pool, numbered through its devices.
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+
 use super::FormatError;
 use super::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES};
-use crate::limits::{BLOCK_BYTES, SEGMENT_BLOCKS, SEGMENTS_MAX, SEGMENTS_MIN};
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX, SEGMENT_BLOCKS, SEGMENTS_MAX, SEGMENTS_MIN};
 
 /// Place of a block: device and byte offset on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,12 +16,17 @@ pub struct BlockPlace {
     pub offset: u64,
 }
 
-/// Segments of all devices.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Segments of all devices. A pool may get further devices while it is open: their segments follow
+/// the others.
+#[derive(Debug)]
 pub struct Layout {
     segment_blocks: u32,
     /// Per device the number of its first segment, and after the last the number of segments.
-    first: Vec<u32>,
+    first: [AtomicU32; DEVICES_MAX + 1],
+    /// Devices, those that were removed included.
+    devices: AtomicUsize,
+    /// One bit per device that was removed: its segments keep their numbers.
+    removed: AtomicU32,
 }
 
 /// Whole segments that fit a device of this size.
@@ -38,25 +46,79 @@ impl Layout {
         if !sane {
             return Err(FormatError::Field("blocks per segment"));
         }
-        let mut first = vec![0];
-        let mut total = 0_u64;
+        let layout = Layout {
+            segment_blocks,
+            first: Default::default(),
+            devices: AtomicUsize::new(0),
+            removed: AtomicU32::new(0),
+        };
         for device in devices {
-            let segments = u64::from(device.segments);
-            if segments == 0 || segments > segments_of(device.size_bytes, segment_blocks) {
-                return Err(FormatError::Field("segments of a device"));
-            }
-            total += segments;
-            first.push(u32::try_from(total).unwrap_or(u32::MAX));
+            layout.push(device)?;
         }
-        if !(u64::from(SEGMENTS_MIN)..=u64::from(SEGMENTS_MAX)).contains(&total) {
+        match layout.usable_segments() >= SEGMENTS_MIN {
+            true => Ok(layout),
+            false => Err(FormatError::Field("number of segments")),
+        }
+    }
+
+    /// Adds a device after the others. One task at a time changes a layout.
+    ///
+    /// # Errors
+    /// [`FormatError::Field`] for too many devices or segments, or segments beyond the end of the
+    /// device.
+    pub(crate) fn push(&self, device: &DeviceRecord) -> Result<(), FormatError> {
+        let count = self.devices.load(Ordering::Acquire);
+        let segments = u64::from(device.segments);
+        let fits = segments <= segments_of(device.size_bytes, self.segment_blocks);
+        if segments == 0 || !fits && !device.is_removed() || count == DEVICES_MAX {
+            return Err(FormatError::Field("segments of a device"));
+        }
+        let total = u64::from(self.segments()) + segments;
+        if total > u64::from(SEGMENTS_MAX) {
             return Err(FormatError::Field("number of segments"));
         }
-        Ok(Layout { segment_blocks, first })
+        if device.is_removed() {
+            self.remove(count);
+        }
+        self.first[count + 1].store(total as u32, Ordering::Release);
+        self.devices.store(count + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// A device was removed.
+    pub(crate) fn remove(&self, device: usize) {
+        self.removed.fetch_or(1 << device, Ordering::AcqRel);
+    }
+
+    /// Number of devices, those that were removed included.
+    pub fn devices(&self) -> usize {
+        self.devices.load(Ordering::Acquire)
+    }
+
+    /// Segments of a device.
+    pub fn segments_on(&self, device: usize) -> Range<u32> {
+        self.first(device)..self.first(device + 1)
+    }
+
+    /// Segments of the devices that were removed.
+    pub fn removed_segments(&self) -> impl Iterator<Item = Range<u32>> {
+        let removed = self.removed.load(Ordering::Acquire);
+        let is_removed = move |device: &usize| removed & 1 << device != 0;
+        (0..self.devices()).filter(is_removed).map(|device| self.segments_on(device))
+    }
+
+    /// Segments of the devices that were not removed.
+    pub fn usable_segments(&self) -> u32 {
+        self.segments() - self.removed_segments().map(|range| range.len() as u32).sum::<u32>()
+    }
+
+    fn first(&self, device: usize) -> u32 {
+        self.first[device].load(Ordering::Acquire)
     }
 
     /// Number of segments.
     pub fn segments(&self) -> u32 {
-        *self.first.last().expect("it begins with zero")
+        self.first(self.devices())
     }
 
     /// Blocks per segment.
@@ -90,8 +152,11 @@ impl Layout {
     /// Beyond the last segment.
     pub fn place(&self, block: u64) -> BlockPlace {
         let segment = self.segment_of(block);
-        let device = self.first.partition_point(|first| *first <= segment) - 1;
-        let on_device = block - self.first_block(self.first[device]);
+        let mut device = 0;
+        while self.first(device + 1) <= segment {
+            device += 1;
+        }
+        let on_device = block - self.first_block(self.first(device));
         BlockPlace { device, offset: SUPERBLOCK_AREA_BYTES + on_device * BLOCK_BYTES as u64 }
     }
 }
@@ -115,6 +180,24 @@ mod tests {
         assert_eq!(at(319), BlockPlace { device: 0, offset: SUPERBLOCK_AREA_BYTES + 319 * 4096 });
         assert_eq!(at(320), BlockPlace { device: 1, offset: SUPERBLOCK_AREA_BYTES });
         assert_eq!(layout.segment_of(799), 49);
+    }
+
+    #[test]
+    fn devices_are_added_and_removed() {
+        let layout = Layout::new(16, &[device(20), device(30)]).unwrap();
+        layout.push(&device(7)).unwrap();
+        assert_eq!((layout.segments(), layout.segments_on(2)), (57, 50..57));
+        assert_eq!(layout.place(800), BlockPlace { device: 2, offset: SUPERBLOCK_AREA_BYTES });
+        layout.remove(0);
+        assert_eq!((layout.segments(), layout.usable_segments()), (57, 37));
+        let removed = DeviceRecord { size_bytes: 0, ..device(20) };
+        let again = Layout::new(16, &[removed, device(30), device(7)]).unwrap();
+        assert_eq!(again.removed_segments().collect::<Vec<_>>(), [0..20]);
+        assert_eq!(again.place(320).device, 1);
+        for _ in 3..DEVICES_MAX {
+            layout.push(&device(1)).unwrap();
+        }
+        assert!(layout.push(&device(1)).is_err());
     }
 
     #[test]

@@ -92,6 +92,11 @@ impl Catalog {
         Some(format!("{}@{}", self.volumes.get(&snapshot.owner()?)?.name, snapshot.name))
     }
 
+    /// Name of a volume, or full name of a snapshot.
+    pub fn full_name(&self, of: &VolumeRecord) -> String {
+        self.snapshot_name(of).unwrap_or_else(|| of.name.clone())
+    }
+
     /// What continues from a snapshot.
     pub fn children(&self, id: u32) -> impl Iterator<Item = &VolumeRecord> {
         self.volumes.values().filter(move |child| child.parent == id)

@@ -34,10 +34,17 @@ pub fn copy_offset(copy: usize) -> u64 {
 pub struct DeviceRecord {
     /// Identifies the device.
     pub id: PoolId,
-    /// Its size, in bytes.
+    /// Its size, in bytes; 0 if it was removed. Its segments keep their numbers then.
     pub size_bytes: u64,
     /// Its segments.
     pub segments: u32,
+}
+
+impl DeviceRecord {
+    /// True if the device was removed from the pool.
+    pub fn is_removed(&self) -> bool {
+        self.size_bytes == 0
+    }
 }
 
 /// Where a replay begins.
@@ -128,6 +135,10 @@ impl Superblock {
                 segments: fields.u32(at + 24),
             })
             .collect();
+        // A device that is removed is not written any more.
+        if devices.get(usize::from(device)).is_some_and(DeviceRecord::is_removed) {
+            return Err(FormatError::Field("devices"));
+        }
         let distinct = (1..count)
             .all(|index| devices[..index].iter().all(|other| other.id != devices[index].id));
         if !distinct {
@@ -212,6 +223,11 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
 }
 
 impl Superblock {
+    /// True if the table has the device as removed.
+    pub(crate) fn has_removed(&self, id: PoolId) -> bool {
+        self.devices.iter().any(|record| record.id == id && record.is_removed())
+    }
+
     /// Identifier of the device that holds this superblock.
     pub fn device_id(&self) -> PoolId {
         self.devices[usize::from(self.device)].id

@@ -90,3 +90,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn removed_devices_stay_in_the_table() {
+    let mut superblock = superblock(3);
+    superblock.devices[0].size_bytes = 0;
+    let block = superblock.encode(2);
+    assert_eq!(Superblock::decode(&block, 2), Ok(superblock.clone()));
+    assert!(superblock.has_removed(PoolId([1; 16])) && !superblock.has_removed(PoolId([2; 16])));
+    let own = Superblock { device: 0, ..superblock.clone() };
+    assert_eq!(Superblock::decode(&own.encode(2), 2), Err(FormatError::Field("devices")));
+    superblock.devices[1].size_bytes = 0;
+    superblock.device = 0;
+    assert!(Superblock::decode(&superblock.encode(2), 2).is_err());
+}

@@ -7,7 +7,7 @@ use crate::error::PoolError;
 use crate::ondisk::FormatError;
 use crate::ondisk::layout::Layout;
 use crate::ondisk::superblock::{COPIES, Superblock, choose, copy_offset};
-use crate::storage::{NamedDevice, Storage, read_block};
+use crate::storage::{Devices, NamedDevice, Storage, read_block};
 
 /// The superblock of one device.
 #[derive(Clone, Debug)]
@@ -76,8 +76,9 @@ pub(crate) async fn repair(
         found.iter().find(|found| found.superblock.device_id() == id).expect("none is missing")
     };
     let is_outdated = |index: usize| own(index).superblock.update < newest.update;
-    let devices = 0..newest.devices.len();
-    let mut failed = vec![0; devices.len()];
+    let present = |index: &usize| !newest.devices[*index].is_removed();
+    let devices = (0..newest.devices.len()).filter(present);
+    let mut failed = vec![0; newest.devices.len()];
     let any_outdated = devices.clone().any(is_outdated);
     for index in devices.clone().filter(|index| !any_outdated || is_outdated(*index)) {
         let FoundSuperblock { superblock, damaged, .. } = own(index);
@@ -125,6 +126,12 @@ pub(crate) fn assemble(
     else {
         return Err(PoolError::Options("no devices were named"));
     };
+    let found: Vec<_> = found
+        .into_iter()
+        .filter(|(_, superblock)| {
+            superblock.pool != newest.pool || !newest.has_removed(superblock.device_id())
+        })
+        .collect();
     for (named, superblock) in &found {
         if superblock.pool != newest.pool {
             let pool =
@@ -156,8 +163,12 @@ pub(crate) fn assemble(
             return Err(PoolError::Contradiction { device: device(), pool, update: found });
         }
     }
-    let mut devices = Vec::with_capacity(newest.devices.len());
+    let devices = Devices::default();
     for (index, record) in newest.devices.iter().enumerate() {
+        if record.is_removed() {
+            devices.push_removed();
+            continue;
+        }
         let own = found.iter().find(|(_, superblock)| superblock.device_id() == record.id);
         let Some((named, _)) = own else {
             let (pool, count) = (newest.name.clone(), newest.devices.len());

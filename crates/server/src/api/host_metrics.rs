@@ -42,7 +42,7 @@ const COUNTS: [(&str, &str, [HostCount; 2]); 2] = [
     ),
     (
         "flagstone_host_bytes_total",
-        "Bytes of these.",
+        "Bytes that an NVMe/TCP host read and wrote, by kind.",
         [("read", |io| io.read_bytes), ("write", |io| io.written_bytes)],
     ),
 ];

@@ -50,9 +50,11 @@ const REPLICA: [(&str, &str, ReplicaValue); 14] = [
         "Unreadable blocks that were rewritten with the other leg's data.",
         |r| r.repairs as f64,
     ),
-    ("flagstone_mirror_repaired_bytes_total", "Bytes of those blocks.", |r| {
-        r.repaired_bytes as f64
-    }),
+    (
+        "flagstone_mirror_repaired_bytes_total",
+        "Unreadable bytes that were rewritten with the other leg's data.",
+        |r| r.repaired_bytes as f64,
+    ),
     ("flagstone_mirror_active_regions", "Active regions.", |r| r.intent_log.active_regions as f64),
 ];
 

@@ -24,6 +24,7 @@ pub mod pool_document;
 mod pools;
 mod process_metrics;
 mod reload;
+mod snapshots;
 mod volumes;
 
 use std::cell::RefCell;
@@ -86,6 +87,7 @@ pub(crate) fn router(server: &Rc<Server>, reload_config: &ReloadConfig) -> Route
     volumes::routes(&api, &mut router);
     mirror::routes(&api, &mut router);
     pools::routes(&api, &mut router);
+    snapshots::routes(&api, &mut router);
     reload::routes(&api, &mut router);
     metrics::routes(&api, &mut router);
     let routes = router.routes();

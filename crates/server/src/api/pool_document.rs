@@ -1,6 +1,7 @@
 //! JSON documents of pools, and of orders on pools and their volumes.
 
 use flagstone_mirror::named;
+use flagstone_pool::verify::{Damage, DamageKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -61,9 +62,122 @@ pub struct PoolDocument {
     pub cleaned_segments: u64,
     /// Bytes that it copied out of them.
     pub copied_bytes: u64,
+    /// The device that is being removed, or whose removal failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub removal: Option<RemovalDocument>,
+    /// The running scrub, or the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scrub: Option<ScrubDocument>,
     /// The next step for the operator, if one is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+named! {
+    /// State of the removal of a device.
+    #[derive(Default)]
+    pub enum RemovalStateName {
+        /// Its data moves to the other devices.
+        Running = "running",
+        /// It failed; the device is used as before.
+        Failed = "failed",
+        _ => Unknown
+    }
+}
+
+/// A device that is being removed from a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RemovalDocument {
+    /// Path of the device.
+    pub device: String,
+    /// State.
+    pub state: RemovalStateName,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Bytes that are still on it, as of the last checkpoint.
+    pub left_bytes: u64,
+    /// The most that were on it since the removal began.
+    pub total_bytes: u64,
+}
+
+named! {
+    /// State of a scrub.
+    #[derive(Default)]
+    pub enum ScrubStateName {
+        /// It verifies.
+        Running = "running",
+        /// It was paused, and continues by order.
+        Paused = "paused",
+        /// The pool failed; it continues by order.
+        Failed = "failed",
+        /// Everything was verified.
+        Ended = "ended",
+        _ => Unknown
+    }
+}
+
+/// A scrub of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ScrubDocument {
+    /// State.
+    pub state: ScrubStateName,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Seconds since 1970 when it began.
+    pub started_seconds: u64,
+    /// Seconds since 1970 when it ended or failed.
+    pub ended_seconds: Option<u64>,
+    /// Bytes that were verified.
+    pub verified_bytes: u64,
+    /// Live bytes of the pool.
+    pub total_bytes: u64,
+    /// Damages that were found.
+    pub damages: u64,
+    /// The first 100 of them.
+    pub damage: Vec<DamageDocument>,
+}
+
+/// Damage that a scrub or check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DamageDocument {
+    /// The damage, for people.
+    pub text: String,
+    /// Path of the device.
+    pub device: String,
+    /// Offset on the device.
+    pub device_offset_bytes: u64,
+    /// The volume or snapshot, if one is damaged.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// Offset in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offset_bytes: Option<u64>,
+    /// Length of the damaged range.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub len_bytes: Option<u64>,
+}
+
+impl From<&Damage> for DamageDocument {
+    fn from(damage: &Damage) -> DamageDocument {
+        let base = DamageDocument {
+            text: damage.to_string(),
+            device: damage.device.clone(),
+            device_offset_bytes: damage.device_offset_bytes,
+            ..DamageDocument::default()
+        };
+        match &damage.kind {
+            DamageKind::Data { volume, offset_bytes, len_bytes }
+            | DamageKind::Map { volume, offset_bytes, len_bytes } => DamageDocument {
+                volume: Some(volume.clone()),
+                offset_bytes: Some(*offset_bytes),
+                len_bytes: Some(*len_bytes),
+                ..base
+            },
+            _ => base,
+        }
+    }
 }
 
 /// A volume of a pool that is not served.
@@ -84,6 +198,9 @@ pub struct PoolPlaceDocument {
     pub thick: bool,
     /// Space in use as of the last checkpoint.
     pub used_bytes: u64,
+    /// The snapshot of another volume of which it is a clone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
     /// Its settings: keys of a volume's table in a configuration.
     pub settings: Map<String, Value>,
 }
@@ -97,6 +214,12 @@ named! {
         Import = "import",
         /// Closes it after a failure, and opens it again.
         Reopen = "reopen",
+        /// Adds a device while it is used.
+        Grow = "grow",
+        /// Moves everything from a device to the others and removes it, in the background.
+        RemoveDevice = "remove-device",
+        /// Verifies every live block, in the background.
+        Scrub = "scrub",
         /// Removes it with its volumes.
         Destroy = "destroy",
     }
@@ -113,12 +236,87 @@ named! {
         Set = "set",
         /// Gives it another name.
         Rename = "rename",
+        /// Creates it as a clone of a snapshot.
+        Clone = "clone",
+        /// Lets it own the snapshots from which it continues.
+        Promote = "promote",
         /// Deletes it with its data.
         Delete = "delete",
     }
 }
 
-/// Result of an order on a pool or on a volume of one.
+named! {
+    /// Order on a snapshot.
+    pub enum SnapshotAction {
+        /// Takes it.
+        Create = "create",
+        /// Gives its volume its content.
+        Rollback = "rollback",
+        /// Deletes it.
+        Delete = "delete",
+    }
+}
+
+/// `GET /v1/snapshots`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SnapshotsDocument {
+    /// Snapshots of all open pools, by pool, in the order of their creation.
+    pub snapshots: Vec<SnapshotDocument>,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SnapshotDocument {
+    /// `VOLUME@SNAPSHOT`.
+    pub name: String,
+    /// Pool that has it.
+    pub pool: String,
+    /// The same for snapshots that were taken together.
+    pub id: String,
+    /// Seconds since 1970 when it was taken.
+    pub created_seconds: u64,
+    /// Size of the volume then.
+    pub size_bytes: u64,
+    /// Space of the blocks that it has, most of which others may have too.
+    pub referenced_bytes: u64,
+    /// Volumes that are clones of it.
+    pub clones: Vec<String>,
+}
+
+/// `POST /v1/volumes/{name}/receive`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReceiveDocument {
+    /// Name of the volume.
+    pub name: String,
+    /// Offset of the next frame.
+    pub position_bytes: u64,
+    /// Size of the volume.
+    pub size_bytes: u64,
+    /// The snapshot was taken, and the volume is served.
+    pub complete: bool,
+    /// The effect, for people.
+    pub outcome: String,
+}
+
+/// `GET /v1/snapshots/{name}/diff/{to}`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DiffDocument {
+    /// Ranges that differ, ascending: at most 4,097.
+    pub ranges: Vec<RangeDocument>,
+    /// Offset from which to ask for the rest; `null` at the end.
+    pub next_offset_bytes: Option<u64>,
+}
+
+/// A range of a volume.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RangeDocument {
+    /// Its beginning.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub len_bytes: u64,
+}
+
+/// Result of an order on a pool, on a volume of one, or on a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct OrderDocument {
     /// Name of the pool or volume.

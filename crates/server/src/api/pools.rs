@@ -13,19 +13,22 @@ use serde_json::{Map, Value};
 
 use super::pool_document::{
     OrderDocument, PoolAction, PoolDocument, PoolPlaceDocument, PoolStateName, PoolsDocument,
-    UnservedDocument, VolumeAction,
+    RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName, UnservedDocument,
+    VolumeAction,
 };
 use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
+use crate::pools::scrub::ScrubOrder;
 use crate::pools::{
-    DestroyPool, Fullness, MakePool, MakeVolume, Outcome, PoolSlot, PoolState, SetVolume, Settings,
-    used_percent,
+    CloneVolume, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume, Outcome, PoolSlot,
+    PoolState, RemoveDevice, SetVolume, Settings, used_percent,
 };
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
-/// Body of an order on a pool. `create` and `import` take `devices`, `create` also `destroy_data`;
-/// `reopen` and `destroy` take `force`.
+/// Body of an order on a pool. `create` and `import` take `devices`, `grow` and `remove-device` one
+/// of them; `create` and `grow` also `destroy_data`, `remove-device` also `cancel`;
+/// `reopen` and `destroy` take `force`; `scrub` takes `pause` or `cancel`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "PoolOrder")]
@@ -36,11 +39,15 @@ struct PoolBody {
     /// Devices whose data may be destroyed.
     destroy_data: Vec<String>,
     force: bool,
+    /// Stop the scrub, and keep its place.
+    pause: bool,
+    /// Stop the scrub, and forget it; keep the device that is being removed.
+    cancel: bool,
 }
 
 /// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick` and
 /// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to` and
-/// `force`; `delete` `force`.
+/// `force`; `clone` `snapshot` and `settings`; `delete` `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "VolumeOrder")]
@@ -52,6 +59,8 @@ struct VolumeBody {
     /// Keys of a volume's table in a configuration; `set` removes those that are `null`.
     settings: Map<String, Value>,
     to: Option<String>,
+    /// The snapshot that becomes the content of a clone.
+    snapshot: Option<String>,
     force: bool,
 }
 
@@ -66,19 +75,20 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
             Ok(document(&api.server, name, &api.server.pools.slot(name)?))
         }),
     );
-    let description = "Creates, imports, reopens or destroys a pool, or previews the outcome.";
+    let description = "Creates, imports, grows, scrubs, reopens or destroys a pool, removes a device, or \
+                       previews the outcome.";
     router
         .post("/v1/pools/{name}/{action}", description, on(api, Api::order_pool))
         .takes::<PoolBody>();
-    let description = "Creates, grows, changes, renames or deletes a volume of a pool, or previews \
-                       the outcome.";
+    let description = "Creates, grows, changes, renames, clones, promotes or deletes a volume of a \
+                       pool, or previews the outcome.";
     router
         .post("/v1/volumes/{name}/{action}", description, on(api, Api::order_volume))
         .takes::<VolumeBody>();
 }
 
 /// The body, without members that the order does not take.
-fn body<T: DeserializeOwned>(call: &Call, takes: &[&str]) -> Result<T, Problem> {
+pub(super) fn body<T: DeserializeOwned>(call: &Call, takes: &[&str]) -> Result<T, Problem> {
     call.without_query()?;
     let body: Map<String, Value> = call.json()?;
     let accepted = || takes.iter().copied().chain(["dry_run"]);
@@ -90,16 +100,16 @@ fn body<T: DeserializeOwned>(call: &Call, takes: &[&str]) -> Result<T, Problem> 
         .map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))
 }
 
-fn missing(member: &str) -> Problem {
+pub(super) fn missing(member: &str) -> Problem {
     Problem::invalid(format!("`{member}` is missing"))
 }
 
-fn unknown_action<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Problem {
+pub(super) fn unknown_action<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Problem {
     Problem::not_found(format!("there is no order `{name}`")).accepting(known)
 }
 
 /// Runs an order to its end, even if its client goes away.
-async fn run(
+pub(super) async fn run(
     name: String,
     dry_run: bool,
     work: impl Future<Output = Result<Outcome, Problem>> + 'static,
@@ -118,16 +128,56 @@ impl Api {
         let action = action.ok_or_else(|| unknown_action(word, known))?;
         let takes: &[&str] = match action {
             PoolAction::Create => &["devices", "destroy_data"],
+            PoolAction::Grow => &["devices", "destroy_data"],
+            PoolAction::RemoveDevice => &["devices", "cancel"],
             PoolAction::Import => &["devices"],
+            PoolAction::Scrub => &["pause", "cancel"],
             PoolAction::Reopen | PoolAction::Destroy => &["force"],
         };
-        let PoolBody { dry_run, devices, destroy_data, force } = body(&call, takes)?;
+        let given: PoolBody = body(&call, takes)?;
+        let PoolBody { dry_run, devices, destroy_data, force, pause, cancel } = given;
+        let scrub = match (pause, cancel) {
+            (true, true) => {
+                return Err(Problem::invalid("`pause` and `cancel` exclude each other"));
+            }
+            (true, false) => ScrubOrder::Pause,
+            (false, true) => ScrubOrder::Cancel,
+            (false, false) => ScrubOrder::Run,
+        };
         tracing::info!(user = ?call.user, pool = name, %action, dry_run, "pool order requested");
         let server = self.server.clone();
-        let make = MakePool { name: name.clone(), devices, destroy_data, dry_run };
+        let make = MakePool {
+            name: name.clone(),
+            devices: devices.clone(),
+            destroy_data: destroy_data.clone(),
+            dry_run,
+        };
         let destroy = DestroyPool { name: name.clone(), force, dry_run };
+        let of = name.clone();
+        let one = || match &devices[..] {
+            [device] => Ok(device.clone()),
+            _ => Err(Problem::invalid("`devices` has one device")),
+        };
+        let one = match action {
+            PoolAction::Grow | PoolAction::RemoveDevice => one()?,
+            _ => String::new(),
+        };
+        let destroys = destroy_data.contains(&one);
+        if action == PoolAction::Grow && !destroys && !destroy_data.is_empty() {
+            return Err(Problem::invalid("`destroy_data` has another device than `devices`"));
+        }
         let work = async move {
             match action {
+                PoolAction::Grow => {
+                    let destroy_data = destroys;
+                    let grow = GrowPool { name: of, device: one, destroy_data, dry_run };
+                    server.grow_pool(grow).await
+                }
+                PoolAction::RemoveDevice => {
+                    let remove = RemoveDevice { name: of, device: one, cancel, dry_run };
+                    server.remove_device(remove).await
+                }
+                PoolAction::Scrub => server.scrub_pool(&of, scrub, dry_run).await,
                 PoolAction::Create => server.create_pool(make).await,
                 PoolAction::Import => server.import_pool(make).await,
                 PoolAction::Reopen => server.reopen_pool(destroy).await,
@@ -147,10 +197,12 @@ impl Api {
             VolumeAction::Resize => &["size_bytes"],
             VolumeAction::Set => &["thick", "settings", "force"],
             VolumeAction::Rename => &["to", "force"],
+            VolumeAction::Clone => &["snapshot", "settings"],
+            VolumeAction::Promote => &[],
             VolumeAction::Delete => &["force"],
         };
         let given: VolumeBody = body(&call, takes)?;
-        let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, force } = given;
+        let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, snapshot, force } = given;
         tracing::info!(user = ?call.user, volume = name, %action, dry_run, "volume order requested");
         let (server, of) = (self.server.clone(), name.clone());
         let work = async move {
@@ -163,7 +215,7 @@ impl Api {
                     let make = MakeVolume { name: of, pool, size_bytes, thick, settings, dry_run };
                     server.create_volume(make).await
                 }
-                VolumeAction::Resize => server.resize_volume(&of, size?, dry_run).await,
+                VolumeAction::Resize => server.resize_volume(&of, size_bytes, dry_run).await,
                 VolumeAction::Set => {
                     let set = SetVolume { name: of, thick, settings, force, dry_run };
                     server.set_volume(set).await
@@ -172,6 +224,11 @@ impl Api {
                     let to = to.ok_or_else(|| missing("to"))?;
                     server.rename_volume(&of, &to, force, dry_run).await
                 }
+                VolumeAction::Clone => {
+                    let snapshot = snapshot.ok_or_else(|| missing("snapshot"))?;
+                    server.clone_volume(CloneVolume { name: of, snapshot, settings, dry_run }).await
+                }
+                VolumeAction::Promote => server.promote_volume(&of, dry_run).await,
                 VolumeAction::Delete => server.delete_volume(&of, force, dry_run).await,
             }
         };
@@ -216,6 +273,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     let mut volumes: Vec<String> =
         server.volumes().iter().filter(of_pool).map(|volume| volume.name().to_owned()).collect();
     volumes.sort();
+    let (scrub, removal) = (server.pools.scrub(name), server.pools.removal(name));
     let state = match status.failed {
         Some(_) => PoolStateName::Failed,
         None => PoolStateName::Open,
@@ -234,7 +292,11 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         checkpoints: status.checkpoints,
         cleaned_segments: status.cleaned_segments,
         copied_bytes: status.copied_blocks * flagstone_pool::limits::BLOCK_BYTES as u64,
-        next: next(name, &status, slot),
+        next: next(name, &status, slot)
+            .or_else(|| removal_advice(name, removal.as_ref()))
+            .or_else(|| scrub_advice(name, scrub.as_ref())),
+        removal,
+        scrub,
         ..base
     }
 }
@@ -256,6 +318,28 @@ fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
     }
 }
 
+fn removal_advice(name: &str, removal: Option<&RemovalDocument>) -> Option<String> {
+    let removal = removal.filter(|removal| removal.state == RemovalStateName::Failed)?;
+    let device = &removal.device;
+    Some(format!(
+        "{device} was not removed: flagstone pool remove-device {name} {device} tries again"
+    ))
+}
+
+/// Advice about damage that a scrub found, or a scrub that does not continue by itself.
+fn scrub_advice(name: &str, scrub: Option<&ScrubDocument>) -> Option<String> {
+    let scrub = scrub?;
+    match scrub.state {
+        ScrubStateName::Failed => Some(format!("flagstone pool scrub {name} continues the scrub")),
+        _ if scrub.damages > 0 => Some(
+            "write the damaged ranges again, or roll back to a snapshot that does not have them; \
+             then scrub again"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
 /// The place of a volume in its pool.
 pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceDocument> {
     let place = volume.pool.as_ref()?;
@@ -265,6 +349,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
         name: place.pool.clone(),
         thick: info.thick,
         used_bytes: info.used_bytes,
+        origin: info.origin,
         settings: place.settings.clone(),
     })
 }

@@ -220,8 +220,8 @@ fn layers(volumes: &[Rc<ServedVolume>], out: &mut Exposition) {
             ios.count(&labels, calls.count);
         }
     }
-    let help = "Time of these calls; a layer's own share is the difference to the layer above, or to \
-                the volume.";
+    let help = "Time of the calls completed below a layer, by kind. The layer's own share is the \
+                difference to the layer above, or to the volume.";
     let mut seconds = out.family("flagstone_layer_seconds_total", help);
     for (volume, layer) in counted() {
         for (call, calls) in happened(&layer.below.totals()) {

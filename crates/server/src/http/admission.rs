@@ -10,7 +10,9 @@ use flagstone_runtime::net::PeerUser;
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
 
-use crate::http::limits::{MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS};
+use crate::http::limits::{
+    MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS, MAX_STREAM_BODY_BYTES, STREAM_TYPE,
+};
 use crate::http::problem::Problem;
 
 /// Parameters of a query, decoded, in their order.
@@ -32,7 +34,10 @@ pub(crate) async fn admit(request: Request, user: Option<PeerUser>) -> Result<Re
         check_expectation(&parts.headers)?;
     }
     let query = read_target(&parts.uri)?;
-    parts.extensions.insert(Admitted { user, query, body: whole(body).await? });
+    let is_stream =
+        parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
+    let most = if is_stream { MAX_STREAM_BODY_BYTES } else { MAX_BODY_BYTES };
+    parts.extensions.insert(Admitted { user, query, body: whole(body, most).await? });
     Ok(Request::from_parts(parts, Body::empty()))
 }
 
@@ -61,12 +66,13 @@ fn check_expectation(headers: &HeaderMap) -> Result<(), Problem> {
 }
 
 /// Receives a body. A body whose announced length is too large is refused before it is received.
-async fn whole(body: Body) -> Result<Bytes, Problem> {
+async fn whole(body: Body, most: usize) -> Result<Bytes, Problem> {
     let announced = body.size_hint().lower();
-    if announced > MAX_BODY_BYTES as u64 {
+    let too_large = || too_large(most);
+    if announced > most as u64 {
         return Err(too_large());
     }
-    to_bytes(body, MAX_BODY_BYTES).await.map_err(|error| {
+    to_bytes(body, most).await.map_err(|error| {
         let source = std::error::Error::source(&error);
         match source.is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
             true => too_large(),
@@ -75,8 +81,8 @@ async fn whole(body: Body) -> Result<Bytes, Problem> {
     })
 }
 
-fn too_large() -> Problem {
-    let detail = format!("the body is more than {MAX_BODY_BYTES} bytes");
+fn too_large(most: usize) -> Problem {
+    let detail = format!("the body is more than {most} bytes");
     Problem::new(413, "body-too-large", "The body is too large", detail)
 }
 

@@ -88,12 +88,25 @@ impl Client {
         path: &str,
         json: Option<&[u8]>,
     ) -> Result<Reply, ClientError> {
+        self.send(method, path, json.map(|json| ("application/json", json)))
+    }
+
+    /// Same as [`Client::ask`] with a body of any type.
+    ///
+    /// # Errors
+    /// As [`Client::ask`].
+    pub fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<(&str, &[u8])>,
+    ) -> Result<Reply, ClientError> {
         let mut request = Request::builder().method(method).uri(path);
         request = request.header(header::HOST, "localhost");
-        if json.is_some() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
+        if let Some((media_type, _)) = body {
+            request = request.header(header::CONTENT_TYPE, media_type);
         }
-        let body = Full::new(Bytes::copy_from_slice(json.unwrap_or_default()));
+        let body = Full::new(Bytes::copy_from_slice(body.map_or(&[], |(_, bytes)| bytes)));
         let request = request.body(body);
         let request = request.map_err(|error| {
             ClientError::System(io::Error::new(io::ErrorKind::InvalidInput, error))

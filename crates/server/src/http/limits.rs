@@ -1,7 +1,7 @@
 //! Bounds of the HTTP server and client on memory and time.
 //!
 //! A connection holds at most a head (8 KiB), a body (64 KiB), hyper's buffer of 8 KiB for each
-//! direction, and its answer. 64 connections hold at most 6 MiB of requests.
+//! direction, and its answer. 64 connections hold at most 6 MiB of requests without streams.
 
 use std::time::Duration;
 
@@ -13,6 +13,13 @@ pub const MAX_HEADERS: usize = 64;
 
 /// Longest body of a request, in bytes; longer is 413.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// Media type of streams of snapshots.
+pub const STREAM_TYPE: &str = "application/vnd.flagstone.stream";
+
+/// Longest body of a request of [`STREAM_TYPE`], in bytes: some frames of up to 1 MiB. 64
+/// connections hold at most 132 MiB of them.
+pub const MAX_STREAM_BODY_BYTES: usize = (2 << 20) + (64 << 10);
 
 /// Most segments of a path; more is 400. The longest route has 5.
 pub const MAX_SEGMENTS: usize = 16;

@@ -30,6 +30,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::http::admission::Query;
+use crate::http::limits::STREAM_TYPE;
 use crate::http::metrics::{self, Exposition};
 use crate::http::problem::Problem;
 use crate::http::response::{self, Response};
@@ -76,6 +77,21 @@ impl Answer for Exposition {
 
     fn respond(self) -> Response {
         response::complete(200, Self::MEDIA_TYPE, self.finish().into_bytes())
+    }
+}
+
+/// Frames of a stream of a snapshot.
+pub struct StreamBytes(pub Vec<u8>);
+
+impl Answer for StreamBytes {
+    const MEDIA_TYPE: &'static str = STREAM_TYPE;
+
+    fn describe(schemas: &mut SchemaGenerator) -> Schema {
+        schemas.subschema_for::<String>()
+    }
+
+    fn respond(self) -> Response {
+        response::complete(200, Self::MEDIA_TYPE, self.0)
     }
 }
 
@@ -138,6 +154,51 @@ impl Call {
             Some((name, _)) => Err(Problem::invalid(format!(
                 "`{name}` is in the query, which is not read here: put it into the body"
             ))),
+        }
+    }
+
+    /// Parameters of the query; it may have no others.
+    ///
+    /// # Errors
+    /// 422 for another parameter.
+    pub fn parameters<const N: usize>(
+        &self,
+        known: [&str; N],
+    ) -> Result<[Option<&str>; N], Problem> {
+        if let Some((other, _)) = self.query.iter().find(|(name, _)| !known.contains(&&name[..])) {
+            let problem = Problem::invalid(format!("the query has no parameter `{other}`"));
+            return Err(problem.accepting(known));
+        }
+        Ok(known.map(|name| {
+            let found = self.query.iter().find(|(other, _)| other == name);
+            found.map(|(_, value)| value.as_str())
+        }))
+    }
+
+    /// The body, which has this type.
+    ///
+    /// # Errors
+    /// 415 for another type.
+    pub fn bytes(&self, media_type: &'static str) -> Result<&[u8], Problem> {
+        if self.content_type.as_deref() == Some(media_type) {
+            return Ok(&self.body);
+        }
+        let title = "The type of the body is not supported";
+        Err(Problem::new(415, "media-type", title, "the body is no stream").accepting([media_type]))
+    }
+
+    /// The number under this name in the query, which may have no other parameter.
+    ///
+    /// # Errors
+    /// 422 for another parameter, or anything but one number.
+    pub fn number(&self, name: &str) -> Result<Option<u64>, Problem> {
+        match &self.query[..] {
+            [] => Ok(None),
+            [(given, value)] if given == name => match value.parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(Problem::invalid(format!("`{name}` is no number: `{value}`"))),
+            },
+            _ => Err(Problem::invalid("the query has an unknown parameter").accepting([name])),
         }
     }
 

@@ -8,32 +8,41 @@
 //! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither does
 //!   a volume whose settings cannot be used.
 
+mod device_orders;
 mod fullness;
 mod orders;
+pub(crate) mod scrub;
 pub(crate) mod settings;
+mod snapshot_orders;
 mod state_directory;
+mod stream_orders;
 mod volume_orders;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::SharedDevice;
+use flagstone_blockdev::sectors::{SECTOR_BYTES, SectorDevice};
 use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
-use flagstone_pool::{NamedDevice, Pool, VolumeInfo};
+use flagstone_pool::stream::receive::Receiver;
+use flagstone_pool::{NamedDevice, Pool, PoolError, VolumeInfo};
 use flagstone_runtime::sync::{Permit, Semaphore};
 use flagstone_runtime::time;
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 
+pub(crate) use device_orders::{GrowPool, RemoveDevice};
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome};
 pub(crate) use settings::Settings;
+pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
-pub(crate) use volume_orders::{MakeVolume, SetVolume};
+pub(crate) use stream_orders::ReceivePart;
+pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
 
 use crate::http::Problem;
 use crate::limits::POOL_PAUSE;
@@ -47,6 +56,10 @@ pub(crate) struct Pools {
     /// Why there are none, without a usable directory.
     state: Result<StateDirectory, String>,
     slots: RefCell<BTreeMap<String, PoolSlot>>,
+    scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
+    removals: RefCell<BTreeMap<String, device_orders::Removal>>,
+    /// Volumes that are being received, by name.
+    receivers: RefCell<BTreeMap<String, Receiver>>,
     order: Rc<Semaphore>,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
@@ -76,7 +89,7 @@ pub(crate) enum PoolState {
 
 impl PoolSlot {
     fn closed(devices: Vec<String>, error: OpenPoolError) -> PoolSlot {
-        let OpenPoolError { reason, is_absent } = error;
+        let OpenPoolError { reason, is_absent, .. } = error;
         let state = PoolState::Closed { reason, is_absent };
         PoolSlot { devices, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
     }
@@ -91,11 +104,13 @@ impl PoolSlot {
 struct OpenPoolError {
     reason: String,
     is_absent: bool,
+    /// A device that has no superblock of a pool: the pool may be complete without it.
+    without: Option<String>,
 }
 
 impl From<String> for OpenPoolError {
     fn from(reason: String) -> OpenPoolError {
-        OpenPoolError { reason, is_absent: false }
+        OpenPoolError { reason, is_absent: false, without: None }
     }
 }
 
@@ -125,6 +140,9 @@ impl Pools {
         Pools {
             state,
             slots: RefCell::new(slots.collect()),
+            scrubs: RefCell::default(),
+            removals: RefCell::default(),
+            receivers: RefCell::default(),
             order: Semaphore::new(1),
             next_number: Cell::new(first_number),
         }
@@ -162,6 +180,11 @@ impl Pools {
         self.order.acquire(1).await
     }
 
+    /// The state directory, if there is one that can be used.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.state.as_ref().ok().map(StateDirectory::path)
+    }
+
     /// The directory that an order writes to.
     fn writable(&self) -> Result<&StateDirectory, Problem> {
         self.state.as_ref().map_err(|why| Problem::conflict(why.clone()))
@@ -190,6 +213,9 @@ impl Pools {
     /// Checkpoints and closes every pool, at shutdown.
     pub(crate) async fn close(&self) {
         for (name, slot) in self.slots() {
+            self.halt_scrub(&name).await;
+            self.removals.borrow_mut().remove(&name);
+            self.receivers.borrow_mut().clear();
             if let PoolState::Open(pool) = slot.state
                 && let Err(error) = pool.close().await
             {
@@ -221,8 +247,12 @@ async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
 async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
     let devices = open_devices(paths).await?;
     let pool = Pool::open(devices).await.map_err(|error| OpenPoolError {
-        is_absent: matches!(error, flagstone_pool::PoolError::NotAPool { .. }),
+        is_absent: matches!(error, PoolError::NotAPool { .. }),
         reason: error.to_string(),
+        without: match error {
+            PoolError::NotAPool { device } | PoolError::Superblock { device, .. } => Some(device),
+            _ => None,
+        },
     })?;
     let found = pool.status().name;
     if found != name {
@@ -230,6 +260,20 @@ async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> 
         let devices = paths.join(", ");
         return Err(format!("{devices} hold pool {found}, not {name}").into());
     }
+    Ok(pool)
+}
+
+/// Opens the pool `name` on the devices that the state directory has. One may be no part of it,
+/// because a growth did not complete.
+async fn open_recorded(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
+    let error = match open_pool(name, paths).await {
+        Err(error) if paths.len() > 1 => error,
+        opened => return opened,
+    };
+    let Some(without) = error.without.clone() else { return Err(error) };
+    let rest: Vec<String> = paths.iter().filter(|path| **path != without).cloned().collect();
+    let pool = open_pool(name, &rest).await.map_err(|_| error)?;
+    tracing::warn!("{without} is no device of pool {name}: flagstone pool grow adds it");
     Ok(pool)
 }
 
@@ -246,10 +290,12 @@ impl Server {
 
     /// Opens a closed pool, and logs a new reason for a failure.
     async fn try_open(&self, name: &str, devices: Vec<String>, last_reason: &str) {
-        match open_pool(name, &devices).await {
+        match open_recorded(name, &devices).await {
             Ok(pool) => {
+                let devices = self.adjust_devices(name, devices, &pool).await;
                 self.pools.insert(name, PoolSlot::open(devices, pool.clone()));
                 self.serve_pool(name, &pool);
+                self.pools.resume_scrub(name, &pool).await;
                 tracing::info!("pool {name} is open");
             }
             Err(error) => {
@@ -263,6 +309,24 @@ impl Server {
                 self.pools.insert(name, PoolSlot::closed(devices, error));
             }
         }
+    }
+
+    /// The devices that a pool has, recorded if others were.
+    async fn adjust_devices(
+        &self,
+        name: &str,
+        mut devices: Vec<String>,
+        pool: &Pool,
+    ) -> Vec<String> {
+        let own = pool.status().devices;
+        let before = devices.len();
+        devices.retain(|device| own.contains(device));
+        if devices.len() < before
+            && let Err(problem) = self.pools.record(name, Some(&devices)).await
+        {
+            tracing::warn!("the devices of pool {name} are not recorded: {}", problem.detail);
+        }
+        devices
     }
 
     /// Retries closed pools and watches how full the open ones are, for as long as the server runs.
@@ -294,6 +358,7 @@ impl Server {
     /// # Errors
     /// Why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
+        stream_orders::check_received(info)?;
         let settings = settings::from_properties(&info.properties)?;
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;
@@ -372,6 +437,9 @@ impl Server {
         let has_limit = own.is_some();
         let unlimited = || Limiter::new(Limit::default()).expect("no limit is valid");
         let limiter = own.unwrap_or_else(unlimited);
+        if volume.block_size_bytes == Some(SECTOR_BYTES) {
+            device = Arc::new(SectorDevice::new(device));
+        }
         let mut layers = Vec::new();
         for layer in volume.layers.iter().rev() {
             let layer = CountedLayer::new(layer.clone());

@@ -150,7 +150,7 @@ impl Server {
     }
 
     /// Checks that no other pool has one of the devices.
-    fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
+    pub(super) fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
         for (other, slot) in self.pools.slots().iter().filter(|(other, _)| *other != name) {
             if let Some(device) = slot.devices.iter().find(|device| devices.contains(device)) {
                 return Err(Problem::conflict(format!("{device} is a device of pool {other}")));
@@ -188,6 +188,7 @@ impl Server {
         }
         self.pools.insert(name, PoolSlot::open(devices.clone(), pool.clone()));
         self.serve_pool(name, &pool);
+        self.pools.resume_scrub(name, &pool).await;
         let volumes = pool.status().volumes;
         Ok(Outcome::changed(format!("pool {name} is open and has {volumes} volumes"))
             .with_next(format!("flagstone pool status {name}")))
@@ -218,6 +219,9 @@ impl Server {
         for volume in volumes {
             self.retire(&volume).await.map_err(failed)?;
         }
+        self.pools.halt_scrub(name).await;
+        self.pools.receivers.borrow_mut().clear();
+        self.pools.removals.borrow_mut().remove(name);
         let PoolSlot { devices, state, .. } = slot;
         let waiting = super::OpenPoolError::from("it is being opened again".to_owned());
         self.pools.insert(name, PoolSlot::closed(devices.clone(), waiting));
@@ -273,6 +277,9 @@ impl Server {
                 tracing::warn!("{why}; pool {name} is destroyed nevertheless");
             }
         }
+        self.pools.forget_scrub(name).await;
+        self.pools.receivers.borrow_mut().clear();
+        self.pools.removals.borrow_mut().remove(name);
         if let PoolState::Open(pool) = slot.state {
             pool.destroy().await.map_err(|error| failed(error.to_string()))?;
         }
@@ -311,7 +318,7 @@ impl Server {
 }
 
 /// Whether a device may become part of a pool.
-async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
+pub(super) async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
     let name = device.to_owned();
     let access = GuardedAccess::Write { agreed, own_file: false };
     let check = move || guard::check_path(&name, &PathBuf::from(&name), access);

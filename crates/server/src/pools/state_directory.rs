@@ -1,4 +1,5 @@
-//! State directory: the file `pools.json`, which records the devices of each pool.
+//! State directory: the file `pools.json`, which records the devices of each pool, and the progress
+//! of scrubs.
 //!
 //! Invariants: one server at a time uses a directory, by a lock; the file is replaced as a whole, and
 //! is durable when a write returns. A file that cannot be read is never replaced.
@@ -60,6 +61,11 @@ impl StateDirectory {
         }
     }
 
+    /// Its path.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Replaces the pools, durably.
     ///
     /// # Errors
@@ -70,6 +76,38 @@ impl StateDirectory {
         written.and_then(|written| written).map_err(|error| {
             format!("the state in {} cannot be written: {error}", self.path.display())
         })
+    }
+}
+
+impl StateDirectory {
+    /// Replaces another file, durably, or removes it.
+    ///
+    /// # Errors
+    /// What happened; the former file remains.
+    pub(super) async fn write_file(&self, name: &str, text: Option<Vec<u8>>) -> Result<(), String> {
+        let (path, file) = (self.path.clone(), name.to_owned());
+        let written = spawn_blocking("state", move || match text {
+            Some(text) => replace(&path, &file, &text),
+            None => match fs::remove_file(path.join(file)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed,
+            },
+        });
+        written.await.and_then(|written| written).map_err(|error| {
+            format!("{name} in {} cannot be written: {error}", self.path.display())
+        })
+    }
+
+    /// Another file, if it exists and is not too large.
+    pub(super) async fn read_file(&self, name: &str) -> Option<Vec<u8>> {
+        let path = self.path.join(name);
+        let read = spawn_blocking("state", move || {
+            let mut text = Vec::new();
+            let file = File::options().read(true).open(path)?;
+            file.take(STATE_FILE_BYTES).read_to_end(&mut text)?;
+            Ok::<_, io::Error>(text)
+        });
+        read.await.ok()?.ok()
     }
 }
 
@@ -158,11 +196,15 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
 
 fn write_now(path: &Path, pools: Vec<PoolEntry>) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(&Document { version: VERSION, pools })?;
-    let new = path.join("pools.json.new");
+    replace(path, "pools.json", &text)
+}
+
+fn replace(path: &Path, name: &str, text: &[u8]) -> io::Result<()> {
+    let new = path.join(format!("{name}.new"));
     let mut file = File::options().create(true).write(true).truncate(true).open(&new)?;
-    file.write_all(&text)?;
+    file.write_all(text)?;
     file.sync_all()?;
-    fs::rename(new, path.join("pools.json"))?;
+    fs::rename(new, path.join(name))?;
     File::options().read(true).open(path)?.sync_all()
 }
 

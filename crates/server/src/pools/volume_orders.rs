@@ -2,16 +2,17 @@
 //! steps up to the first change.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use flagstone_config::{Subsystem, Volume};
-use flagstone_pool::limits::BLOCK_BYTES;
-use flagstone_pool::{Pool, VolumeError, VolumeInfo, VolumeOptions};
+use flagstone_pool::{Pool, PoolVolume, VolumeError, VolumeInfo, VolumeOptions};
 use flagstone_units::display::size;
 use flagstone_units::size_text;
 use serde_json::Value;
 
 use super::orders::Outcome;
 use super::settings::{self, Settings};
+use super::stream_orders::check_received;
 use super::{PoolState, failed};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -40,11 +41,11 @@ pub(crate) struct SetVolume {
 }
 
 /// A volume of a pool that is open, served or not.
-struct Found {
-    pool_name: String,
-    pool: Pool,
-    info: VolumeInfo,
-    served: Option<Rc<ServedVolume>>,
+pub(crate) struct Found {
+    pub(crate) pool_name: String,
+    pub(crate) pool: Pool,
+    pub(crate) info: VolumeInfo,
+    pub(crate) served: Option<Rc<ServedVolume>>,
 }
 
 impl Server {
@@ -52,7 +53,7 @@ impl Server {
     ///
     /// # Errors
     /// 409 for a volume of the configuration.
-    fn find_in_pools(&self, name: &str) -> Result<Option<Found>, Problem> {
+    pub(super) fn find_in_pools(&self, name: &str) -> Result<Option<Found>, Problem> {
         for (pool_name, slot) in self.pools.slots() {
             let PoolState::Open(pool) = slot.state else { continue };
             let Some(info) = pool.volume(name) else { continue };
@@ -65,13 +66,13 @@ impl Server {
         }
         match self.volumes().iter().any(|volume| volume.name() == name) {
             true => Err(Problem::conflict(format!(
-                "volume {name} is in the configuration: change it there"
+                "volume {name} is in the configuration, not in a pool: change it there"
             ))),
             false => Ok(None),
         }
     }
 
-    fn required(&self, name: &str) -> Result<Found, Problem> {
+    pub(super) fn required(&self, name: &str) -> Result<Found, Problem> {
         let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
         self.find_in_pools(name)?.ok_or_else(|| {
             Problem::not_found(format!("no pool has a volume `{name}`"))
@@ -80,7 +81,7 @@ impl Server {
     }
 
     /// Checks the settings of a volume, and that nothing of it is taken.
-    fn checked(
+    pub(super) fn checked(
         &self,
         pool: &str,
         name: &str,
@@ -90,9 +91,6 @@ impl Server {
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
-        if volume.block_size_bytes.is_some_and(|block| block != BLOCK_BYTES as u32) {
-            return Err(Problem::invalid("volumes of pools have blocks of 4096 B, no others"));
-        }
         Ok((volume, subsystem))
     }
 
@@ -143,26 +141,42 @@ impl Server {
         let options = VolumeOptions { size_bytes: *size_bytes, thick: *thick, properties };
         let created = pool.create_volume(name, &options).await;
         let device = created.map_err(|error| problem(pool_name, error))?;
-        let info = device.info().ok_or_else(|| failed("the volume was deleted"))?;
-        if let Err(why) = self.serve_pool_volume(pool_name, &pool, &info) {
-            // Such as a block size that its stack cannot have: nothing stays behind.
-            drop(device);
-            pool.delete_volume(name).await.map_err(|error| problem(pool_name, error))?;
-            return Err(Problem::conflict(why));
-        }
+        self.serve_created(pool_name, &pool, device).await?;
         tracing::info!("volume {name} of {full} was created in pool {pool_name}");
         Ok(outcome)
+    }
+
+    /// Serves a new volume. One that cannot be served, such as with a block size that its stack
+    /// cannot have, is deleted again.
+    pub(super) async fn serve_created(
+        &self,
+        pool_name: &str,
+        pool: &Pool,
+        device: Arc<PoolVolume>,
+    ) -> Result<(), Problem> {
+        let info = device.info().ok_or_else(|| failed("the volume was deleted"))?;
+        let Err(why) = self.serve_pool_volume(pool_name, pool, &info) else { return Ok(()) };
+        drop(device);
+        pool.delete_volume(&info.name).await.map_err(|error| problem(pool_name, error))?;
+        Err(Problem::conflict(why))
     }
 
     /// Grows a volume; hosts learn of it.
     pub(crate) async fn resize_volume(
         &self,
         name: &str,
-        size_bytes: u64,
+        size_bytes: Option<u64>,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
+        let is_plain = |volume: &&Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
+        if let Some(served) = self.volumes().iter().find(is_plain) {
+            return self.resize_plain(served, size_bytes, dry_run);
+        }
         let Found { pool_name, pool, info, served } = self.required(name)?;
+        let size_bytes = size_bytes.ok_or_else(|| {
+            Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
+        })?;
         let (from, to) = (size_text(info.size_bytes), size_text(size_bytes));
         if size_bytes == info.size_bytes {
             return Ok(Outcome::unchanged(format!("volume {name} has {from} already")));
@@ -198,12 +212,59 @@ impl Server {
         Ok(outcome)
     }
 
+    /// Lets a volume of the configuration have the size of its device, which grew.
+    fn resize_plain(
+        &self,
+        served: &ServedVolume,
+        size_bytes: Option<u64>,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let name = served.name();
+        if self.mirror_of(served.number).is_some() {
+            return Err(Problem::conflict(format!(
+                "volume {name} is mirrored: grow the devices of all nodes, then run flagstone mirror \
+                 grow {name}"
+            )));
+        }
+        let device = served.device.get();
+        let device = device.ok_or_else(|| {
+            Problem::conflict(format!("volume {name} is not open yet: see flagstone status {name}"))
+        })?;
+        if dry_run {
+            return Ok(Outcome::changed(format!("volume {name} takes the size of its device")));
+        }
+        let before = device.geometry().size_bytes;
+        device.refresh();
+        let now = device.geometry().size_bytes;
+        let (from, to) = (size_text(before), size_text(now));
+        if before != now {
+            let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
+            let told = self.target.resize_namespace(&nqn, served.nsid);
+            told.map_err(|error| failed(error.to_string()))?;
+            tracing::info!("volume {name} was grown from {from} to {to}");
+        }
+        match size_bytes {
+            Some(wanted) if wanted != now => Err(Problem::conflict(format!(
+                "volume {name} has the size of its device, {to}: grow the device first, and give \
+                 its size or none"
+            ))),
+            _ if before == now => {
+                Ok(Outcome::unchanged(format!("volume {name} has the size of its device, {to}")))
+            }
+            _ => Ok(Outcome::changed(format!(
+                "volume {name} grows from {from} to {to}; NVMe hosts see it at once, NBD clients \
+                 when they connect again"
+            ))),
+        }
+    }
+
     /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume out
     /// of service for a moment, and so needs detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
         let Found { pool_name, pool, info, served } = self.required(name)?;
+        check_received(&info).map_err(Problem::conflict)?;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
         settings::merge(&mut settings, change);
@@ -268,7 +329,7 @@ impl Server {
     }
 
     /// Serves a volume as the pool has it now.
-    async fn serve_again(
+    pub(super) async fn serve_again(
         &self,
         pool_name: &str,
         pool: &Pool,
@@ -339,6 +400,13 @@ impl Server {
         let Some(Found { pool_name, pool, info, served }) = self.find_in_pools(name)? else {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
+        let own = format!("{name}@");
+        let snapshots = pool.snapshots();
+        let snapshots = snapshots.iter().filter(|snapshot| snapshot.name.starts_with(&own)).count();
+        if snapshots > 0 {
+            let name = name.to_owned();
+            return Err(problem(&pool_name, VolumeError::HasSnapshots { name, snapshots }));
+        }
         self.check_detached(served.as_slice(), force)?;
         let (full, used) = (size_text(info.size_bytes), size(info.used_bytes));
         let outcome = Outcome::changed(format!("volume {name} is deleted from pool {pool_name}"))
@@ -346,6 +414,7 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
+        self.pools.receivers.borrow_mut().remove(name);
         if let Some(served) = served
             && let Err(why) = self.retire(&served).await
         {
@@ -385,7 +454,7 @@ fn no_space(pool: &str, free: u64) -> Problem {
     Problem::conflict(format!("pool {pool} has {free} free: reserve less, or make the volume thin"))
 }
 
-fn problem(pool: &str, error: VolumeError) -> Problem {
+pub(crate) fn problem(pool: &str, error: VolumeError) -> Problem {
     match error {
         VolumeError::Io(error) => {
             failed(format!("pool {pool} cannot write: {error}; see flagstone pool status {pool}"))

@@ -1,0 +1,125 @@
+//! `flagstone snapshot`: orders on snapshots, and what they have.
+
+use std::fmt::Write as _;
+
+use flagstone_runtime::time;
+use flagstone_server::api::pool_document::{
+    DiffDocument, RangeDocument, SnapshotDocument, SnapshotsDocument,
+};
+use flagstone_server::http::encode;
+use flagstone_units::display::size;
+use flagstone_units::format_time;
+use serde_json::json;
+
+use super::args::{DiffArgs, ListSnapshotsArgs, SnapshotArgs, SnapshotCommand};
+use super::{Order, act, object};
+use crate::columns::{Left, Right, lines};
+use crate::exit::{Exit, Failure};
+use crate::output::print;
+use crate::status::run_client;
+use crate::status::server::{ApiClient, read};
+
+pub(crate) fn run(args: &SnapshotArgs) -> Result<Exit, Failure> {
+    run_client(async || match &args.command {
+        SnapshotCommand::List(args) => list(args).await,
+        SnapshotCommand::Diff(args) => diff(args),
+        command => act(&order(command)),
+    })
+}
+
+fn order(command: &SnapshotCommand) -> Order {
+    let (action, name, body, asks_first, args) = match command {
+        SnapshotCommand::Create(args) => {
+            let (first, with) = args.names.split_first().expect("clap asks for one");
+            ("create", first, json!({"with": with}), false, &args.order)
+        }
+        SnapshotCommand::Rollback(args) => {
+            ("rollback", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
+        }
+        SnapshotCommand::Delete(args) => ("delete", &args.name, json!({}), !args.yes, &args.order),
+        SnapshotCommand::List(_) | SnapshotCommand::Diff(_) => unreachable!("they are no orders"),
+    };
+    let (body, args) = (object(body), args.clone());
+    Order { kind: "snapshot", name: name.clone(), action, body, asks_first, args }
+}
+
+async fn list(args: &ListSnapshotsArgs) -> Result<Exit, Failure> {
+    let mut server = args.query.server()?;
+    loop {
+        let body = server.get_text("/v1/snapshots")?;
+        let mut found = read::<SnapshotsDocument>(body.as_bytes())?.snapshots;
+        if let Some(volume) = &args.volume {
+            found.retain(|snapshot| snapshot.name.split('@').next() == Some(volume));
+        }
+        let text = match args.query.json {
+            true => {
+                let document = SnapshotsDocument { snapshots: found };
+                args.query.as_json(serde_json::to_string_pretty(&document).expect("JSON"))?
+            }
+            false => table(&found),
+        };
+        if !args.query.show(&text)? {
+            return Ok(Exit::Success);
+        }
+        time::sleep(args.query.interval).await;
+    }
+}
+
+fn table(snapshots: &[SnapshotDocument]) -> String {
+    if snapshots.is_empty() {
+        return "no snapshots; next: flagstone snapshot create VOLUME@SNAPSHOT\n".to_owned();
+    }
+    let head = [
+        ("snapshot", Left),
+        ("taken", Left),
+        ("size", Right),
+        ("refers to", Right),
+        ("pool", Left),
+        ("clones", Left),
+    ];
+    let row = |snapshot: &SnapshotDocument| {
+        vec![
+            snapshot.name.clone(),
+            format_time(snapshot.created_seconds as f64, "%Y-%m-%d %H:%M"),
+            size(snapshot.size_bytes),
+            size(snapshot.referenced_bytes),
+            snapshot.pool.clone(),
+            snapshot.clones.join(", "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = snapshots.iter().map(row).collect();
+    lines(&head, &rows).iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// Asks for part after part.
+fn diff(args: &DiffArgs) -> Result<Exit, Failure> {
+    let mut server = ApiClient::find(args.api.as_ref())?;
+    let mut ranges: Vec<RangeDocument> = Vec::new();
+    let mut offset = Some(0);
+    while let Some(from) = offset {
+        let (old, new) = (encode(&args.from), encode(&args.to));
+        let path = format!("/v1/snapshots/{old}/diff/{new}?offset_bytes={from}");
+        let part: DiffDocument = server.get(&path)?;
+        for range in part.ranges {
+            match ranges.last_mut() {
+                Some(last) if last.offset_bytes + last.len_bytes == range.offset_bytes => {
+                    last.len_bytes += range.len_bytes;
+                }
+                _ => ranges.push(range),
+            }
+        }
+        offset = part.next_offset_bytes;
+    }
+    if args.json {
+        let document = DiffDocument { ranges, next_offset_bytes: None };
+        let text = serde_json::to_string_pretty(&document).expect("documents are JSON") + "\n";
+        return Ok(print(&text, Exit::Success));
+    }
+    let mut text = String::new();
+    for range in &ranges {
+        let _ = writeln!(text, "{} at {}", size(range.len_bytes), range.offset_bytes);
+    }
+    let bytes = ranges.iter().map(|range| range.len_bytes).sum();
+    let _ = writeln!(text, "{} differ, in {} ranges", size(bytes), ranges.len());
+    Ok(print(&text, Exit::Success))
+}

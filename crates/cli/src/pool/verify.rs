@@ -1,0 +1,149 @@
+//! `flagstone pool check`, without a server, and the waits for a scrub and a removal.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use flagstone_pool::verify::check::CheckReport;
+use flagstone_pool::{NamedDevice, Pool};
+use flagstone_runtime::time;
+use flagstone_server::api::pool_document::{
+    DamageDocument, PoolDocument, ScrubDocument, ScrubStateName,
+};
+use flagstone_server::http::encode;
+use flagstone_stack::{OpenOptions, open_device};
+use flagstone_units::display::size;
+use serde::Serialize;
+
+use super::args::CheckPoolArgs;
+use super::show;
+use crate::exit::{Exit, Failure};
+use crate::output::{json, print, progress_bar};
+use crate::status::server::ApiClient;
+
+/// Pause between two looks at a scrub.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// `flagstone pool check --json`
+#[derive(Serialize)]
+struct CheckDocument {
+    pool: String,
+    id: String,
+    update: u64,
+    volumes: usize,
+    snapshots: usize,
+    replayed_chunks: u64,
+    verified_bytes: u64,
+    live_bytes: u64,
+    damages: u64,
+    damage: Vec<DamageDocument>,
+}
+
+async fn open(path: &PathBuf) -> Result<NamedDevice, Failure> {
+    let name = path.to_str().ok_or_else(|| Failure::usage("a path is not UTF-8"))?.to_owned();
+    let spec = name.parse().map_err(|error| Failure::usage(format!("{name}: {error}")))?;
+    let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let opened = open_device(&spec, &options).await;
+    Ok(NamedDevice { name, device: opened.map_err(Failure::failed)? })
+}
+
+pub(super) async fn check(args: &CheckPoolArgs) -> Result<Exit, Failure> {
+    let mut devices = Vec::with_capacity(args.devices.len());
+    for path in &args.devices {
+        devices.push(open(path).await?);
+    }
+    let bar = progress_bar(Some(0), "{bytes} of {total_bytes} {wide_bar} {eta}");
+    let mut progress = |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    };
+    let report = Pool::check_devices(devices, &mut progress).await;
+    bar.finish_and_clear();
+    let report = report.map_err(Failure::failed)?;
+    let text = match args.json {
+        true => json(&document(&report)),
+        false => text(&report),
+    };
+    Ok(print(&text, if report.damages == 0 { Exit::Success } else { Exit::VerifyFailed }))
+}
+
+fn document(report: &CheckReport) -> CheckDocument {
+    CheckDocument {
+        pool: report.name.clone(),
+        id: report.id.to_string(),
+        update: report.update,
+        volumes: report.volumes,
+        snapshots: report.snapshots,
+        replayed_chunks: report.replayed_chunks,
+        verified_bytes: report.verified_bytes,
+        live_bytes: report.live_bytes,
+        damages: report.damages,
+        damage: report.damage.iter().map(DamageDocument::from).collect(),
+    }
+}
+
+fn text(report: &CheckReport) -> String {
+    let mut text = String::new();
+    for damage in &report.damage {
+        let _ = writeln!(text, "damaged: {damage}");
+    }
+    let unlisted = report.damages - report.damage.len() as u64;
+    if unlisted > 0 {
+        let _ = writeln!(text, "and {unlisted} more");
+    }
+    let CheckReport { name, volumes, snapshots, .. } = report;
+    let _ = writeln!(
+        text,
+        "pool {name} with {volumes} volumes and {snapshots} snapshots: {} verified, {} chunks to \
+         replay, {} damages",
+        size(report.verified_bytes),
+        report.replayed_chunks,
+        report.damages
+    );
+    text
+}
+
+/// Waits for the end of a scrub.
+pub(super) async fn wait(name: &str, api: Option<&PathBuf>) -> Result<Exit, Failure> {
+    let mut server = ApiClient::find(api)?;
+    let bar = progress_bar(Some(0), "{bytes} of {total_bytes} {wide_bar} {eta}");
+    let path = format!("/v1/pools/{}", encode(name));
+    let scrub = loop {
+        let pool: PoolDocument = server.get(&path)?;
+        let scrub = pool.scrub.ok_or_else(|| Failure::failed("the scrub was canceled"))?;
+        bar.set_length(scrub.total_bytes);
+        bar.set_position(scrub.verified_bytes);
+        if scrub.state != ScrubStateName::Running {
+            break scrub;
+        }
+        time::sleep(PAUSE).await;
+    };
+    bar.finish_and_clear();
+    let ScrubDocument { state, damages, .. } = &scrub;
+    let exit = match (state, damages) {
+        (ScrubStateName::Ended, 0) => Exit::Success,
+        (ScrubStateName::Ended, _) => Exit::VerifyFailed,
+        _ => Exit::Failed,
+    };
+    Ok(print(&show::scrub(&scrub), exit))
+}
+
+/// Waits until a device is removed.
+pub(super) async fn wait_for_removal(name: &str, api: Option<&PathBuf>) -> Result<Exit, Failure> {
+    let mut server = ApiClient::find(api)?;
+    let bar = progress_bar(Some(0), "{bytes} of {total_bytes} moved {wide_bar} {eta}");
+    let path = format!("/v1/pools/{}", encode(name));
+    loop {
+        let pool: PoolDocument = server.get(&path)?;
+        let Some(removal) = &pool.removal else {
+            bar.finish_and_clear();
+            return Ok(print(&show::pool(&pool), Exit::Success));
+        };
+        if let Some(reason) = &removal.reason {
+            return Err(Failure::failed(reason));
+        }
+        bar.set_length(removal.total_bytes);
+        bar.set_position(removal.total_bytes.saturating_sub(removal.left_bytes));
+        time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,271 @@
+//! Reservations of a namespace, with which hosts of a cluster exclude each other (Base 2.0 8.19).
+//!
+//! [`state`] is the pure state machine, [`record`] its durable form, [`notify`] the log of a
+//! controller. This module applies a command of a host: it makes the change durable if it has to
+//! survive a restart, publishes it in the namespace table, and waits for the commands that the
+//! change no longer admits.
+//!
+//! Invariants:
+//! - one change at a time in a subsystem, in order of arrival;
+//! - a change that survives restarts is durable before any host sees it. If it cannot be stored, the
+//!   command fails and nothing changes;
+//! - when a command completes that restricted other hosts, none of their earlier writes is in
+//!   flight, on any connection, closed or not. So a preempted host's write cannot land later.
+//!   Preempt and Preempt and Abort are therefore the same. A device that never answers blocks the
+//!   command, because nothing else would be safe.
+
+mod notify;
+mod record;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_nvme::command::reservation::{
+    Acquire, Register, Release, Report, ReportHeader, ReportRegistrant,
+};
+use flagstone_nvme::log::reservation::NotificationType;
+use flagstone_nvme::status::Status;
+use flagstone_nvme::wire::{U16, U32, U64, Wire};
+use flagstone_nvme::{IoOpcode, Nqn, Sqe};
+use flagstone_runtime::sync::SharedNotify;
+use flagstone_runtime::{BufMut, cores, spawn_blocking, time};
+use flagstone_transport::grace_period;
+use parking_lot::Mutex;
+
+use super::namespace::{NamespaceAccess, NamespaceConfig};
+use super::subsystem::Subsystem;
+use super::{Target, TargetError};
+use crate::admin::reply_data;
+use crate::config::TargetConfig;
+pub(crate) use notify::NotificationLog;
+use record::{decode, encode};
+use state::{Change, Reservations};
+pub(crate) use state::{DataUse, HostId, Restriction};
+
+/// CNTLID of every registrant: the dynamic controller model has no fixed identifiers.
+const DYNAMIC_CONTROLLER: u16 = 0xffff;
+/// Polling interval of the commands that a change waits for: a few commands of a fast disk.
+const DRAIN_PERIOD: Duration = Duration::from_micros(200);
+
+/// Longest record that a [`ReservationStore`] keeps, in bytes.
+pub const RESERVATION_RECORD_MAX_BYTES: usize = record::RECORD_MAX_BYTES;
+
+/// Storage of the reservations of one namespace.
+pub trait ReservationStore: Send + Sync {
+    /// Durably replaces the record, of at most [`RESERVATION_RECORD_MAX_BYTES`]; `None` removes it.
+    /// Called on a thread of its own, one call at a time.
+    ///
+    /// # Errors
+    /// The record was not stored.
+    fn save(&self, record: Option<&[u8]>) -> std::io::Result<()>;
+}
+
+/// Reservations of one namespace.
+pub(crate) struct NamespaceReservations {
+    state: Mutex<Reservations>,
+    store: Option<Arc<dyn ReservationStore>>,
+}
+
+/// Order of the changes in a subsystem.
+#[derive(Debug, Default)]
+pub(crate) struct ReservationTurn {
+    /// Tickets given out, and tickets served.
+    tickets: Mutex<(u64, u64)>,
+    served: SharedNotify,
+}
+
+/// The turn of one change, until it is dropped.
+struct Turn<'a>(&'a ReservationTurn);
+
+impl ReservationTurn {
+    async fn take(&self) -> Turn<'_> {
+        let ticket = {
+            let mut tickets = self.tickets.lock();
+            tickets.0 += 1;
+            tickets.0 - 1
+        };
+        self.served.wait_for(|| (self.tickets.lock().1 == ticket).then_some(())).await;
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.tickets.lock().1 += 1;
+        self.0.served.notify();
+    }
+}
+
+impl NamespaceReservations {
+    /// Reservations as `record` has them; none without a record.
+    fn open(
+        store: Option<Arc<dyn ReservationStore>>,
+        record: Option<&[u8]>,
+    ) -> Result<NamespaceReservations, &'static str> {
+        let state = record.map_or_else(|| Ok(Reservations::default()), decode)?;
+        Ok(NamespaceReservations { state: Mutex::new(state), store })
+    }
+
+    /// RESCAP bit 0 and PTPL: reservations can persist.
+    pub(crate) fn can_persist(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// PTPL: reservations persist.
+    pub(crate) fn persists(&self) -> bool {
+        self.state.lock().persists
+    }
+
+    pub(crate) fn restriction(&self) -> Option<Arc<Restriction>> {
+        Restriction::of(&self.state.lock()).map(Arc::new)
+    }
+
+    /// The change that `command` of `host` makes.
+    fn plan(&self, host: HostId, command: &Sqe, data: &[u8]) -> Result<Change, Status> {
+        let state = self.state.lock();
+        match IoOpcode(command.opcode) {
+            IoOpcode::RESERVATION_REGISTER => {
+                let register = Register::parse(command, data)?;
+                if host == HostId::default() {
+                    return Err(Status::HOST_ID_NOT_INITIALIZED.dnr());
+                }
+                state.register(host, register, self.can_persist())
+            }
+            IoOpcode::RESERVATION_ACQUIRE => state.acquire(host, Acquire::parse(command, data)?),
+            IoOpcode::RESERVATION_RELEASE => state.release(host, Release::parse(command, data)?),
+            _ => Err(Status::INVALID_OPCODE.dnr()),
+        }
+    }
+
+    /// Makes `next` durable as far as it survives a restart, then current.
+    async fn commit(&self, nsid: u32, next: Reservations) -> Result<(), Status> {
+        let record = encode(&next);
+        if let Some(store) = &self.store
+            && record != encode(&self.state.lock())
+        {
+            let store = store.clone();
+            let saved = spawn_blocking("reservations", move || store.save(record.as_deref())).await;
+            if let Err(error) = saved.and_then(|saved| saved) {
+                tracing::error!(
+                    nsid,
+                    "reservations cannot be stored, and stay as they are: {error}"
+                );
+                return Err(Status::INTERNAL_ERROR);
+            }
+        }
+        *self.state.lock() = next;
+        Ok(())
+    }
+
+    /// Data of Reservation Report `command`.
+    pub(crate) fn report(&self, command: &Sqe, config: &TargetConfig) -> Result<BufMut, Status> {
+        let report = Report::parse(command)?;
+        let asked = u32::try_from(report.data_bytes).ok().filter(|&all| all <= config.mdts_bytes);
+        let mut data = reply_data(command, asked.ok_or(Status::INVALID_FIELD.dnr())? as usize)?;
+        let state = self.state.lock();
+        let header = ReportHeader {
+            generation: U32::new(state.generation),
+            kind: state.reservation.map_or(0, |held| held.kind().code()),
+            registrants: U16::new(state.registrants.len() as u16),
+            persists: u8::from(state.persists),
+            ..ReportHeader::default()
+        };
+        let mut at = 0;
+        let mut push = |bytes: &[u8]| {
+            let room = data.len().saturating_sub(at).min(bytes.len());
+            data[at..at + room].copy_from_slice(&bytes[..room]);
+            at += room;
+        };
+        push(header.bytes());
+        for (host, key) in &state.registrants {
+            let registrant = ReportRegistrant {
+                controller: U16::new(DYNAMIC_CONTROLLER),
+                status: u8::from(state.reservation.is_some_and(|held| held.is_held_by(host))),
+                key: U64::new(*key),
+                host_id: *host,
+                ..ReportRegistrant::default()
+            };
+            push(registrant.bytes());
+        }
+        Ok(data)
+    }
+}
+
+impl Target {
+    /// Like [`Target::add_namespace`](Target::add_namespace), and lets hosts use reservations. With
+    /// a `store` they survive restarts if a host asks for that; `record` is what it stored.
+    ///
+    /// # Errors
+    /// As [`Target::add_namespace`](Target::add_namespace); [`TargetError::ReservationRecord`]: the
+    /// namespace is not served, because its reservations are unknown.
+    pub fn add_reservable_namespace(
+        &self,
+        nqn: &Nqn,
+        config: NamespaceConfig,
+        store: Option<Arc<dyn ReservationStore>>,
+        record: Option<&[u8]>,
+    ) -> Result<u32, TargetError> {
+        let opened = NamespaceReservations::open(store, record);
+        let reservations = opened.map_err(TargetError::ReservationRecord)?;
+        let access = NamespaceAccess::Hosts { reservations: Some(Arc::new(reservations)) };
+        let subsystem = self.subsystem_named(nqn)?;
+        subsystem.add_namespace(config, access, self.config().max_namespaces)
+    }
+}
+
+impl Subsystem {
+    /// Executes Reservation Register, Acquire or Release of `host`.
+    pub(crate) async fn change_reservations(
+        &self,
+        nsid: u32,
+        host: HostId,
+        command: &Sqe,
+        data: &[u8],
+    ) -> Result<(), Status> {
+        let _turn = self.reservation_turn.take().await;
+        let namespace = self.table().get(nsid).cloned().ok_or(Status::INVALID_NAMESPACE.dnr())?;
+        let reservations = namespace.reservations.clone().ok_or(Status::INVALID_OPCODE.dnr())?;
+        let Change { next, notices } = reservations.plan(host, command, data)?;
+        reservations.commit(nsid, next).await?;
+        let restriction = reservations.restriction();
+        if restriction != namespace.restriction {
+            self.set_restriction(nsid, &reservations, restriction.clone());
+        }
+        for (to, kind) in notices {
+            self.notify_reservation(nsid, to, kind);
+        }
+        if !Restriction::is_widened(namespace.restriction.as_deref(), restriction.as_deref()) {
+            self.earlier_commands_ended(&host).await;
+        }
+        Ok(())
+    }
+
+    fn notify_reservation(&self, nsid: u32, host: HostId, kind: NotificationType) {
+        for controller in self.controllers() {
+            if controller.host.id == host && !controller.masks_reservation(nsid, kind) {
+                controller.events.reservation_changed(nsid, kind);
+            }
+        }
+    }
+
+    /// Waits for the commands in flight of all hosts but `host`, which no longer count if they are
+    /// admitted from now on.
+    async fn earlier_commands_ended(&self, host: &HostId) {
+        // Commands that cores are executing now may use the previous table. They are admitted in the
+        // same turn, so afterwards all of them are counted in the phase that ends.
+        grace_period(&cores()).await;
+        let queues = self.queues_of_others(host);
+        let mut earlier: Vec<_> = queues.iter().map(|queue| (queue, queue.begin_phase())).collect();
+        grace_period(&cores()).await;
+        loop {
+            earlier.retain(|(queue, phase)| !queue.has_ended(*phase));
+            if earlier.is_empty() {
+                return;
+            }
+            time::sleep(DRAIN_PERIOD).await;
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Durable form of the reservations of one namespace: 64 bytes of header, 24 for each registrant,
+//! and a CRC32C of all of it.
+//!
+//! | at | bytes | field |
+//! | --- | --- | --- |
+//! | 0 | 8 | `FSRESV1\n` |
+//! | 8 | 4 | generation |
+//! | 12 | 2 | registrants |
+//! | 14 | 1 | type of the reservation, 0 without one |
+//! | 16 | 16 | host identifier of the holder, unless every registrant is one |
+//! | 64 | 24 each | registrants: host identifier (16), key (8) |
+//!
+//! A record that does not match its checksum, or breaks an invariant of [`Reservations`], is refused:
+//! the namespace would otherwise admit hosts that were fenced.
+
+use flagstone_nvme::command::reservation::{ReservationType, Scope};
+use flagstone_nvme::digest::crc32c;
+use flagstone_nvme::wire::{U16, U32, U64, Wire};
+
+use super::state::{HostId, Reservation, Reservations};
+use crate::limits::RESERVATION_REGISTRANTS;
+
+const MAGIC: &[u8; 8] = b"FSRESV1\n";
+const HEADER_BYTES: usize = 64;
+const REGISTRANT_BYTES: usize = 24;
+const CHECKSUM_BYTES: usize = 4;
+
+/// Longest record, in bytes.
+pub(crate) const RECORD_MAX_BYTES: usize =
+    HEADER_BYTES + RESERVATION_REGISTRANTS * REGISTRANT_BYTES + CHECKSUM_BYTES;
+
+/// The record of `state`; `None` if nothing of it survives a restart.
+pub(crate) fn encode(state: &Reservations) -> Option<Vec<u8>> {
+    if !state.persists {
+        return None;
+    }
+    let (kind, holder) = match state.reservation {
+        None => (0, HostId::default()),
+        Some(Reservation::Held { kind, by }) => (kind.code(), by),
+        Some(Reservation::Shared { kind }) => (kind.code(), HostId::default()),
+    };
+    let mut record = Vec::with_capacity(RECORD_MAX_BYTES);
+    record.extend(MAGIC);
+    record.extend(state.generation.to_le_bytes());
+    record.extend((state.registrants.len() as u16).to_le_bytes());
+    record.extend([kind, 0]);
+    record.extend(holder);
+    record.resize(HEADER_BYTES, 0);
+    for (host, key) in &state.registrants {
+        record.extend(host);
+        record.extend(key.to_le_bytes());
+    }
+    record.extend(crc32c(&record).to_le_bytes());
+    Some(record)
+}
+
+/// The reservations in `record`.
+///
+/// # Errors
+/// What is wrong with it.
+pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
+    let damaged = "the record is damaged";
+    let (content, checksum) = record
+        .split_last_chunk::<CHECKSUM_BYTES>()
+        .filter(|_| record.len() <= RECORD_MAX_BYTES)
+        .ok_or(damaged)?;
+    if crc32c(content) != u32::from_le_bytes(*checksum) || content.len() < HEADER_BYTES {
+        return Err(damaged);
+    }
+    let (header, registrants) = content.split_at(HEADER_BYTES);
+    if header[..8] != *MAGIC {
+        return Err("the record is of another version");
+    }
+    let field = |at: usize| &header[at..];
+    let generation = U32::view(field(8)).ok_or(damaged)?.get();
+    let count = usize::from(U16::view(field(12)).ok_or(damaged)?.get());
+    let holder = *HostId::view(field(16)).ok_or(damaged)?;
+    let reservation = match (header[14], ReservationType::from_code(header[14])) {
+        (0, _) => None,
+        (_, None) => return Err("the record has an unknown type of reservation"),
+        (_, Some(kind)) if kind.scope == Scope::AllRegistrants => {
+            Some(Reservation::Shared { kind })
+        }
+        (_, Some(kind)) => Some(Reservation::Held { kind, by: holder }),
+    };
+    if registrants.len() != count * REGISTRANT_BYTES {
+        return Err(damaged);
+    }
+    let registrant = |bytes: &[u8]| {
+        let key = U64::view(&bytes[size_of::<HostId>()..])?.get();
+        Some((*HostId::view(bytes)?, key))
+    };
+    let registrants: Option<std::collections::BTreeMap<_, _>> =
+        registrants.chunks_exact(REGISTRANT_BYTES).map(registrant).collect();
+    let registrants = registrants.filter(|all| all.len() == count).ok_or(damaged)?;
+    let state = Reservations { registrants, reservation, persists: true, generation };
+    if state.is_consistent() { Ok(state) } else { Err(damaged) }
+}

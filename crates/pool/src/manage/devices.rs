@@ -1,0 +1,346 @@
+//! Devices: a pool grows by a device, or gets rid of one, while it is used.
+//!
+//! Invariants:
+//! - the numbers of segments never change: those of a removed device stay unused;
+//! - the table of devices changes by an update of the superblock, while no checkpoint runs. A new
+//!   device has copies 0 and 1 of that update before any other device: after a crash, either it has
+//!   two copies, and the opening completes the update, or the other devices are a pool without it;
+//! - a device is removed when nothing refers to its segments, reads in progress included.
+//!
+//! A crash ends an evacuation: it is begun again by order.
+
+use flagstone_blockdev::IoError;
+
+use super::create::{check_device, wipe};
+use super::pool::Pool;
+use super::space::OrderKind;
+use crate::error::{PoolError, VolumeError};
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
+use crate::log::append::chunk_memory;
+use crate::ondisk::superblock::Superblock;
+use crate::recover::superblocks::read_superblock;
+use crate::storage::NamedDevice;
+
+/// Why a pool cannot get or lose a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceOrderError {
+    /// The new device cannot be used.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The order was refused.
+    #[error(transparent)]
+    Order(#[from] VolumeError),
+    /// The pool has its most devices or segments.
+    #[error(
+        "the pool cannot have this device too: it has at most 16 devices, removed ones included, and 16,777,216 segments"
+    )]
+    TooMany,
+    /// No device of this name.
+    #[error("pool {pool} has no device {device}")]
+    Unknown {
+        /// Name of the pool.
+        pool: String,
+        /// The device.
+        device: String,
+    },
+    /// The device is the only one.
+    #[error("{device} is the only device of pool {pool}: add another one first")]
+    Last {
+        /// Name of the pool.
+        pool: String,
+        /// The device.
+        device: String,
+    },
+    /// Another device is being removed.
+    #[error("another device of pool {pool} is being removed")]
+    Busy {
+        /// Name of the pool.
+        pool: String,
+    },
+    /// The other devices are too small.
+    #[error(
+        "without {device}, the pool has room for {capacity_bytes} bytes, and {needed_bytes} are \
+         used or reserved: add a device, or delete volumes or snapshots first"
+    )]
+    NoRoom {
+        /// The device.
+        device: String,
+        /// Capacity without it.
+        capacity_bytes: u64,
+        /// Bytes in use or reserved.
+        needed_bytes: u64,
+    },
+    /// Blocks on the device cannot be moved.
+    #[error(
+        "{segments} segments of {device} have damaged blocks, which cannot be moved: scrub the pool, \
+         and write or delete what is damaged"
+    )]
+    Damaged {
+        /// The device.
+        device: String,
+        /// Number of segments.
+        segments: usize,
+    },
+}
+
+/// An evacuation in progress. Dropping it ends the evacuation, and the device is used as before.
+pub struct Evacuation {
+    pool: Pool,
+    device: String,
+    index: usize,
+}
+
+impl Drop for Evacuation {
+    fn drop(&mut self) {
+        let shared = self.pool.shared();
+        let mut state = shared.state.lock();
+        if let Some(range) = state.evacuated.take() {
+            state.segments.give_back(&range);
+            let layout = &shared.storage.layout;
+            state.sizes = shared.sizes.within(layout, layout.usable_segments());
+        }
+        drop(state);
+        shared.progress.notify();
+    }
+}
+
+impl Pool {
+    /// Adds a device to the pool. Its space can be used when the call returns. `overwrite` allows a
+    /// device that contains data.
+    ///
+    /// # Errors
+    /// [`DeviceOrderError`] for a device that cannot be used, and errors of the devices. After an
+    /// error of a device in the pool, it has to be opened again, with the new device or without.
+    pub async fn grow(&self, new: NamedDevice, overwrite: bool) -> Result<(), DeviceOrderError> {
+        let order = self.order(OrderKind::Deletion).await?;
+        let shared = self.shared();
+        let device = new.name.clone();
+        let (segment_blocks, table, pool) = {
+            let superblock = &shared.state.lock().superblock;
+            (superblock.segment_blocks, superblock.devices.clone(), superblock.pool)
+        };
+        if table.len() == DEVICES_MAX {
+            return Err(DeviceOrderError::TooMany);
+        }
+        // Another name of a device that the pool has is refused, whatever may be overwritten.
+        if let Ok(found) = read_superblock(&new).await
+            && found.superblock.pool == pool
+            && table.iter().any(|own| own.id == found.superblock.device_id() && !own.is_removed())
+        {
+            let reason = "it is a device of this pool already, or a copy of one";
+            return Err(PoolError::Unsuitable { device, reason }.into());
+        }
+        let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
+        if is_volatile(&new) && !shared.storage.has_volatile_cache() {
+            // Hosts that are attached were told that they need not flush.
+            let reason = "it has a volatile write cache, and the devices of the pool have none: turn \
+                          its cache off";
+            return Err(PoolError::Unsuitable { device, reason }.into());
+        }
+        let record = check_device(&new, segment_blocks, overwrite).await?;
+        let turn = self.keeper_turn().await?;
+        wipe(&new).await?;
+        let mut superblock = shared.state.lock().superblock.clone();
+        superblock.update += 1;
+        superblock.devices.push(record);
+        let index = superblock.devices.len() - 1;
+        if shared.storage.layout.push(&record).is_err() {
+            return Err(DeviceOrderError::TooMany);
+        }
+        shared.storage.devices.push(new);
+        let done = self.write_table(&superblock, Some(index)).await;
+        if let Err(error) = done {
+            return Err(PoolError::Device { device, error }.into());
+        }
+        {
+            let mut state = shared.state.lock();
+            let segments = record.segments as usize;
+            let more = |blocks: &mut Vec<u32>| blocks.resize(blocks.len() + segments, 0);
+            more(&mut state.usage.blocks);
+            more(&mut state.meta_usage.blocks);
+            state.segments.extend(record.segments);
+            let layout = &shared.storage.layout;
+            let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
+            state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
+            (state.clean, state.gain) = (false, Default::default());
+        }
+        drop((turn, order));
+        shared.progress.notify();
+        Ok(())
+    }
+
+    /// Writes a superblock with another table, first to copies 0 and 1 of a new device.
+    async fn write_table(
+        &self,
+        superblock: &Superblock,
+        new: Option<usize>,
+    ) -> Result<(), IoError> {
+        let shared = self.shared();
+        let written = async {
+            if let Some(index) = new {
+                // Both copies have to be there.
+                shared.storage.write_copies(index, superblock, &[0, 1], &mut 1).await?;
+            }
+            shared.storage.write_superblock(superblock).await
+        };
+        let written = written.await;
+        let mut state = shared.state.lock();
+        match written {
+            Ok(()) => state.superblock = superblock.clone(),
+            Err(_) => state.fail(IoError::WriteFault),
+        }
+        drop(state);
+        shared.progress.notify();
+        written
+    }
+
+    /// Begins to move everything from a device to the others. Nothing is written to it from now on.
+    ///
+    /// # Errors
+    /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
+    pub async fn evacuate(&self, device: &str) -> Result<Evacuation, DeviceOrderError> {
+        // What was overwritten since the last one counts as used.
+        self.checkpoint().await.map_err(VolumeError::Io)?;
+        let shared = self.shared();
+        let pool = || shared.name.clone();
+        let found = shared.storage.devices.present().find(|(_, named)| named.name == device);
+        let device = device.to_owned();
+        let Some((index, _)) = found else {
+            return Err(DeviceOrderError::Unknown { pool: pool(), device });
+        };
+        if shared.storage.devices.present().count() == 1 {
+            return Err(DeviceOrderError::Last { pool: pool(), device });
+        }
+        let layout = &shared.storage.layout;
+        let range = layout.segments_on(index);
+        let rest = layout.usable_segments() - range.len() as u32;
+        let mut state = shared.state.lock();
+        state.check().map_err(VolumeError::Io)?;
+        if state.evacuated.is_some() {
+            return Err(DeviceOrderError::Busy { pool: pool() });
+        }
+        let sizes = shared.sizes.within(layout, rest);
+        let used = state.supply().used();
+        if used > sizes.capacity || rest < crate::limits::SEGMENTS_MIN {
+            let block = BLOCK_BYTES as u64;
+            let (capacity_bytes, needed_bytes) = (sizes.capacity * block, used * block);
+            return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
+        }
+        state.segments.withhold(range.clone());
+        (state.evacuated, state.sizes) = (Some(range), sizes);
+        drop(state);
+        shared.progress.notify();
+        Ok(Evacuation { pool: self.clone(), device, index })
+    }
+}
+
+impl Evacuation {
+    /// Bytes on the device that are in use, as of the last checkpoint.
+    pub fn left_bytes(&self) -> u64 {
+        let state = self.pool.shared().state.lock();
+        let blocks: u64 = match &state.evacuated {
+            Some(range) => range.clone().map(|segment| u64::from(state.live_in(segment))).sum(),
+            None => 0,
+        };
+        blocks * BLOCK_BYTES as u64
+    }
+
+    /// Moves some segments. True when nothing refers to the device any more.
+    ///
+    /// # Errors
+    /// [`DeviceOrderError`] if the rest cannot be moved, and errors of the devices.
+    pub async fn step(&self) -> Result<bool, DeviceOrderError> {
+        let shared = self.pool.shared();
+        let (range, log, damaged, used) = {
+            let mut state = shared.state.lock();
+            state.check().map_err(VolumeError::Io)?;
+            let range = state.evacuated.clone().expect("it lasts until it is dropped");
+            let (used, log) = state.segments.in_use(&range);
+            let damaged = range.clone().filter(|segment| state.damaged.contains(segment)).count();
+            (range, log, damaged, used)
+        };
+        if used == 0 {
+            return Ok(true);
+        }
+        if used == damaged {
+            let device = self.device.clone();
+            return Err(DeviceOrderError::Damaged { device, segments: damaged });
+        }
+        if log > 0 {
+            // A chunk in the segment names the one that follows.
+            let memory = chunk_memory(0).await;
+            shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
+            let mut state = shared.state.lock();
+            let state = &mut *state;
+            state
+                .position
+                .leave(&mut state.segments)
+                .map_err(|_| VolumeError::Full { pool: shared.name.clone() })?;
+        }
+        let is_closed = {
+            let state = shared.state.lock();
+            range.clone().any(|segment| {
+                state.segments.is_closed(segment) && !state.damaged.contains(&segment)
+            })
+        };
+        match is_closed {
+            true => self.clean().await?,
+            false => self.pool.checkpoint().await.map_err(VolumeError::Io)?,
+        }
+        Ok(false)
+    }
+
+    /// One pass of the cleaner.
+    async fn clean(&self) -> Result<(), DeviceOrderError> {
+        let shared = self.pool.shared();
+        let target = {
+            let mut state = shared.state.lock();
+            state.wanted.cleaning = true;
+            state.checkpoints + 1
+        };
+        shared.progress.notify();
+        let done = || {
+            let state = shared.state.lock();
+            let done = state.checkpoints >= target || !state.wanted.cleaning && !state.keeper_works;
+            if done { Some(Ok(())) } else { state.check().err().map(Err) }
+        };
+        shared.progress.wait_for(done).await.map_err(VolumeError::Io)?;
+        Ok(())
+    }
+
+    /// Removes the device from the table, once [`Evacuation::step`] has returned true. It keeps its
+    /// superblock, of an older update, until [`release`] removes it.
+    ///
+    /// # Errors
+    /// Of the devices: the pool has to be opened again.
+    pub async fn complete(self) -> Result<(), DeviceOrderError> {
+        let shared = self.pool.shared().clone();
+        let order = self.pool.order(OrderKind::Deletion).await?;
+        let turn = self.pool.keeper_turn().await?;
+        let mut superblock = {
+            let mut state = shared.state.lock();
+            let range = state.evacuated.clone().expect("it lasts until it is dropped");
+            assert_eq!(state.segments.in_use(&range).0, 0, "nothing refers to the device");
+            state.superblock.clone()
+        };
+        superblock.update += 1;
+        superblock.devices[self.index].size_bytes = 0;
+        if let Err(error) = self.pool.write_table(&superblock, None).await {
+            return Err(VolumeError::Io(error).into());
+        }
+        shared.storage.layout.remove(self.index);
+        shared.storage.devices.release(self.index);
+        // The segments stay withheld.
+        shared.state.lock().evacuated = None;
+        drop((turn, order));
+        Ok(())
+    }
+}
+
+/// Removes the superblocks of a device that was removed from a pool.
+///
+/// # Errors
+/// Of the device.
+pub async fn release(named: &NamedDevice) -> Result<(), PoolError> {
+    wipe(named).await
+}

@@ -1,0 +1,108 @@
+//! Receive: applies the frames of a stream to a volume, in order and without a gap.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, IoError, ZeroFlags};
+use flagstone_runtime::buf;
+
+use super::frame::{Frame, FrameBody, StreamStart};
+use crate::id::PoolId;
+use crate::manage::volume::PoolVolume;
+use crate::ondisk::FormatError;
+
+/// Why a frame was not applied.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    /// It is no frame.
+    #[error("the stream cannot be used: {0}")]
+    Format(#[from] FormatError),
+    /// It is of another stream.
+    #[error("the stream has a frame of another stream")]
+    Foreign,
+    /// Frames are missing, or are there twice.
+    #[error("the stream has a frame for {found}, where one for {expected} was expected")]
+    Gap {
+        /// Offset of the frame.
+        found: u64,
+        /// Offset after the frame before.
+        expected: u64,
+    },
+    /// It goes beyond the end, or ends before it.
+    #[error("the stream has frames up to {end} of {size_bytes} bytes")]
+    End {
+        /// Where the frames end.
+        end: u64,
+        /// Size of the volume.
+        size_bytes: u64,
+    },
+    /// It refers to a base, and the stream has none.
+    #[error("the stream refers to a base, and has none")]
+    Base,
+    /// The volume cannot be written.
+    #[error("the volume cannot be written: {0}")]
+    Io(#[from] IoError),
+}
+
+/// A volume that is being received.
+pub struct Receiver {
+    device: Arc<PoolVolume>,
+    /// Of the snapshot that is received.
+    pub snapshot: PoolId,
+    /// The beginning of the stream.
+    pub start: StreamStart,
+    at: u64,
+    ended: bool,
+}
+
+impl Receiver {
+    /// A receiver after the first frame. The volume has the content of the base, or is empty.
+    pub fn new(device: Arc<PoolVolume>, snapshot: PoolId, start: StreamStart) -> Receiver {
+        Receiver { device, snapshot, start, at: 0, ended: false }
+    }
+
+    /// Offset of the next frame.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// True after the last frame.
+    pub fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Applies the next frame.
+    ///
+    /// # Errors
+    /// [`ReceiveError`]; the receive cannot continue.
+    pub async fn apply(&mut self, frame: &Frame<'_>) -> Result<(), ReceiveError> {
+        let (size_bytes, end) = (self.start.size_bytes, frame.offset + frame.covered_bytes());
+        if frame.snapshot != self.snapshot || matches!(frame.body, FrameBody::Begin(_)) {
+            return Err(ReceiveError::Foreign);
+        }
+        if frame.offset != self.at || self.ended {
+            return Err(ReceiveError::Gap { found: frame.offset, expected: self.at });
+        }
+        if end > size_bytes || frame.body == FrameBody::End && end < size_bytes {
+            return Err(ReceiveError::End { end, size_bytes });
+        }
+        match &frame.body {
+            FrameBody::Data(data) => {
+                let mut memory = buf::acquire_more(data.len()).await;
+                memory.copy_from_slice(data);
+                self.device.write(self.at, memory.freeze(), false).await?;
+            }
+            FrameBody::Zero(len) => {
+                let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
+                self.device.write_zeroes(self.at, *len, flags).await?;
+            }
+            FrameBody::Same(_) if self.start.base.is_none() => return Err(ReceiveError::Base),
+            FrameBody::Same(_) | FrameBody::Begin(_) => {}
+            FrameBody::End => {
+                self.device.flush().await?;
+                self.ended = true;
+            }
+        }
+        self.at = end;
+        Ok(())
+    }
+}

@@ -1,0 +1,414 @@
+//! Check: walks the devices of a closed pool, without changing them, and reads everything.
+//!
+//! It finds: damaged copies of superblocks, metadata, map pages and blocks; blocks that two maps
+//! have for their own; counts of live blocks that are wrong; chunk headers without which the cleaner
+//! cannot move their blocks; a log that lost chunks. Not found: damage of what nothing refers to, and
+//! of the last chunks of the log after the last flush, which a crash may leave torn.
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::buf;
+
+use super::{CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page};
+use crate::error::PoolError;
+use crate::id::PoolId;
+use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
+use crate::manage::pool::Pool;
+use crate::manage::shared::Usage;
+use crate::manage::space::Sizes;
+use crate::map::cache::PageCache;
+use crate::map::recent::Recent;
+use crate::ondisk::catalog::{Catalog, VolumeState};
+use crate::ondisk::checksum;
+use crate::ondisk::chunk::ChunkHeader;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
+use crate::ondisk::superblock::copy_offset;
+use crate::recover::metadata::{Checkpoint, read_checkpoint};
+use crate::recover::replay::Replay;
+use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
+use crate::storage::{NamedDevice, Storage};
+
+/// Damages that a report lists; further ones are counted.
+const DAMAGE_MAX: usize = 1000;
+
+/// Most blocks of one read.
+const READ_BLOCKS: usize = 64;
+
+/// Result of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckReport {
+    /// Name of the pool.
+    pub name: String,
+    /// Its identifier.
+    pub id: PoolId,
+    /// Update of the superblock.
+    pub update: u64,
+    /// Volumes, without snapshots.
+    pub volumes: usize,
+    /// Snapshots.
+    pub snapshots: usize,
+    /// Chunks after the checkpoint, which the next opening replays.
+    pub replayed_chunks: u64,
+    /// Bytes that were read and compared with their checksums.
+    pub verified_bytes: u64,
+    /// Live bytes, as the pool has recorded them.
+    pub live_bytes: u64,
+    /// Damage, up to the number that a report lists.
+    pub damage: Vec<Damage>,
+    /// All damages.
+    pub damages: u64,
+}
+
+impl CheckReport {
+    fn add(&mut self, damage: Damage) {
+        self.damages += 1;
+        if self.damage.len() < DAMAGE_MAX {
+            self.damage.push(damage);
+        }
+    }
+}
+
+/// One bit per block of the pool: 32 MiB for 1 TiB.
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(blocks: u64) -> Bits {
+        Bits(vec![0; blocks.div_ceil(64) as usize])
+    }
+
+    /// Sets a bit; returns whether it was set before.
+    fn set(&mut self, block: u64) -> bool {
+        let (word, bit) = (&mut self.0[(block / 64) as usize], 1 << (block % 64));
+        let was = *word & bit != 0;
+        *word |= bit;
+        was
+    }
+
+    fn has(&self, block: u64) -> bool {
+        self.0[(block / 64) as usize] & 1 << (block % 64) != 0
+    }
+}
+
+struct Check<'a> {
+    storage: &'a Storage,
+    report: CheckReport,
+    /// Blocks to which a map refers.
+    live: Bits,
+    usage: Usage,
+    /// What is below damaged pages stays counted.
+    is_partial: bool,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Pool {
+    /// Checks the pool whose devices these are, in any order, and changes nothing. `progress` gets
+    /// the bytes verified and, about, the bytes in all.
+    ///
+    /// # Errors
+    /// As [`Pool::open`], for devices that are not one complete and current pool, or whose metadata
+    /// cannot be used at all.
+    pub async fn check_devices(
+        devices: Vec<NamedDevice>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<CheckReport, PoolError> {
+        let mut found = Vec::with_capacity(devices.len());
+        for named in devices {
+            let superblock = read_superblock(&named).await?;
+            found.push((named, superblock));
+        }
+        let (storage, superblock) = assemble(&found)?;
+        let cache = PageCache::new(CACHE_PAGES);
+        let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
+        let mut report = CheckReport {
+            name: superblock.name.clone(),
+            id: superblock.pool,
+            update: superblock.update,
+            volumes: checkpoint.catalog.present().count(),
+            snapshots: checkpoint.catalog.snapshots().count(),
+            live_bytes: bytes(checkpoint.usage.total() + checkpoint.meta_usage.total()),
+            // The metadata was compared when it was read.
+            verified_bytes: bytes(checkpoint.meta_usage.total()),
+            ..CheckReport::default()
+        };
+        for (named, found) in &found {
+            check_copies(named, found, &mut report);
+        }
+        let recent = Recent::new(Sizes::of(&storage.layout).recent);
+        let (catalog, trees) = (checkpoint.catalog.clone(), checkpoint.trees.clone());
+        let mut replay = Replay::new(&storage, &superblock, recent, catalog, trees);
+        match replay.run().await {
+            Ok(()) => {}
+            Err(PoolError::LostChunk { .. } | PoolError::Metadata { .. }) => {
+                let at = superblock.start.block;
+                report.add(damage(&storage, at, DamageKind::Log, "flushed chunks are damaged"));
+            }
+            Err(error) => return Err(error),
+        }
+        report.replayed_chunks = replay.sequence() - superblock.start.sequence;
+        drop(replay);
+        let mut check = Check {
+            storage: &storage,
+            report,
+            live: Bits::new(storage.layout.blocks()),
+            usage: Usage { blocks: vec![0; storage.layout.segments() as usize] },
+            is_partial: false,
+            progress,
+        };
+        check.metadata(&checkpoint, superblock.root).await?;
+        check.maps(&checkpoint.catalog).await?;
+        check.counts(&checkpoint.usage);
+        check.headers(&checkpoint).await?;
+        Ok(check.report)
+    }
+}
+
+fn check_copies(named: &NamedDevice, found: &FoundSuperblock, report: &mut CheckReport) {
+    let damaged = found.damaged.iter().map(|copy| (*copy, CHANGED));
+    // A crash may leave copies of the update before.
+    let older = found.older.iter().map(|copy| (*copy, "it is older than the others"));
+    for (copy, cause) in damaged.chain(older) {
+        report.add(Damage {
+            device: named.name.clone(),
+            device_offset_bytes: copy_offset(copy),
+            kind: DamageKind::Superblock { copy },
+            cause,
+        });
+    }
+}
+
+impl Check<'_> {
+    fn add(&mut self, location: u64, kind: DamageKind, cause: &'static str) {
+        self.report.add(damage(self.storage, location, kind, cause));
+    }
+
+    fn verified(&mut self, blocks: u64) {
+        self.report.verified_bytes += bytes(blocks);
+        (self.progress)(self.report.verified_bytes, self.report.live_bytes);
+    }
+
+    /// Marks the metadata, whose checksums were compared when it was read.
+    async fn metadata(&mut self, checkpoint: &Checkpoint, root: Entry) -> Result<(), PoolError> {
+        let mut pages = vec![(crate::checkpoint::METADATA_LEVEL, 0_u64, root)];
+        let mut count = 0;
+        while let Some((level, index, entry)) = pages.pop() {
+            if !entry.is_stored() {
+                continue;
+            }
+            count += 1;
+            self.mark(entry);
+            if level > 0 {
+                let place = PagePlace { volume: 0, level, index };
+                let page = read_page(self.storage, entry, place).await;
+                let page = page.map_err(|error| device_error(self.storage, entry.location, error));
+                let Ok(page) = page? else { continue };
+                let below = (0..).zip(page.entries);
+                pages.extend(
+                    below.map(|(at, entry)| (level - 1, index * FANOUT as u64 + at, entry)),
+                );
+            }
+        }
+        debug_assert_eq!(count, checkpoint.meta_usage.total());
+        Ok(())
+    }
+
+    /// A map has a block for its own.
+    fn mark(&mut self, entry: Entry) {
+        if self.live.set(entry.location) {
+            self.add(entry.location, DamageKind::Count, "two maps have the block for their own");
+        }
+    }
+
+    /// Walks the maps of volumes and snapshots, each page and block where it belongs.
+    async fn maps(&mut self, catalog: &Catalog) -> Result<(), PoolError> {
+        for (id, volume) in &catalog.volumes {
+            let level = root_level(volume.blocks);
+            let name = match volume.state {
+                VolumeState::Present => catalog.full_name(volume),
+                VolumeState::Deleting { .. } => format!("{} (being deleted)", volume.name),
+            };
+            let mut pages = vec![(level, 0_u64, volume.root, u64::MAX)];
+            while let Some((level, index, entry, youngest)) = pages.pop() {
+                let walk = Walk { catalog, id: *id, name: &name, level, index, youngest };
+                if let Some(page) = self.page(&walk, entry).await? {
+                    let youngest = entry.birth;
+                    match level {
+                        1 => self.blocks(&Walk { youngest, ..walk }, &page).await?,
+                        level => pages.extend((0..).zip(page.entries).map(|(at, entry)| {
+                            (level - 1, index * FANOUT as u64 + at, entry, youngest)
+                        })),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a page that belongs to the map alone.
+    async fn page(&mut self, walk: &Walk<'_>, entry: Entry) -> Result<Option<MapPage>, PoolError> {
+        if !self.is_own(walk, walk.level, walk.index, entry) {
+            return Ok(None);
+        }
+        let Walk { id, level, index, .. } = *walk;
+        let kind = walk.kind(level, index);
+        self.mark(entry);
+        self.count(entry);
+        self.verified(1);
+        let read = read_page(self.storage, entry, PagePlace { volume: id, level, index }).await;
+        match read.map_err(|error| device_error(self.storage, entry.location, error))? {
+            Ok(page) => Ok(Some(page)),
+            Err(cause) => {
+                self.is_partial = true;
+                self.add(entry.location, kind, cause);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether an entry belongs to the map alone, and is not freed; reports what cannot be.
+    fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: Entry) -> bool {
+        if entry == Entry::LOST {
+            self.is_partial = true;
+            let root = walk.catalog.volumes[&walk.id].root.location;
+            self.add(root, walk.kind(level, index), LOST);
+        }
+        if !entry.is_stored() {
+            return false;
+        }
+        if entry.birth > walk.youngest {
+            self.add(
+                entry.location,
+                walk.kind(level, index),
+                "it is younger than the page above it",
+            );
+        }
+        let end = (index + 1).saturating_mul(span(level));
+        let freed = match walk.catalog.volumes[&walk.id].state {
+            VolumeState::Deleting { reaped } => end <= reaped,
+            VolumeState::Present => false,
+        };
+        !freed && walk.catalog.ownership(walk.id).is_own(entry.birth, end)
+    }
+
+    fn count(&mut self, entry: Entry) {
+        let segment = self.storage.layout.segment_of(entry.location);
+        self.usage.blocks[segment as usize] += 1;
+    }
+
+    /// Reads the blocks of a leaf that belong to the map alone.
+    async fn blocks(&mut self, walk: &Walk<'_>, page: &MapPage) -> Result<(), PoolError> {
+        let first = walk.index * FANOUT as u64;
+        let mut own = Vec::with_capacity(FANOUT);
+        for (block, entry) in (first..).zip(page.entries) {
+            if self.is_own(walk, 0, block, entry) {
+                self.mark(entry);
+                self.count(entry);
+                own.push((block, entry));
+            }
+        }
+        let layout = &self.storage.layout;
+        let same_run = |a: &(u64, Entry), b: &(u64, Entry)| {
+            b.1.location == a.1.location + 1
+                && layout.segment_of(a.1.location) == layout.segment_of(b.1.location)
+        };
+        for run in own.chunk_by(same_run).flat_map(|run| run.chunks(READ_BLOCKS)) {
+            self.run(walk, run).await?;
+        }
+        Ok(())
+    }
+
+    async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, Entry)]) -> Result<(), PoolError> {
+        self.verified(run.len() as u64);
+        let start = run[0].1.location;
+        let memory = buf::acquire_more(run.len() * BLOCK_BYTES).await;
+        let read = match self.storage.read(start, memory).await {
+            Ok(read) => Some(read),
+            Err(IoError::ReadFault) => None,
+            Err(error) => return Err(device_error(self.storage, start, error)),
+        };
+        for (index, (block, entry)) in run.iter().enumerate() {
+            let cause = match &read {
+                Some(read) => {
+                    let bytes = &read[index * BLOCK_BYTES..][..BLOCK_BYTES];
+                    (checksum(bytes) != entry.checksum).then_some(CHANGED)
+                }
+                None => {
+                    let read = read_block(self.storage, *entry).await;
+                    read.map_err(|error| device_error(self.storage, entry.location, error))?.err()
+                }
+            };
+            if let Some(cause) = cause {
+                self.add(entry.location, walk.kind(0, *block), cause);
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the live blocks of each segment with what the pool recorded.
+    fn counts(&mut self, recorded: &Usage) {
+        let found = std::mem::take(&mut self.usage.blocks);
+        for ((segment, found), recorded) in (0..).zip(&found).zip(&recorded.blocks) {
+            let is_wrong = match self.is_partial {
+                true => found > recorded,
+                false => found != recorded,
+            };
+            if is_wrong {
+                let at = self.storage.layout.first_block(segment);
+                self.add(at, DamageKind::Count, "the segment has another number of live blocks");
+            }
+        }
+        self.usage.blocks = found;
+    }
+
+    /// Checks that each live block is in a chunk whose header can be read.
+    async fn headers(&mut self, checkpoint: &Checkpoint) -> Result<(), PoolError> {
+        let layout = &self.storage.layout;
+        let counts = checkpoint.usage.blocks.iter().zip(&checkpoint.meta_usage.blocks);
+        let live: Vec<u32> =
+            (0..).zip(counts).filter(|(_, (a, b))| **a + **b > 0).map(|(at, _)| at).collect();
+        for segment in live {
+            let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
+            let mut at = blocks.start;
+            let mut cause = CHANGED;
+            while at < blocks.end {
+                let header = match self.storage.read_one(at).await {
+                    Ok(block) => ChunkHeader::decode(&block, at, layout).ok(),
+                    Err(IoError::ReadFault) => {
+                        cause = UNREADABLE;
+                        None
+                    }
+                    Err(error) => return Err(device_error(self.storage, at, error)),
+                };
+                let Some(header) = header else { break };
+                at += header.blocks();
+            }
+            if (at..blocks.end).any(|block| self.live.has(block)) {
+                self.add(at, DamageKind::Header, cause);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A place of a walk.
+#[derive(Clone, Copy)]
+struct Walk<'a> {
+    catalog: &'a Catalog,
+    id: u32,
+    name: &'a str,
+    level: u8,
+    index: u64,
+    /// Birth of the page above.
+    youngest: u64,
+}
+
+impl Walk<'_> {
+    fn kind(&self, level: u8, index: u64) -> DamageKind {
+        let volume = self.name.to_owned();
+        let offset_bytes = bytes(index.saturating_mul(span(level)));
+        let len_bytes = bytes(span(level));
+        match level {
+            0 => DamageKind::Data { volume, offset_bytes, len_bytes },
+            _ => DamageKind::Map { volume, offset_bytes, len_bytes },
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Verification: whether every block is what was written there. [`scrub`] reads an open pool while it
+//! is used; [`check`] walks the devices of a closed one and reads everything that refers to a block.
+
+pub mod check;
+pub mod scrub;
+
+use std::fmt;
+
+use flagstone_blockdev::IoError;
+
+use crate::limits::BLOCK_BYTES;
+use crate::ondisk::Block;
+use crate::ondisk::checksum;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{MapPage, PagePlace};
+use crate::storage::Storage;
+
+/// Damage that was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Name of the device.
+    pub device: String,
+    /// Offset on the device, in bytes.
+    pub device_offset_bytes: u64,
+    /// What is damaged.
+    pub kind: DamageKind,
+    /// How the damage shows.
+    pub cause: &'static str,
+}
+
+/// What is damaged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DamageKind {
+    /// A copy of the superblock, which the next checkpoint writes again.
+    Superblock {
+        /// Number of the copy.
+        copy: usize,
+    },
+    /// Data of a volume or snapshot. Reads of it fail until it is written or discarded.
+    Data {
+        /// Name of the volume or snapshot.
+        volume: String,
+        /// Offset in it, in bytes.
+        offset_bytes: u64,
+        /// Length, in bytes.
+        len_bytes: u64,
+    },
+    /// A map page: everything below it is lost.
+    Map {
+        /// Name of the volume or snapshot.
+        volume: String,
+        /// First byte below it.
+        offset_bytes: u64,
+        /// Bytes below it.
+        len_bytes: u64,
+    },
+    /// Metadata of the pool: the usage table or the catalog.
+    Metadata,
+    /// A chunk of the log.
+    Log,
+    /// The header of a chunk with live blocks, without which the cleaner leaves its segment alone.
+    Header,
+    /// Two maps have a block, or a count differs from the blocks that were found.
+    Count,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Damage { device, device_offset_bytes: at, kind, cause } = self;
+        match kind {
+            DamageKind::Superblock { copy } => write!(f, "copy {copy} of the superblock")?,
+            DamageKind::Data { volume, offset_bytes, len_bytes } => {
+                write!(f, "{len_bytes} B at {offset_bytes} of {volume}")?;
+            }
+            DamageKind::Map { volume, offset_bytes, len_bytes } => {
+                write!(f, "map of {len_bytes} B at {offset_bytes} of {volume}")?;
+            }
+            DamageKind::Metadata => write!(f, "metadata of the pool")?,
+            DamageKind::Log => write!(f, "log of the pool")?,
+            DamageKind::Header => write!(f, "chunk header")?,
+            DamageKind::Count => write!(f, "space accounting")?,
+        }
+        write!(f, ": {cause}, on {device} at {at}")
+    }
+}
+
+/// Why a block cannot be used.
+const UNREADABLE: &str = "it cannot be read";
+const CHANGED: &str = "its content is not what was written";
+const LOST: &str = "it was lost by damage that a checkpoint found earlier";
+
+/// Reads one block past all caches.
+///
+/// # Errors
+/// The damage; other errors of the device.
+async fn read_block(
+    storage: &Storage,
+    entry: Entry,
+) -> Result<Result<Block, &'static str>, IoError> {
+    match storage.read_one(entry.location).await {
+        Ok(block) if checksum(&block) == entry.checksum => Ok(Ok(block)),
+        Ok(_) => Ok(Err(CHANGED)),
+        Err(IoError::ReadFault) => Ok(Err(UNREADABLE)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads a map page past all caches.
+async fn read_page(
+    storage: &Storage,
+    entry: Entry,
+    place: PagePlace,
+) -> Result<Result<MapPage, &'static str>, IoError> {
+    let block = match read_block(storage, entry).await? {
+        Ok(block) => block,
+        Err(cause) => return Ok(Err(cause)),
+    };
+    let page = MapPage::decode(&block, place, storage.layout.blocks());
+    Ok(page.map_err(|_| "it is no page of this place, although its checksum is right"))
+}
+
+/// Damage of a block of the pool.
+fn damage(storage: &Storage, location: u64, kind: DamageKind, cause: &'static str) -> Damage {
+    let place = storage.layout.place(location);
+    let device = storage.devices[place.device].name.clone();
+    Damage { device, device_offset_bytes: place.offset, kind, cause }
+}
+
+/// Bytes of blocks.
+fn bytes(blocks: u64) -> u64 {
+    blocks.saturating_mul(BLOCK_BYTES as u64)
+}

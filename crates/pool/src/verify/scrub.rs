@@ -1,0 +1,304 @@
+//! Scrub: reads every live block of an open pool, and compares it with its checksum.
+//!
+//! One step verifies what one leaf of a map has alone: snapshots and clones do not read again what
+//! they share. The place of the next step is two numbers, so a scrub continues after a pause, a
+//! restart, or changes of the pool. Blocks that are written meanwhile were compared in memory when
+//! their chunk was made, and may be left out.
+
+use std::ops::Range;
+
+use flagstone_blockdev::IoError;
+use flagstone_runtime::buf;
+
+use super::{CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_block, read_page};
+use crate::checkpoint::METADATA_LEVEL;
+use crate::limits::BLOCK_BYTES;
+use crate::log::segments::ReadGuard;
+use crate::manage::pool::Pool;
+use crate::manage::shared::{Shared, State};
+use crate::map::tree::Tree;
+use crate::ondisk::catalog::VolumeState;
+use crate::ondisk::checksum;
+use crate::ondisk::entry::Entry;
+use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
+use crate::storage;
+
+/// Most blocks of one read.
+const READ_BLOCKS: usize = 64;
+
+/// Attempts to read the superblocks between two checkpoints.
+const SUPERBLOCK_ATTEMPTS: usize = 8;
+
+/// Where a scrub continues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ScrubPlace {
+    /// Identifier of a volume or snapshot; 0 for the metadata, with which a scrub begins.
+    pub volume: u32,
+    /// Block in it.
+    pub block: u64,
+}
+
+/// Result of a step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ScrubStep {
+    /// Bytes that were read.
+    pub verified_bytes: u64,
+    /// The damage that was found.
+    pub damage: Vec<Damage>,
+    /// The place of the next step; none at the end.
+    pub next: Option<ScrubPlace>,
+}
+
+/// A map to verify, and what of it.
+struct Map {
+    id: u32,
+    name: String,
+    tree: Tree,
+    /// What is not younger belongs to a snapshot that is verified too.
+    floor: u64,
+    /// Keeps the segments of everything in the map.
+    _guard: ReadGuard,
+}
+
+impl Map {
+    fn kind(&self, level: u8, index: u64) -> DamageKind {
+        if self.id == 0 {
+            return DamageKind::Metadata;
+        }
+        let volume = self.name.clone();
+        let offset_bytes = bytes(index.saturating_mul(span(level)));
+        let len_bytes = bytes(span(level));
+        match level {
+            0 => DamageKind::Data { volume, offset_bytes, len_bytes },
+            _ => DamageKind::Map { volume, offset_bytes, len_bytes },
+        }
+    }
+
+    fn is_own(&self, entry: Entry) -> bool {
+        entry.is_stored() && entry.birth > self.floor
+    }
+}
+
+impl State {
+    /// The first map from a place on.
+    fn map_from(&self, volume: u32) -> Option<Map> {
+        if volume == 0 {
+            let tree = Tree { volume: 0, level: METADATA_LEVEL, root: self.superblock.root };
+            return Some(Map { id: 0, name: String::new(), tree, floor: 0, _guard: self.guard() });
+        }
+        let present = |id: &u32| self.catalog.volumes[id].state == VolumeState::Present;
+        let mut ids = self.catalog.volumes.range(volume..).map(|(id, _)| *id).filter(present);
+        // A snapshot that no checkpoint contains has nothing that was written before the scrub
+        // began and is not in the map of its volume.
+        let (id, tree) = ids.find_map(|id| Some((id, *self.trees.get(&id)?)))?;
+        let record = &self.catalog.volumes[&id];
+        let mut above = record.parent;
+        while above != 0 && !present(&above) {
+            above = self.catalog.volumes[&above].parent;
+        }
+        let floor = self.catalog.sequence_of(above);
+        let name = self.catalog.full_name(record);
+        Some(Map { id, name, tree, floor, _guard: self.guard() })
+    }
+}
+
+impl Pool {
+    /// Live bytes that a scrub reads, as of the last checkpoint.
+    pub fn live_bytes(&self) -> u64 {
+        bytes(self.shared().state.lock().live)
+    }
+
+    /// Makes a checkpoint, so that the maps have everything that was written before.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub async fn begin_scrub(&self) -> Result<ScrubPlace, IoError> {
+        self.checkpoint().await?;
+        Ok(ScrubPlace::default())
+    }
+
+    /// Verifies some blocks.
+    ///
+    /// # Errors
+    /// Of the pool that failed, and of devices other than [`IoError::ReadFault`]. The place may be
+    /// tried again.
+    pub async fn scrub(&self, place: ScrubPlace) -> Result<ScrubStep, IoError> {
+        let shared = self.shared();
+        let map = {
+            let state = shared.state.lock();
+            state.check()?;
+            state.map_from(place.volume)
+        };
+        let Some(map) = map else { return shared.scrub_superblocks().await };
+        let mut step = ScrubStep::default();
+        let from = if map.id == place.volume { place.block } else { 0 };
+        let next = shared.scrub_leaf(&map, from, &mut step).await?;
+        step.next = Some(match next {
+            Some(block) => ScrubPlace { volume: map.id, block },
+            None => ScrubPlace { volume: map.id + 1, block: 0 },
+        });
+        Ok(step)
+    }
+}
+
+impl Shared {
+    /// Verifies the next leaf from a block on, with the pages above it; returns the next block.
+    async fn scrub_leaf(
+        &self,
+        map: &Map,
+        from: u64,
+        step: &mut ScrubStep,
+    ) -> Result<Option<u64>, IoError> {
+        let (mut entry, mut level, mut at) = (map.tree.root, map.tree.level, from);
+        let next = |after: u64| Some(after).filter(|after| *after < span(map.tree.level));
+        loop {
+            let index = at / span(level);
+            let after = (index + 1).saturating_mul(span(level));
+            if !map.is_own(entry) {
+                if entry == Entry::LOST {
+                    let location = self.state.lock().superblock.root.location;
+                    step.damage.push(damage(&self.storage, location, map.kind(level, index), LOST));
+                }
+                return Ok(next(after));
+            }
+            let place = PagePlace { volume: map.tree.volume, level, index };
+            step.verified_bytes += BLOCK_BYTES as u64;
+            let page = match read_page(&self.storage, entry, place).await? {
+                Ok(page) => page,
+                Err(cause) => {
+                    let kind = map.kind(level, index);
+                    step.damage.push(damage(&self.storage, entry.location, kind, cause));
+                    return Ok(next(after));
+                }
+            };
+            if level == 1 {
+                self.scrub_blocks(map, &page, index, (at % span(1)) as usize, step).await?;
+                return Ok(next(after));
+            }
+            level -= 1;
+            let first = (at / span(level)) as usize % FANOUT;
+            let wanted =
+                |at: &usize| map.is_own(page.entries[*at]) || page.entries[*at] == Entry::LOST;
+            let Some(found) = (first..FANOUT).find(wanted) else { return Ok(next(after)) };
+            if found > first {
+                at = (index * FANOUT as u64 + found as u64) * span(level);
+            }
+            entry = page.entries[found];
+        }
+    }
+
+    /// Verifies the blocks of a leaf, from its entry `first` on.
+    async fn scrub_blocks(
+        &self,
+        map: &Map,
+        page: &MapPage,
+        leaf: u64,
+        first: usize,
+        step: &mut ScrubStep,
+    ) -> Result<(), IoError> {
+        let base = leaf * FANOUT as u64;
+        let mut at = first;
+        while at < FANOUT {
+            let run = self.run(map, &page.entries, at);
+            if run.is_empty() {
+                if page.entries[at] == Entry::LOST {
+                    let location = self.state.lock().superblock.root.location;
+                    let kind = map.kind(0, base + at as u64);
+                    step.damage.push(damage(&self.storage, location, kind, LOST));
+                }
+                at += 1;
+                continue;
+            }
+            at = run.end;
+            self.scrub_run(map, page, base, run, step).await?;
+        }
+        Ok(())
+    }
+
+    /// Entries from `at` on that are the map's own, and consecutive blocks of one segment.
+    fn run(&self, map: &Map, entries: &[Entry], at: usize) -> Range<usize> {
+        let first = entries[at];
+        if !map.is_own(first) {
+            return at..at;
+        }
+        let layout = &self.storage.layout;
+        let segment = layout.segment_of(first.location);
+        let continues = |(index, entry): &(u64, &Entry)| {
+            map.is_own(**entry)
+                && entry.location == first.location + index
+                && layout.segment_of(entry.location) == segment
+        };
+        let count = (0..).zip(&entries[at..]).take(READ_BLOCKS).take_while(continues).count();
+        at..at + count
+    }
+
+    async fn scrub_run(
+        &self,
+        map: &Map,
+        page: &MapPage,
+        base: u64,
+        run: Range<usize>,
+        step: &mut ScrubStep,
+    ) -> Result<(), IoError> {
+        let entries = &page.entries[run.clone()];
+        let blocks = base + run.start as u64..base + run.end as u64;
+        step.verified_bytes += bytes(entries.len() as u64);
+        let memory = buf::acquire_more(entries.len() * BLOCK_BYTES).await;
+        let read = match self.storage.read(entries[0].location, memory).await {
+            Ok(read) => Some(read),
+            Err(IoError::ReadFault) => None,
+            Err(error) => return Err(error),
+        };
+        for (index, (entry, block)) in entries.iter().zip(blocks).enumerate() {
+            let cause = match &read {
+                Some(read) => {
+                    let bytes = &read[index * BLOCK_BYTES..][..BLOCK_BYTES];
+                    (checksum(bytes) != entry.checksum).then_some(CHANGED)
+                }
+                None => read_block(&self.storage, *entry).await?.err(),
+            };
+            let is_changed = || map.id != 0 && self.state.lock().recent(map.id, block).is_some();
+            if let Some(cause) = cause
+                && !is_changed()
+            {
+                let kind = map.kind(0, block);
+                step.damage.push(damage(&self.storage, entry.location, kind, cause));
+            }
+        }
+        Ok(())
+    }
+
+    /// Verifies the copies of the superblock.
+    async fn scrub_superblocks(&self) -> Result<ScrubStep, IoError> {
+        for _ in 0..SUPERBLOCK_ATTEMPTS {
+            let superblock = self.state.lock().superblock.clone();
+            let mut step = ScrubStep::default();
+            for (device, named) in self.storage.devices.present() {
+                let expected = Superblock { device: device as u16, ..superblock.clone() };
+                for copy in 0..COPIES {
+                    step.verified_bytes += BLOCK_BYTES as u64;
+                    let read = storage::read_block(&named.device, copy_offset(copy)).await;
+                    let cause = match read.map(|block| Superblock::decode(&block, copy)) {
+                        Ok(Ok(found)) if found == expected => continue,
+                        Ok(_) => CHANGED,
+                        Err(IoError::ReadFault) => UNREADABLE,
+                        Err(error) => return Err(error),
+                    };
+                    step.damage.push(Damage {
+                        device: named.name.clone(),
+                        device_offset_bytes: copy_offset(copy),
+                        kind: DamageKind::Superblock { copy },
+                        cause,
+                    });
+                }
+            }
+            // Otherwise a checkpoint was writing them.
+            let is_same = self.state.lock().superblock.update == superblock.update;
+            if step.damage.is_empty() || is_same && !self.state.lock().keeper_works {
+                return Ok(step);
+            }
+        }
+        Ok(ScrubStep::default())
+    }
+}

@@ -1,0 +1,320 @@
+//! Devices that are added to and removed from a pool in use, with a power loss after each event of
+//! the disks.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Image, SharedTrace, disks};
+use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice};
+use flagstone_pool::manage::devices::{DeviceOrderError, release};
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
+use flagstone_runtime::rng::Rng;
+use flagstone_runtime::sim::{SimConfig, Simulation};
+use flagstone_runtime::{Buf, block_on, buf, spawn};
+
+const BLOCK: u64 = 4096;
+/// Blocks of the volume that tests compare.
+const BLOCKS: u64 = 200;
+
+fn size_of(segments: u64) -> u64 {
+    (1 << 20) + segments * 16 * BLOCK
+}
+
+fn memory(name: &str, segments: u64) -> NamedDevice {
+    let device = MemoryDevice::new(size_of(segments), 512).unwrap();
+    NamedDevice { name: name.to_owned(), device: Arc::new(device) }
+}
+
+fn options() -> CreateOptions {
+    CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") }
+}
+
+fn thin(blocks: u64) -> VolumeOptions {
+    VolumeOptions { size_bytes: blocks * BLOCK, ..VolumeOptions::default() }
+}
+
+async fn write(volume: &PoolVolume, block: u64, stamp: u64) -> Result<(), IoError> {
+    let data: Vec<u8> = (0..512).flat_map(|_| (stamp << 32 | block).to_le_bytes()).collect();
+    volume.write(block * BLOCK, Buf::copy_of(&data).unwrap(), false).await
+}
+
+/// Stamps of the blocks; 0 for zeroes.
+async fn stamps(volume: &PoolVolume, blocks: u64) -> Vec<u64> {
+    let mut found = Vec::new();
+    for block in 0..blocks {
+        let read = volume.read(block * BLOCK, buf::alloc(4096).await).await.unwrap();
+        let word = u64::from_le_bytes(read[..8].try_into().unwrap());
+        assert!(read.chunks(8).all(|other| other == word.to_le_bytes()), "block {block} is torn");
+        assert!(word == 0 || word & 0xffff_ffff == block, "block {block} is misplaced");
+        found.push(word >> 32);
+    }
+    found
+}
+
+async fn damages(devices: Vec<NamedDevice>) -> Vec<String> {
+    let report = Pool::check_devices(devices, &mut |_, _| {}).await.unwrap();
+    report.damage.iter().map(ToString::to_string).collect()
+}
+
+/// Evacuates a device and removes it.
+async fn remove(pool: &Pool, device: &str) -> Result<(), DeviceOrderError> {
+    let evacuation = pool.evacuate(device).await?;
+    for _ in 0..10_000 {
+        if evacuation.step().await? {
+            assert_eq!(evacuation.left_bytes(), 0);
+            return evacuation.complete().await;
+        }
+    }
+    panic!("the evacuation of {device} does not end");
+}
+
+#[test]
+fn full_pool_has_room_after_growth() {
+    block_on(async {
+        let (first, second) = (memory("/a", 64), memory("/b", 80));
+        let pool = Pool::create(vec![first.clone()], &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(100_000)).await.unwrap();
+        let mut full = 0;
+        while write(&db, full, 1).await.is_ok() {
+            full += 1;
+        }
+        let before = pool.status().capacity_bytes;
+        pool.grow(second.clone(), false).await.unwrap();
+        let status = pool.status();
+        assert!(status.capacity_bytes > before + 60 * 16 * BLOCK, "{status:?}");
+        assert_eq!(status.devices, ["/a", "/b"]);
+        for block in full..full + 800 {
+            write(&db, block, 2).await.unwrap();
+        }
+        pool.close().await.unwrap();
+        drop((pool, db));
+        assert_eq!(damages(vec![second.clone(), first.clone()]).await, [""; 0]);
+        let missing = Pool::open(vec![first.clone()]).await.unwrap_err();
+        assert!(matches!(missing, PoolError::Missing { index: 1, .. }), "{missing}");
+        let pool = Pool::open(vec![second, first]).await.unwrap();
+        let found = stamps(&pool.open_volume("db").unwrap(), full + 800).await;
+        assert_eq!(found[..full as usize], vec![1; full as usize]);
+        assert_eq!(found[full as usize..], [2; 800]);
+    })
+    .unwrap();
+}
+
+#[test]
+fn unsuitable_devices_are_not_added() {
+    block_on(async {
+        let (first, other) = (memory("/a", 64), memory("/x", 64));
+        let pool = Pool::create(vec![first.clone()], &options()).await.unwrap();
+        let refused = pool.grow(first.clone(), true).await.unwrap_err().to_string();
+        assert!(refused.contains("/a") && refused.contains("already"), "{refused}");
+        drop(Pool::create(vec![other.clone()], &options()).await.unwrap());
+        let refused = pool.grow(other.clone(), false).await.unwrap_err().to_string();
+        assert!(refused.contains("/x is not empty"), "{refused}");
+        let (cached, _) = disks(vec![Image::default()], size_of(64), 0);
+        let refused = pool.grow(cached[0].clone(), false).await.unwrap_err().to_string();
+        assert!(refused.contains("volatile write cache"), "{refused}");
+        pool.grow(other, true).await.unwrap();
+        assert_eq!(pool.status().devices.len(), 2);
+    })
+    .unwrap();
+}
+
+#[test]
+fn device_is_removed_while_hosts_write() {
+    let sim = Simulation::new(5, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, async {
+        let devices = [memory("/a", 160), memory("/b", 160), memory("/c", 160)];
+        let pool = Pool::create(devices.to_vec(), &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(2000)).await.unwrap();
+        for block in 0..2000 {
+            write(&db, block, 1).await.unwrap();
+            if block == 1000 {
+                pool.create_snapshot(&["db"], "a").await.unwrap();
+                drop(pool.clone_volume("db@a", "copy", Default::default()).await.unwrap());
+            }
+        }
+        let writer = db.clone();
+        let task = spawn(async move {
+            for step in 0..3000 {
+                write(&writer, step % BLOCKS, 2 + step).await.unwrap();
+            }
+        });
+        remove(&pool, "/b").await.unwrap();
+        task.await.unwrap();
+        assert_eq!(pool.status().devices, ["/a", "/c"]);
+        let refused = pool.evacuate("/b").await.err().unwrap();
+        assert!(matches!(refused, DeviceOrderError::Unknown { .. }), "{refused}");
+        let before = stamps(&db, 2000).await;
+        pool.close().await.unwrap();
+        drop((pool, db));
+        let [first, removed, third] = devices;
+        assert_eq!(damages(vec![first.clone(), third.clone()]).await, [""; 0]);
+        // The removed device has an old superblock, which is no contradiction.
+        for devices in [
+            vec![first.clone(), removed.clone(), third.clone()],
+            vec![third.clone(), first.clone()],
+        ] {
+            let pool = Pool::open(devices).await.unwrap();
+            assert_eq!(stamps(&pool.open_volume("db").unwrap(), 2000).await, before);
+            let old = stamps(&pool.open_volume("copy").unwrap(), 2000).await;
+            assert!((0..2000).all(|block| old[block] == u64::from(block <= 1000)));
+            pool.close().await.unwrap();
+        }
+        release(&removed).await.unwrap();
+        let refused = Pool::open(vec![first, removed, third]).await.unwrap_err();
+        assert!(matches!(refused, PoolError::NotAPool { .. }), "{refused}");
+    });
+    sim.block_on(async { done.await.unwrap() });
+}
+
+#[test]
+fn device_is_not_removed_without_room() {
+    block_on(async {
+        let pool = Pool::create(vec![memory("/a", 64)], &options()).await.unwrap();
+        let last = pool.evacuate("/a").await.err().unwrap();
+        assert!(matches!(last, DeviceOrderError::Last { .. }), "{last}");
+        pool.grow(memory("/b", 64), false).await.unwrap();
+        let db = pool.create_volume("db", &thin(100_000)).await.unwrap();
+        let mut full = 0;
+        while write(&db, full, 1).await.is_ok() {
+            full += 1;
+        }
+        let refused = pool.evacuate("/b").await.err().unwrap();
+        assert!(matches!(refused, DeviceOrderError::NoRoom { .. }), "{refused}");
+        db.discard(0, full * BLOCK).await.unwrap();
+        pool.checkpoint().await.unwrap();
+        // An evacuation that is given up leaves the device in use.
+        let capacity = pool.status().capacity_bytes;
+        let evacuation = pool.evacuate("/b").await.unwrap();
+        assert!(pool.status().capacity_bytes < capacity);
+        assert!(matches!(pool.evacuate("/a").await.err(), Some(DeviceOrderError::Busy { .. })));
+        evacuation.step().await.unwrap();
+        drop(evacuation);
+        assert_eq!(pool.status().capacity_bytes, capacity);
+        for block in 0..full - 100 {
+            write(&db, block, 2).await.unwrap();
+        }
+    })
+    .unwrap();
+}
+
+/// Content of the disks when everything of the trace has ended.
+fn take(trace: &SharedTrace) -> common::Trace {
+    std::mem::take(&mut *trace.lock())
+}
+
+async fn check(pool: &Pool, context: &str) {
+    let found = stamps(&pool.open_volume("db").unwrap(), BLOCKS).await;
+    assert!(found.iter().all(|stamp| *stamp == 1), "{context}: {found:?}");
+}
+
+#[test]
+fn crash_at_any_event_of_growth_keeps_the_pool() {
+    block_on(async {
+        let images = vec![Image::default(); 2];
+        let (mut devices, trace) = disks(images, size_of(64), 0);
+        let new = devices.pop().unwrap();
+        let pool = Pool::create(devices, &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        for block in 0..BLOCKS {
+            write(&db, block, 1).await.unwrap();
+        }
+        db.flush().await.unwrap();
+        let from = trace.lock().now();
+        pool.grow(new, false).await.unwrap();
+        let grown = trace.lock().now();
+        pool.checkpoint().await.unwrap();
+        drop((pool, db));
+        let trace = take(&trace);
+        let (mut with, mut without) = (0, 0);
+        for seed in 0..4 {
+            trace
+                .at_each_event(
+                    |time| time >= from,
+                    &mut Rng::new(seed),
+                    async |time, images| {
+                        let context = format!("crash after event {time}");
+                        let (mut devices, _) = disks(images, size_of(64), 0);
+                        let pool = match Pool::open(devices.clone()).await {
+                            Ok(pool) => {
+                                with += 1;
+                                pool
+                            }
+                            // As the server does: the device did not become part of the pool.
+                            Err(error) => {
+                                assert!(time < grown, "{context}: {error}");
+                                assert!(
+                                    error.to_string().contains("/dev/disk1"),
+                                    "{context}: {error}"
+                                );
+                                without += 1;
+                                devices.pop();
+                                Pool::open(devices).await.unwrap_or_else(|error| {
+                                    panic!("{context}: {error}");
+                                })
+                            }
+                        };
+                        check(&pool, &context).await;
+                    },
+                )
+                .await;
+        }
+        println!("{with} crashes with the new device, {without} without it");
+        assert!(with > 10 && without > 4);
+    })
+    .unwrap();
+}
+
+#[test]
+fn crash_at_any_event_of_removal_keeps_the_pool() {
+    let sim = Simulation::new(9, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, async {
+        let (devices, trace) = disks(vec![Image::default(); 3], size_of(40), 100);
+        let pool = Pool::create(devices, &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(1000)).await.unwrap();
+        for block in 0..BLOCKS {
+            write(&db, block, 1).await.unwrap();
+            if block == 100 {
+                pool.create_snapshot(&["db"], "a").await.unwrap();
+            }
+        }
+        db.flush().await.unwrap();
+        let from = trace.lock().now();
+        let writer = db.clone();
+        let task = spawn(async move {
+            for step in 0..150 {
+                write(&writer, BLOCKS + step % 50, 2 + step).await.unwrap();
+            }
+        });
+        remove(&pool, "/dev/disk1").await.unwrap();
+        task.await.unwrap();
+        let removed = trace.lock().now();
+        pool.close().await.unwrap();
+        drop((pool, db));
+        let mut crashes = 0;
+        let trace = take(&trace);
+        trace
+            .at_each_event(
+                |time| time >= from,
+                &mut Rng::new(3),
+                async |time, images| {
+                    crashes += 1;
+                    let context = format!("crash after event {time}");
+                    let (mut devices, _) = disks(images, size_of(40), 0);
+                    if time > removed {
+                        devices.remove(1);
+                    }
+                    let pool = Pool::open(devices).await;
+                    let pool = pool.unwrap_or_else(|error| panic!("{context}: {error}"));
+                    check(&pool, &context).await;
+                },
+            )
+            .await;
+        println!("{crashes} crashes");
+        assert!(crashes > 200, "{crashes}");
+    });
+    sim.block_on(async { done.await.unwrap() });
+}

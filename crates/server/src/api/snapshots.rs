@@ -1,0 +1,137 @@
+//! Snapshots of the API: their documents, the orders on them, and what differs between two.
+
+use std::rc::Rc;
+
+use flagstone_pool::SnapshotInfo;
+use flagstone_runtime::spawn;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::pool_document::{
+    DiffDocument, OrderDocument, RangeDocument, ReceiveDocument, SnapshotAction, SnapshotDocument,
+    SnapshotsDocument,
+};
+use super::pools::{body, run, unknown_action};
+use super::{Api, on};
+use crate::http::limits::STREAM_TYPE;
+use crate::http::router::StreamBytes;
+use crate::http::{Call, Problem, Router};
+use crate::pools::ReceivePart;
+
+/// Body of an order on a snapshot. `create` takes `with`, `rollback` takes `force`.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schemars(rename = "SnapshotOrder")]
+struct SnapshotBody {
+    dry_run: bool,
+    /// Further snapshots, `VOLUME@SNAPSHOT`, to be taken at the same point of the order of writes.
+    with: Vec<String>,
+    force: bool,
+}
+
+pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
+    let all = async |api: Rc<Api>, _| {
+        let found = api.server.snapshots().into_iter();
+        let snapshots = found.map(|(pool, info)| document(pool, info)).collect();
+        Ok(SnapshotsDocument { snapshots })
+    };
+    router.get("/v1/snapshots", "All snapshots of volumes of pools.", on(api, all));
+    let description = "One snapshot.";
+    let one = async |api: Rc<Api>, call: Call| {
+        let (found, info) = api.server.find_snapshot(call.text("name"))?;
+        Ok(document(found.pool_name, info))
+    };
+    router.get("/v1/snapshots/{name}", description, on(api, one));
+    let description = "What differs between two snapshots of a pool, from `offset_bytes` on.";
+    router.get("/v1/snapshots/{name}/diff/{to}", description, on(api, Api::diff));
+    let description = "A part of the stream of a snapshot from `offset_bytes` on, with `since` of \
+                       what differs from that snapshot.";
+    router.get("/v1/snapshots/{name}/stream", description, on(api, Api::send_part));
+    let description = "Receives frames of a stream, for a new volume in `pool`, or with `force` \
+                       although hosts are attached or changes are discarded.";
+    router.post("/v1/volumes/{name}/receive", description, on(api, Api::receive_part));
+    let description = "Takes or deletes a snapshot, or rolls a volume back to it, or previews the \
+                       outcome.";
+    router
+        .post("/v1/snapshots/{name}/{action}", description, on(api, Api::order_snapshot))
+        .takes::<SnapshotBody>();
+}
+
+fn document(pool: String, info: SnapshotInfo) -> SnapshotDocument {
+    SnapshotDocument {
+        name: info.name,
+        pool,
+        id: info.id.to_string(),
+        created_seconds: info.created_s,
+        size_bytes: info.size_bytes,
+        referenced_bytes: info.referenced_bytes,
+        clones: info.clones,
+    }
+}
+
+impl Api {
+    async fn diff(self: Rc<Self>, call: Call) -> Result<DiffDocument, Problem> {
+        let offset = call.number("offset_bytes")?.unwrap_or_default();
+        let (from, to) = (call.text("name"), call.text("to"));
+        let (found, _) = self.server.find_snapshot(from)?;
+        let (other, _) = self.server.find_snapshot(to)?;
+        if found.pool_name != other.pool_name {
+            return Err(Problem::conflict(format!("{from} and {to} are in different pools")));
+        }
+        let diff = found.pool.diff(from, to, offset).await;
+        let diff = diff.map_err(|error| crate::pools::problem(&found.pool_name, error))?;
+        let range = |range: std::ops::Range<u64>| RangeDocument {
+            offset_bytes: range.start,
+            len_bytes: range.end - range.start,
+        };
+        let ranges = diff.ranges.into_iter().map(range).collect();
+        Ok(DiffDocument { ranges, next_offset_bytes: diff.next })
+    }
+
+    async fn send_part(self: Rc<Self>, call: Call) -> Result<StreamBytes, Problem> {
+        let [offset, since] = call.parameters(["offset_bytes", "since"])?;
+        let bad = || Problem::invalid("`offset_bytes` is no number");
+        let offset = offset.unwrap_or("0").parse().map_err(|_| bad())?;
+        let part = self.server.send_part(call.text("name"), since, offset).await?;
+        Ok(StreamBytes(part.bytes))
+    }
+
+    async fn receive_part(self: Rc<Self>, call: Call) -> Result<ReceiveDocument, Problem> {
+        let server = self.server.clone();
+        // The order survives its client.
+        let work = spawn(async move {
+            let [pool, force] = call.parameters(["pool", "force"])?;
+            let (name, bytes) = (call.text("name"), call.bytes(STREAM_TYPE)?);
+            let force = force.is_some_and(|force| force != "false");
+            server.receive_part(ReceivePart { name, pool, force, bytes }).await
+        });
+        let stopping = || Problem::stopping("the server is stopping: nothing was confirmed");
+        work.await.unwrap_or_else(|_| Err(stopping()))
+    }
+
+    async fn order_snapshot(self: Rc<Self>, call: Call) -> Result<OrderDocument, Problem> {
+        let (name, word) = (call.text("name").to_owned(), call.text("action"));
+        let known = SnapshotAction::ALL.map(SnapshotAction::name);
+        let action = SnapshotAction::ALL.into_iter().find(|action| action.name() == word);
+        let action = action.ok_or_else(|| unknown_action(word, known))?;
+        let takes: &[&str] = match action {
+            SnapshotAction::Create => &["with"],
+            SnapshotAction::Rollback => &["force"],
+            SnapshotAction::Delete => &[],
+        };
+        let SnapshotBody { dry_run, with, force } = body(&call, takes)?;
+        tracing::info!(user = ?call.user, snapshot = name, %action, dry_run, "snapshot order requested");
+        let (server, of) = (self.server.clone(), name.clone());
+        let work = async move {
+            match action {
+                SnapshotAction::Create => {
+                    let names: Vec<String> = std::iter::once(of).chain(with).collect();
+                    server.create_snapshots(&names, dry_run).await
+                }
+                SnapshotAction::Rollback => server.rollback(&of, force, dry_run).await,
+                SnapshotAction::Delete => server.delete_snapshot(&of, dry_run).await,
+            }
+        };
+        run(name, dry_run, work).await
+    }
+}

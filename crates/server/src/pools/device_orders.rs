@@ -1,0 +1,222 @@
+//! Orders on the devices of an open pool: grow by one, and remove one.
+//!
+//! A removal takes its time, in the background. A restart of the server ends it, and the device
+//! stays in the pool.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use flagstone_pool::manage::devices::{Evacuation, release};
+use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::{spawn, time};
+use flagstone_units::display::size;
+
+use super::orders::{Outcome, check_device};
+use super::state_directory::{PoolEntry, check_entry};
+use super::{failed, open_devices};
+use crate::api::pool_document::{RemovalDocument, RemovalStateName};
+use crate::http::Problem;
+use crate::serve::Server;
+
+/// `pool grow`
+pub(crate) struct GrowPool {
+    pub(crate) name: String,
+    pub(crate) device: String,
+    /// Its data may be destroyed.
+    pub(crate) destroy_data: bool,
+    pub(crate) dry_run: bool,
+}
+
+/// `pool remove-device`
+pub(crate) struct RemoveDevice {
+    pub(crate) name: String,
+    pub(crate) device: String,
+    /// Keep it after all.
+    pub(crate) cancel: bool,
+    pub(crate) dry_run: bool,
+}
+
+/// A removal: running, or failed.
+pub(crate) struct Removal {
+    document: Rc<RefCell<RemovalDocument>>,
+    _task: AbortOnDrop<()>,
+}
+
+impl Removal {
+    pub(crate) fn document(&self) -> RemovalDocument {
+        self.document.borrow().clone()
+    }
+}
+
+/// Steps between two pauses of the length of a step, so that hosts get most of the device.
+async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> Result<(), String> {
+    loop {
+        let begun = time::now();
+        let done = evacuation.step().await.map_err(|error| error.to_string())?;
+        let left = evacuation.left_bytes();
+        {
+            let mut document = document.borrow_mut();
+            document.left_bytes = left;
+            document.total_bytes = document.total_bytes.max(left);
+        }
+        if done {
+            return Ok(());
+        }
+        time::sleep(begun.elapsed()).await;
+    }
+}
+
+impl Server {
+    /// Adds a device to a pool while it is used.
+    pub(crate) async fn grow_pool(&self, order: GrowPool) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let GrowPool { name, device, destroy_data, dry_run } = &order;
+        let pool = self.pools.open_pool(name)?;
+        let mut devices = self.pools.slot(name)?.devices;
+        if devices.contains(device) {
+            return Ok(Outcome::unchanged(format!("{device} is a device of pool {name} already")));
+        }
+        let before = devices.clone();
+        devices.push(device.clone());
+        self.check_unused(name, std::slice::from_ref(device))?;
+        check_entry(&PoolEntry { name: name.clone(), devices: devices.clone() })
+            .map_err(Problem::invalid)?;
+        check_device(device, *destroy_data).await?;
+        let opened = open_devices(std::slice::from_ref(device)).await;
+        let mut opened = opened.map_err(Problem::conflict)?;
+        let named = opened.pop().ok_or_else(|| failed("no device was opened"))?;
+        let bytes = size(named.device.geometry().size_bytes);
+        let loss = destroy_data.then(|| format!("everything on {device}"));
+        let mut outcome = Outcome::changed(format!("pool {name} grows by {device} of {bytes}"))
+            .losing(loss)
+            .with_next(format!("flagstone pool status {name}"));
+        if *dry_run {
+            return Ok(outcome);
+        }
+        // First: a crash leaves a device that the opening leaves out, or takes.
+        self.pools.record(name, Some(&devices)).await?;
+        if let Err(error) = pool.grow(named, *destroy_data).await {
+            // Whether a failed update is found is known when the pool is opened again.
+            if pool.status().failed.is_none() {
+                self.pools.record(name, Some(&before)).await?;
+            }
+            return Err(Problem::conflict(error.to_string()));
+        }
+        self.set_devices(name, devices);
+        let capacity = size(pool.status().capacity_bytes);
+        outcome.outcome += &format!("; {capacity} are for volumes");
+        tracing::info!("pool {name} was grown by {device}");
+        Ok(outcome)
+    }
+
+    fn set_devices(&self, name: &str, devices: Vec<String>) {
+        if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
+            slot.devices = devices;
+        }
+    }
+
+    /// Moves everything from a device to the others and removes it, in the background.
+    pub(crate) async fn remove_device(
+        self: Rc<Self>,
+        order: RemoveDevice,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let RemoveDevice { name, device, cancel, dry_run } = order;
+        let pool = self.pools.open_pool(&name)?;
+        let running = self.pools.removal(&name).filter(|removal| {
+            removal.state == RemovalStateName::Running && removal.device == device
+        });
+        let next = format!("flagstone pool status {name} --watch");
+        if cancel {
+            let outcome = match running {
+                Some(_) => Outcome::changed(format!("{device} stays in pool {name}")),
+                None => Outcome::unchanged(format!("{device} is not being removed")),
+            };
+            if !dry_run {
+                self.pools.removals.borrow_mut().remove(&name);
+            }
+            return Ok(outcome);
+        }
+        if running.is_some() {
+            let outcome = format!("{device} is being removed from pool {name} already");
+            return Ok(Outcome::unchanged(outcome).with_next(next));
+        }
+        if !self.pools.slot(&name)?.devices.contains(&device) {
+            return Ok(Outcome::unchanged(format!("{device} is no device of pool {name}")));
+        }
+        let evacuation = pool.evacuate(&device).await;
+        let evacuation = evacuation.map_err(|error| Problem::conflict(error.to_string()))?;
+        let left = evacuation.left_bytes();
+        let outcome = Outcome::changed(format!(
+            "{} move from {device} to the other devices of pool {name}, then it is removed",
+            size(left)
+        ))
+        .with_next(next);
+        if dry_run {
+            return Ok(outcome);
+        }
+        let document = Rc::new(RefCell::new(RemovalDocument {
+            device: device.clone(),
+            state: RemovalStateName::Running,
+            reason: None,
+            left_bytes: left,
+            total_bytes: left,
+        }));
+        let (server, shared, own) = (self.clone(), document.clone(), name.clone());
+        let task = spawn(async move {
+            let done = match work(&evacuation, &shared).await {
+                Ok(()) => server.complete_removal(&own, &device, evacuation).await,
+                Err(why) => {
+                    drop(evacuation);
+                    Err(why)
+                }
+            };
+            match done {
+                Ok(()) => drop(server.pools.removals.borrow_mut().remove(&own)),
+                Err(why) => {
+                    tracing::error!("{device} is not removed from pool {own}: {why}");
+                    let mut document = shared.borrow_mut();
+                    (document.state, document.reason) = (RemovalStateName::Failed, Some(why));
+                }
+            }
+        });
+        let removal = Removal { document, _task: task.abort_on_drop() };
+        self.pools.removals.borrow_mut().insert(name, removal);
+        Ok(outcome)
+    }
+
+    /// Takes an evacuated device out of the pool, then out of the state directory. A crash between
+    /// leaves a device that the opening leaves out.
+    async fn complete_removal(
+        &self,
+        name: &str,
+        device: &str,
+        evacuation: Evacuation,
+    ) -> Result<(), String> {
+        let _order = self.pools.order().await;
+        evacuation.complete().await.map_err(|error| error.to_string())?;
+        let mut devices = self.pools.slot(name).map_err(|problem| problem.detail)?.devices;
+        devices.retain(|other| other != device);
+        self.set_devices(name, devices.clone());
+        let recorded = self.pools.record(name, Some(&devices)).await;
+        recorded.map_err(|problem| problem.detail)?;
+        let cleared = async {
+            for named in open_devices(&[device.to_owned()]).await? {
+                release(&named).await.map_err(|error| error.to_string())?;
+            }
+            Ok::<(), String>(())
+        };
+        if let Err(why) = cleared.await {
+            tracing::warn!("{device} keeps an old superblock of pool {name}: {why}");
+        }
+        tracing::info!("{device} was removed from pool {name}");
+        Ok(())
+    }
+}
+
+impl super::Pools {
+    /// The removal of a device that runs, or that failed.
+    pub(crate) fn removal(&self, name: &str) -> Option<RemovalDocument> {
+        self.removals.borrow().get(name).map(Removal::document)
+    }
+}

@@ -1,0 +1,273 @@
+//! Orders on snapshots and clones: create, roll back, delete, clone and promote. A dry run takes the
+//! same steps up to the first change.
+
+use flagstone_pool::{Pool, SnapshotInfo};
+use flagstone_units::display::size;
+use flagstone_units::size_text;
+use serde_json::Value;
+
+use super::orders::Outcome;
+use super::settings::{self, Settings};
+use super::volume_orders::{Found, problem};
+use super::{PoolState, failed};
+use crate::http::Problem;
+use crate::serve::Server;
+
+/// `volume clone`
+pub(crate) struct CloneVolume {
+    pub(crate) name: String,
+    /// Full name.
+    pub(crate) snapshot: String,
+    pub(crate) settings: Settings,
+    pub(crate) dry_run: bool,
+}
+
+/// The volume and the own name of a snapshot.
+///
+/// # Errors
+/// 422 for anything but `VOLUME@SNAPSHOT`.
+fn parts(full: &str) -> Result<(&str, &str), Problem> {
+    let parts = full.split_once('@').filter(|(volume, name)| !volume.is_empty() && is_name(name));
+    parts.ok_or_else(|| {
+        let help = "write VOLUME@SNAPSHOT, such as db@before-upgrade";
+        Problem::invalid(format!("`{full}` is no name of a snapshot: {help}"))
+    })
+}
+
+/// Names that are plain in a path, a shell and a log.
+fn is_name(name: &str) -> bool {
+    let plain = |c: char| c.is_alphanumeric() || "-_.:".contains(c);
+    !name.is_empty() && name.chars().all(plain)
+}
+
+fn find(pool: &Pool, full: &str) -> Option<SnapshotInfo> {
+    pool.snapshots().into_iter().find(|snapshot| snapshot.name == full)
+}
+
+impl Server {
+    /// Snapshots of the open pools, with the names of their pools.
+    pub(crate) fn snapshots(&self) -> Vec<(String, SnapshotInfo)> {
+        let mut found = Vec::new();
+        for (name, slot) in self.pools.slots() {
+            if let PoolState::Open(pool) = slot.state {
+                let of_pool = pool.snapshots().into_iter();
+                found.extend(of_pool.map(|snapshot| (name.clone(), snapshot)));
+            }
+        }
+        found
+    }
+
+    /// The pool and the description of a snapshot.
+    ///
+    /// # Errors
+    /// 404.
+    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(Found, SnapshotInfo), Problem> {
+        let found = self.required(parts(full)?.0)?;
+        let snapshot = find(&found.pool, full);
+        match snapshot {
+            Some(snapshot) => Ok((found, snapshot)),
+            None => {
+                let own = format!("{}@", found.info.name);
+                let known = found.pool.snapshots().into_iter().map(|snapshot| snapshot.name);
+                Err(Problem::not_found(format!("there is no snapshot `{full}`"))
+                    .accepting(known.filter(|name| name.starts_with(&own))))
+            }
+        }
+    }
+
+    /// Takes snapshots of volumes of one pool at one point of the order of writes.
+    pub(crate) async fn create_snapshots(
+        &self,
+        names: &[String],
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let mut volumes = Vec::new();
+        let mut existing = Vec::new();
+        let mut pools: Vec<(String, Pool)> = Vec::new();
+        let own = parts(names.first().map_or("", String::as_str))?.1;
+        for full in names {
+            let (volume, snapshot) = parts(full)?;
+            if snapshot != own {
+                return Err(Problem::invalid(format!(
+                    "snapshots that are taken together have one name: {own} and {snapshot} differ"
+                )));
+            }
+            let Found { pool_name, pool, .. } = self.required(volume)?;
+            if volumes.contains(&volume) {
+                return Err(Problem::invalid(format!("volume {volume} is named twice")));
+            }
+            volumes.push(volume);
+            existing.extend(find(&pool, full));
+            pools.push((pool_name, pool));
+        }
+        let (pool_name, pool) = pools.swap_remove(0);
+        if let Some((other, _)) = pools.iter().find(|(other, _)| *other != pool_name) {
+            return Err(Problem::conflict(format!(
+                "the volumes are in the pools {pool_name} and {other}: snapshots at one point of \
+                 the order of writes need one pool"
+            )));
+        }
+        let listed = names.join(", ");
+        if let Some(first) = existing.first() {
+            let together = existing.iter().all(|snapshot| snapshot.id == first.id);
+            return match existing.len() == names.len() && together {
+                true => Ok(Outcome::unchanged(format!("{listed} exist already"))),
+                false => Err(Problem::conflict(format!(
+                    "snapshot {} exists already, and was not taken together with the others",
+                    first.name
+                ))),
+            };
+        }
+        let outcome = match names {
+            [name] => format!("snapshot {name} is taken"),
+            _ => format!("snapshots {listed} are taken at one point of the order of writes"),
+        };
+        let outcome = Outcome::changed(outcome)
+            .with_next(format!("flagstone volume clone {} NAME makes a volume of it", names[0]));
+        if dry_run {
+            return Ok(outcome);
+        }
+        let taken = pool.create_snapshot(&volumes, own).await;
+        taken.map_err(|error| problem(&pool_name, error))?;
+        tracing::info!("snapshots {listed} were taken in pool {pool_name}");
+        Ok(outcome)
+    }
+
+    /// Gives a volume the content of one of its snapshots.
+    pub(crate) async fn rollback(
+        &self,
+        full: &str,
+        force: bool,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let (volume, own) = parts(full)?;
+        let (Found { pool_name, pool, info, served }, snapshot) = self.find_snapshot(full)?;
+        self.check_detached(served.as_slice(), force)?;
+        let sizes = match snapshot.size_bytes == info.size_bytes {
+            true => String::new(),
+            false => format!(", and its size of {}", size_text(snapshot.size_bytes)),
+        };
+        let outcome = Outcome::changed(format!(
+            "volume {volume} gets the content of {full}{sizes}"
+        ))
+        .losing(Some(format!("everything written to volume {volume} since {full} was taken")));
+        if dry_run {
+            return Ok(outcome);
+        }
+        if let Some(served) = &served {
+            self.retire(served).await.map_err(failed)?;
+        }
+        let done = pool.rollback(volume, own).await;
+        let serving = self.serve_again(&pool_name, &pool, None, volume).await;
+        done.map_err(|error| problem(&pool_name, error))?;
+        serving?;
+        tracing::info!("volume {volume} was rolled back to {full}");
+        Ok(outcome)
+    }
+
+    /// Deletes a snapshot.
+    pub(crate) async fn delete_snapshot(
+        &self,
+        full: &str,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let (volume, _) = parts(full)?;
+        let found = self.find_in_pools(volume)?;
+        let snapshot = found.as_ref().and_then(|found| find(&found.pool, full));
+        let (Some(Found { pool_name, pool, .. }), Some(snapshot)) = (found, snapshot) else {
+            return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
+        };
+        if snapshot.users.len() > 1 {
+            let error = flagstone_pool::VolumeError::InUse {
+                snapshot: full.to_owned(),
+                users: snapshot.users.join(", "),
+            };
+            return Err(problem(&pool_name, error));
+        }
+        let outcome = Outcome::changed(format!("snapshot {full} is deleted from pool {pool_name}"))
+            .losing(Some(format!(
+                "snapshot {full}, which refers to {}",
+                size(snapshot.referenced_bytes)
+            )));
+        if dry_run {
+            return Ok(outcome);
+        }
+        let deleted = pool.delete_snapshot(full).await;
+        deleted.map_err(|error| problem(&pool_name, error))?;
+        tracing::info!("snapshot {full} was deleted from pool {pool_name}");
+        Ok(outcome)
+    }
+
+    /// Creates a volume that begins as a snapshot, and serves it.
+    pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
+        let (Found { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
+        let mut settings = settings.clone();
+        settings.retain(|_, value| *value != Value::Null);
+        if let Some(found) = self.find_in_pools(name)? {
+            let same = found.info.origin.as_ref() == Some(full)
+                && settings::from_properties(&found.info.properties).as_ref() == Ok(&settings);
+            return match same {
+                true => Ok(Outcome::unchanged(format!("volume {name} exists already"))),
+                false => Err(Problem::conflict(format!(
+                    "volume {name} exists already, and is no clone of {full} with these settings"
+                ))),
+            };
+        }
+        self.checked(&pool_name, name, &settings, None)?;
+        let bytes = size_text(snapshot.size_bytes);
+        let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}"))
+            .with_next(format!("flagstone volume show {name} has the addresses to attach"));
+        if *dry_run {
+            return Ok(outcome);
+        }
+        let cloned = pool.clone_volume(full, name, settings::to_properties(&settings)).await;
+        let device = cloned.map_err(|error| problem(&pool_name, error))?;
+        self.serve_created(&pool_name, &pool, device).await?;
+        tracing::info!("volume {name} was cloned from {full} in pool {pool_name}");
+        Ok(outcome)
+    }
+
+    /// Lets a clone own the snapshots from which it continues.
+    pub(crate) async fn promote_volume(
+        &self,
+        name: &str,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let Found { pool_name, pool, info, .. } = self.required(name)?;
+        let Some(origin) = &info.origin else {
+            return Ok(Outcome::unchanged(format!(
+                "volume {name} is no clone, or owns the snapshots from which it continues: \
+                 nothing to do"
+            )));
+        };
+        let outcome = Outcome::changed(format!(
+            "volume {name} takes over {origin} and the snapshots before it, as {name}@…"
+        ));
+        if dry_run {
+            return Ok(outcome);
+        }
+        let promoted = pool.promote_volume(name).await;
+        promoted.map_err(|error| problem(&pool_name, error))?;
+        tracing::info!("volume {name} was promoted in pool {pool_name}");
+        Ok(outcome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_snapshots_have_a_volume() {
+        assert_eq!(parts("db@before-1.0").unwrap(), ("db", "before-1.0"));
+        for bad in ["", "db", "@a", "db@", "db@a@b", "db@a b", "db@a/b", "db@\u{7}"] {
+            assert!(parts(bad).is_err(), "{bad}");
+        }
+    }
+}
