@@ -222,7 +222,7 @@ fn receive(bed: &Bed, line: &str, from: &Path) -> (bool, String) {
         .args(line.split(' '))
         .arg("--api")
         .arg(bed.server.api())
-        .stdin(Stdio::from(File::open(from).unwrap()))
+        .stdin(Stdio::from(File::options().read(true).open(from).unwrap()))
         .output()
         .unwrap();
     let printed = [output.stdout, output.stderr].concat();
@@ -402,7 +402,8 @@ fn untrusted_devices_are_refused_by_name() {
             file.write_all_at(&[9], (copy << 18) + 8).unwrap();
         }
     };
-    let cases: [(&str, &dyn Fn(), &[&str]); 6] = [
+    type Case<'a> = (&'a str, &'a dyn Fn(), &'a [&'a str]);
+    let cases: [Case<'_>; 6] = [
         ("older", &|| restore(&old), &["second has update", "old copy", "attach the current"]),
         ("duplicated", &|| restore(&first), &["copies of the same"]),
         ("swapped", &|| restore(&other), &["belongs to pool", "slow", "second"]),

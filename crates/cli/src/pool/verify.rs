@@ -1,7 +1,7 @@
 //! `flagstone pool check`, without a server, and the waits for a scrub and a removal.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use flagstone_pool::verify::check::CheckReport;
@@ -39,7 +39,7 @@ struct CheckDocument {
     damage: Vec<DamageDocument>,
 }
 
-async fn open(path: &PathBuf) -> Result<NamedDevice, Failure> {
+async fn open(path: &Path) -> Result<NamedDevice, Failure> {
     let name = path.to_str().ok_or_else(|| Failure::usage("a path is not UTF-8"))?.to_owned();
     let spec = name.parse().map_err(|error| Failure::usage(format!("{name}: {error}")))?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
