@@ -192,7 +192,8 @@ mod tests {
         assert_eq!((layout.segments(), layout.usable_segments()), (57, 37));
         let removed = DeviceRecord { size_bytes: 0, ..device(20) };
         let again = Layout::new(16, &[removed, device(30), device(7)]).unwrap();
-        assert_eq!(again.removed_segments().collect::<Vec<_>>(), [0..20]);
+        assert_eq!(again.removed_segments().next(), Some(0..20));
+        assert_eq!(again.removed_segments().count(), 1);
         assert_eq!(again.place(320).device, 1);
         for _ in 3..DEVICES_MAX {
             layout.push(&device(1)).unwrap();
