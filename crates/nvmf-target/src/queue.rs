@@ -90,7 +90,7 @@ impl ControllerQueue {
         admitted.store(admitted.load(Relaxed).wrapping_sub(1), Release);
     }
 
-    /// Begins a new phase, and returns the one that ends. One caller at a time, and only after all
+    /// Begins a new phase, and returns the ended phase. One caller at a time, and only after all
     /// commands of the phase before it have completed.
     pub(crate) fn begin_phase(&self) -> Phase {
         Phase(self.phase.fetch_xor(1, AcqRel))

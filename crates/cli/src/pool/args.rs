@@ -85,7 +85,7 @@ pub(crate) struct SendArgs {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReceiveArgs {
-    /// The volume: a new one, or for a stream with a base one that has the base as a snapshot
+    /// The volume: a new one, or an existing one with the base as a snapshot for a stream with a base
     pub(crate) name: String,
     /// Pool of a new volume
     #[arg(long, value_name = "NAME")]

@@ -33,8 +33,8 @@ pub(crate) struct ApiArgs {
     /// For https: file with the user's token, mode 0600
     #[arg(long, value_name = "FILE", requires = "api")]
     pub(crate) token_file: Option<PathBuf>,
-    /// For https: authorities that issued the server's certificate, as PEM; those that this machine
-    /// trusts if not given
+    /// For https: authorities that issued the server's certificate, as PEM; this machine's
+    /// authorities if not given
     #[arg(long, value_name = "FILE", requires = "api")]
     pub(crate) ca_file: Option<PathBuf>,
     /// For https: the user's certificate, as PEM

@@ -50,7 +50,7 @@ impl Inner {
                 let state = &self.lock().legs[leg];
                 !state.receives_writes && state.generation_bumped
             };
-            // Also those that were lost before the stop, unless a generation has begun since.
+            // Also writes that were lost before the stop, unless a generation has begun since.
             if !recorded {
                 writes += own.counters.lost_writes.load(Ordering::Relaxed);
                 bytes += own.counters.lost_bytes.load(Ordering::Relaxed);

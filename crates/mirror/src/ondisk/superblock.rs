@@ -243,7 +243,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// This volume began as zeroes, and no peer has been met: one that began so too has this generation,
+    /// This volume began as zeroes, and no peer has been met: a peer that began as zeroes too has this generation,
     /// and the log names what it lacks.
     pub(crate) fn zeroes(&self) -> Option<Generation> {
         let zeroes = Generation::of_zeroes(self.volume);

@@ -267,7 +267,7 @@ impl Evacuation {
             return Err(DeviceOrderError::Damaged { device, segments: damaged });
         }
         if log > 0 {
-            // A chunk in the segment names the one that follows.
+            // A chunk in the segment names the next segment.
             let memory = chunk_memory(0).await;
             shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
             let mut state = shared.state.lock();

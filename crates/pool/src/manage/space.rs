@@ -105,7 +105,7 @@ pub(crate) struct Supply {
 }
 
 impl Supply {
-    /// Blocks in use or reserved; those that were overwritten or deleted count until a checkpoint
+    /// Blocks in use or reserved; overwritten and deleted ones count until a checkpoint
     /// finds them.
     pub(crate) fn used(&self) -> u64 {
         self.live + self.reserved + self.entries as u64

@@ -23,7 +23,7 @@ pub struct Layout {
     segment_blocks: u32,
     /// Per device the number of its first segment, and after the last the number of segments.
     first: [AtomicU32; DEVICES_MAX + 1],
-    /// Devices, those that were removed included.
+    /// Devices, including removed ones.
     devices: AtomicUsize,
     /// One bit per device that was removed: its segments keep their numbers.
     removed: AtomicU32,
@@ -90,7 +90,7 @@ impl Layout {
         self.removed.fetch_or(1 << device, Ordering::AcqRel);
     }
 
-    /// Number of devices, those that were removed included.
+    /// Number of devices, including removed ones.
     pub fn devices(&self) -> usize {
         self.devices.load(Ordering::Acquire)
     }

@@ -121,7 +121,7 @@ impl Catalog {
         }
     }
 
-    /// Takes snapshots at a sequence of the log. Their maps are those that the volumes have now.
+    /// Takes snapshots at a sequence of the log. Their maps are the present maps of the volumes.
     ///
     /// # Errors
     /// [`FormatError::Field`] for anything but present volumes without a snapshot of this name,

@@ -88,7 +88,7 @@ impl Pool {
     }
 
     /// The part of a stream from an offset on: of a snapshot `volume@snapshot`, or with `base` of
-    /// what differs from that one. `offset` is 0 or [`StreamPart::next`] of the part before.
+    /// the differences from that snapshot. `offset` is 0 or [`StreamPart::next`] of the part before.
     ///
     /// # Errors
     /// [`VolumeError`] for unknown snapshots, an offset that cannot be, and errors of the devices.

@@ -180,7 +180,7 @@ impl Pools {
         self.order.acquire(1).await
     }
 
-    /// The state directory, if there is one that can be used.
+    /// The state directory, if there is a usable one.
     pub(crate) fn directory(&self) -> Option<&Path> {
         self.state.as_ref().ok().map(StateDirectory::path)
     }

@@ -1,7 +1,7 @@
 //! Scrubs of pools: one per pool, in the background, with its progress in the state directory.
 //!
 //! A scrub works half of the time, so that hosts keep most of the disk. It continues after a restart
-//! of the server; one that was paused, or whose device failed, continues by order.
+//! of the server; after a pause or a failed device it continues by order.
 
 use std::cell::RefCell;
 use std::rc::Rc;
