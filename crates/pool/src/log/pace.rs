@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn queueing_device_gets_fewer_chunks() {
+    fn queuing_device_gets_fewer_chunks() {
         assert_eq!(after([4; 20]).most(), CHUNKS_IN_FLIGHT, "latency alone is no queue");
         assert_eq!(after([4, 11, 11, 11]).most(), CHUNKS_IN_FLIGHT - 3);
         assert_eq!(after([4].into_iter().chain([11; 20])).most(), LEAST);
