@@ -1,9 +1,10 @@
 //! The newcomer's path: the commands of docs/guides/first-steps.md, run as written on two nodes of this
 //! machine.
 //!
-//! What differs from the guide: packages are not installed here (`package` does), systemd and ssh are
-//! played by the test, addresses and paths are of this machine, and the host is `flagstone load`,
-//! because the kernel's host needs root and a module (`kernel_guest` has it).
+//! The commands that `flagstone init` prints are run as printed too. What differs from the guide:
+//! packages are not installed here (`package` does), systemd and ssh are played by the test, addresses
+//! and paths are of this machine, and the host is `flagstone load`, because the kernel's host needs
+//! root and a module (`kernel_guest` has it).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,6 +23,9 @@ use flagstone_tests::tools;
 const COMMANDS_MAX: usize = 10;
 
 const SIZE_BYTES: u64 = 32 << 20;
+
+/// Name of the host.
+const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5f1a7e00-0000-4000-8000-000000000001";
 
 /// Commands of the guide's blocks: the machine that each runs on, and its text.
 fn guide() -> Vec<(String, String)> {
@@ -67,6 +71,56 @@ impl Path {
             .replace("/dev/sdb", "./disk")
             .replace("10.0.0.1", &format!("127.0.0.1:{}", self.ports["node-a"]))
             .replace("10.0.0.2", &format!("127.0.0.1:{}", self.ports["node-b"]))
+            .replace("NQN", HOST)
+    }
+
+    /// Runs a command that `flagstone init` printed on node-a.
+    fn run_printed(&mut self, command: &str) {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match &words[..] {
+            ["mkdir", "-p", "-m", "700", keys] => {
+                fs::create_dir_all(self.word("node-a", keys)).unwrap();
+            }
+            ["flagstone", "key", "generate", key] => {
+                let made = Command::new(binary())
+                    .args(["key", "generate", &self.word("node-a", key)])
+                    .output()
+                    .unwrap();
+                assert!(made.status.success(), "{command}: {made:?}");
+            }
+            ["scp", "-rp", "/etc/flagstone/keys", _] => {
+                fs::create_dir_all(self.scratch.join("node-b/keys")).unwrap();
+                for key in ["host", "pair"] {
+                    let [from, to] = ["node-a", "node-b"]
+                        .map(|node| self.scratch.join(&format!("{node}/keys/{key}")));
+                    fs::copy(from, to).unwrap();
+                }
+            }
+            ["scp", file, target] => {
+                let (_, path) = target.split_once(':').expect("a machine and a path");
+                fs::copy(file, path.replace("/node-a/", "/node-b/")).unwrap();
+            }
+            ["flagstone", "serve", ..] => {
+                for node in ["node-a", "node-b"] {
+                    self.serve(node);
+                }
+            }
+            // The guide has these.
+            ["flagstone", "mirror", "create", ..] => {}
+            _ => panic!("the test does not know how to run: {command}"),
+        }
+    }
+
+    /// Starts the service of a node, whose keys are in its directory.
+    fn serve(&mut self, node: &str) {
+        let directory = self.scratch.join(node).join("conf.d");
+        let file = directory.join("db.toml");
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, text.replace("/etc/flagstone", self.scratch.join(node).to_str().unwrap()))
+            .unwrap();
+        let mut command = unit_command_at(binary(), &directory);
+        command.current_dir(self.scratch.join(node)).arg("--api").arg(self.api(node));
+        self.services.insert(node.to_owned(), Service::start(command));
     }
 
     fn run(&mut self, machine: &str, command: &str) {
@@ -83,17 +137,14 @@ impl Path {
                 let output = flagstone.stdin(Stdio::null()).output().unwrap();
                 let services: Vec<_> = self.services.values().map(Service::log).collect();
                 assert!(output.status.success(), "{command}: {output:?}\n{}", services.concat());
-            }
-            ("node-a", ["scp", file, target]) => {
-                let (node, path) =
-                    target.strip_prefix("root@10.0.0.2:").map(|p| ("node-b", p)).unwrap();
-                fs::copy(self.word(machine, file), self.word(node, path)).unwrap();
-            }
-            ("node-a" | "node-b", ["systemctl", "enable", "--now", "flagstone"]) => {
-                let directory = self.scratch.join(machine).join("conf.d");
-                let mut command = unit_command_at(binary(), &directory);
-                command.current_dir(self.scratch.join(machine)).arg("--api").arg(self.api(machine));
-                self.services.insert(machine.to_owned(), Service::start(command));
+                if words[1] == "init" {
+                    let printed = String::from_utf8(output.stdout).unwrap();
+                    let next = printed.split_once("# next:\n").expect("the next commands").1;
+                    for line in next.lines() {
+                        let line = line.trim_start_matches('#').trim();
+                        self.run_printed(line.split("   #").next().unwrap());
+                    }
+                }
             }
             ("host", _) => {
                 for part in ["10.0.0.1 10.0.0.2", "nvme connect -t tcp", "-s 4420", NQN_PREFIX] {
@@ -108,7 +159,11 @@ impl Path {
     /// A verified load of a host that is attached to both nodes.
     fn load(&self, line: &str) -> Ended {
         let [a, b] = ["node-a", "node-b"].map(|node| self.ports[node]);
-        let target = format!("nvme-tcp://127.0.0.1:{a},127.0.0.1:{b}/{NQN_PREFIX}db");
+        let key = self.scratch.join("node-a/keys/host");
+        let target = format!(
+            "nvme-tcp://127.0.0.1:{a},127.0.0.1:{b}/{NQN_PREFIX}db?hostnqn={HOST}&key-file={}",
+            key.display()
+        );
         Load::start_verified(&target, line, &self.scratch.join("state")).wait()
     }
 

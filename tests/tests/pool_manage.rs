@@ -360,7 +360,7 @@ fn pool_grows_and_loses_a_device_while_hosts_write() {
     load.wait().assert_complete();
     assert!(bed.run(&remove).contains("no device of pool"));
     // The removed device is free again, and the others are the pool.
-    bed.run(&format!("pool create other {}", first.display()));
+    bed.run(&format!("pool create other {0} --destroy-data={0}", first.display()));
     bed.server.kill();
     bed.server.restart();
     let pool = bed.pool();
