@@ -83,7 +83,8 @@ fn full_pool_has_room_after_growth() {
         let before = pool.status().capacity_bytes;
         pool.grow(second.clone(), false).await.unwrap();
         let status = pool.status();
-        assert!(status.capacity_bytes > before + 60 * 16 * BLOCK, "{status:?}");
+        // The reserve for the cleaner grows with the pool.
+        assert!(status.capacity_bytes > before + 40 * 16 * BLOCK, "{before}, {status:?}");
         assert_eq!(status.devices, ["/a", "/b"]);
         for block in full..full + 800 {
             write(&db, block, 2).await.unwrap();
