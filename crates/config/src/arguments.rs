@@ -133,5 +133,6 @@ fn read_volume(text: &str, report: &Report) -> Option<RawVolume> {
         serial: None,
         allow_hosts: None,
         nbd_export: None,
+        nbd_clients: None,
     })
 }

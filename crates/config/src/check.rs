@@ -20,7 +20,7 @@ use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
 use crate::device_spec::DeviceSpec;
 use crate::limits::MAX_SUGGESTED_NAMES;
-use crate::listen_spec::ListenSpec;
+use crate::listen_spec::{ListenSpec, ListenTls};
 use crate::names::Uuid;
 use flagstone_units::format_size;
 
@@ -65,6 +65,7 @@ pub(crate) struct RawVolume {
     pub(crate) serial: Option<Located<String>>,
     pub(crate) allow_hosts: Option<Located<Vec<String>>>,
     pub(crate) nbd_export: Option<Located<String>>,
+    pub(crate) nbd_clients: Option<Vec<String>>,
 }
 
 pub(crate) enum RawLayer {
@@ -99,6 +100,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     check_listen(&listen, report);
     check_control(&raw.server, &listen, report);
     check_sizes(&raw.server, &listen, report);
+    check_nbd_tls(&raw.server.nbd, &listen, report);
     for volume in &raw.volumes {
         check_blocks(volume, report);
     }
@@ -179,7 +181,7 @@ fn check_listen(listen: &[Located<ListenSpec>], report: &Report) {
 fn check_control(server: &RawServer, listen: &[Located<ListenSpec>], report: &Report) {
     let taken = |spec: &ListenSpec| listen.iter().find(|other| other.value.collides_with(spec));
     if let Some(Located { value: Some(address), place }) = &server.metrics
-        && let Some(first) = taken(&ListenSpec::NbdTcp(*address))
+        && let Some(first) = taken(&ListenSpec::NbdTcp((*address).into()))
     {
         let help = "give the metrics a port of their own, such as 9469, or write \"none\"";
         let related = ("that is at", &first.place);
@@ -191,6 +193,19 @@ fn check_control(server: &RawServer, listen: &[Located<ListenSpec>], report: &Re
         let help = "give the API a socket of its own, or write \"none\"";
         let message = format!("volumes are served on {}", path.display());
         report.error_with(place, message, help, ("that is at", &first.place));
+    }
+}
+
+/// A listener with TLS for NBD needs a certificate or pre-shared keys.
+fn check_nbd_tls(nbd: &Nbd, listen: &[Located<ListenSpec>], report: &Report) {
+    let has_keys = nbd.tls_certificates.is_some() || nbd.tls_psk_file.is_some();
+    let encrypts = |one: &&Located<ListenSpec>| match &one.value {
+        ListenSpec::NbdTcp(listen) => listen.tls != ListenTls::Off,
+        ListenSpec::NvmeTcp(_) | ListenSpec::NbdUnix(_) => false,
+    };
+    if let (Some(one), false) = (listen.iter().find(encrypts), has_keys) {
+        let help = "write tls_certificates = \"/DIR\" or tls_psk_file = \"/PATH\" in [server.nbd]";
+        report.error(&one.place, "NBD with TLS has neither a certificate nor keys", help);
     }
 }
 
@@ -505,6 +520,7 @@ fn finish_volume(
     };
     Some(Volume {
         nbd_export: raw.nbd_export.map_or_else(|| raw.name.value.clone(), |name| name.value),
+        nbd_clients: raw.nbd_clients,
         name: raw.name.value,
         layers: raw.layers.into_iter().map(layer).collect::<Option<_>>()?,
         backing,

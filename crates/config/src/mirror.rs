@@ -77,9 +77,13 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         .list("host_addresses", MAX_HOST_ADDRESSES, |text| parse_authority(text, NVME_TCP_PORT))
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
+    let tls_key_file = reader.parsed("tls_key_file", key_path).map(|path| path.value);
+    let tls_optional = reader.choice("tls") == "allowed";
     move |name, address| Peer {
         name,
         key_file,
+        tls_key_file,
+        tls_optional,
         host_addresses,
         address,
         connections,

@@ -45,7 +45,7 @@ fn serve_bytes(mut input: &[u8]) -> Vec<u8> {
         match progress {
             HandshakeStep::Again => assert!(taken > 0, "no progress"),
             HandshakeStep::Begin(session) => break transmit(&session, input, &mut out),
-            HandshakeStep::More | HandshakeStep::Close(_) => break,
+            HandshakeStep::More | HandshakeStep::Close(_) | HandshakeStep::StartTls => break,
         }
     }
     out

@@ -61,6 +61,12 @@ pub(crate) const HANDSHAKES: usize = 128;
 /// others.
 pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 
+/// TLS handshakes in flight of all hosts, and of one source address. Each holds about 100 KiB.
+pub(crate) const TLS_HANDSHAKES: usize = 128;
+
+/// See [`TLS_HANDSHAKES`].
+pub(crate) const TLS_HANDSHAKES_PER_SOURCE: usize = 32;
+
 /// Delay of an authentication after one failure of its source address; it doubles with each further
 /// failure.
 pub(crate) const FAILURE_DELAY: Duration = Duration::from_millis(100);

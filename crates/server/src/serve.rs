@@ -9,14 +9,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_nbd::{Drain, Exports, NbdServer, ServerOptions};
+use flagstone_nbd::{Drain, Exports, NbdServer, NbdTls, ServerOptions};
 use flagstone_nvmf_target as target;
-use flagstone_nvmf_target::Target;
+use flagstone_nvmf_target::{Target, TlsMode};
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::announcement;
+use crate::api::document::ReloadDocument;
 use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
 use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
@@ -25,12 +26,12 @@ use crate::pools::Pools;
 use crate::reload::Limits;
 use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
-use crate::subsystems::{nvme_target, unservable};
+use crate::subsystems::{nvme_target, tls_mode, unservable};
 use crate::volume::ServedVolume;
-use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::listen_spec::{ListenSpec, ListenTls, TcpListen};
 use flagstone_config::{Config, Diagnostics};
 use flagstone_limit::Limit;
-use flagstone_stack::{OpenError, open_limits, own_limit};
+use flagstone_stack::{OpenError, open_limits, own_limit, tls_files};
 
 /// Time limit for requests in progress at shutdown.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -89,6 +90,8 @@ pub(crate) struct Server {
     pub(crate) nvme: Arc<Connections>,
     pub(crate) exports: Arc<Exports>,
     pub(crate) nbd: Arc<NbdServer>,
+    /// TLS of NBD listeners, if one has it.
+    pub(crate) nbd_tls: Option<NbdTls>,
     pub(crate) bandwidth_limits: BandwidthLimits,
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
@@ -121,8 +124,9 @@ pub async fn serve(
     let mut accepting = Vec::new();
     for spec in &server.config.server.listen {
         let (listener, spec) = listen(spec).await?;
-        if let ListenSpec::NvmeTcp(_) = spec {
-            server.target.add_listener(listener.address()).map_err(unservable)?;
+        if let ListenSpec::NvmeTcp(listen) = spec {
+            let added = server.target.add_tls_listener(listener.address(), tls_mode(listen.tls));
+            added.map_err(unservable)?;
         }
         accepting.push((listener, spec.clone()));
         bound.push(spec);
@@ -134,10 +138,23 @@ pub async fn serve(
     for (listener, spec) in accepting {
         let server = server.clone();
         match spec {
-            ListenSpec::NvmeTcp(_) => nvme.push(
-                spawn(async move { server.accept_nvme(listener, &spec).await }).abort_on_drop(),
-            ),
-            _ => nbd.push(spawn(server.nbd.clone().run(listener))),
+            ListenSpec::NvmeTcp(listen) => {
+                let tls = tls_mode(listen.tls);
+                let accept = async move { server.accept_nvme(listener, &spec, tls).await };
+                nvme.push(spawn(accept).abort_on_drop());
+            }
+            other => {
+                let tls = server.nbd_tls.as_ref().and_then(|tls| match &other {
+                    ListenSpec::NbdTcp(TcpListen { tls: ListenTls::Required, .. }) => {
+                        Some(tls.clone().required())
+                    }
+                    ListenSpec::NbdTcp(TcpListen { tls: ListenTls::Allowed, .. }) => {
+                        Some(tls.clone())
+                    }
+                    _ => None,
+                });
+                nbd.push(spawn(server.nbd.clone().run_tls(listener, tls)));
+            }
         }
     }
     let _ = server.bound.set(bound.clone());
@@ -158,7 +175,7 @@ pub async fn serve(
             signal::RELOAD => {
                 manager.reloading().await;
                 // `reload` logs the result.
-                let reloaded = server.limits.reload(&server.config, reload_config());
+                let reloaded = server.reload(reload_config());
                 let refused =
                     "the new configuration has errors, and the old one stays: see the log";
                 manager.ready(if reloaded.is_ok() { &serving } else { refused }).await;
@@ -200,6 +217,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     };
     let nbd_drain = Drain::new();
     let nbd_server = NbdServer::new(exports.clone(), nbd_options, nbd_drain.clone());
+    let nbd_tls = nbd_tls(&config)?;
     let target = nvme_target(&config, &machine)?;
     let connections = config.server.nvme.max_connections + nbd.max_connections;
     let shares = BufferShares::new(buf::memory_limit(), connections as usize);
@@ -214,6 +232,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         target,
         nvme: Arc::default(),
         nbd: nbd_server,
+        nbd_tls,
         exports,
         machine,
         bandwidth_limits: mirrors::bandwidth_limits(&config),
@@ -236,6 +255,19 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     }
     server.open_pools().await;
     Ok(Some(server))
+}
+
+/// TLS of the NBD listeners that have it.
+fn nbd_tls(config: &Config) -> Result<Option<NbdTls>, ServeError> {
+    let encrypts = |spec: &ListenSpec| match spec {
+        ListenSpec::NbdTcp(listen) => listen.tls != ListenTls::Off,
+        ListenSpec::NvmeTcp(_) | ListenSpec::NbdUnix(_) => false,
+    };
+    if !config.server.listen.iter().any(encrypts) {
+        return Ok(None);
+    }
+    let server = tls_files::server(&config.server.nbd).map_err(unservable)?;
+    Ok(Some(NbdTls::new(server)))
 }
 
 /// Identity of this machine; a constant if the system has none.
@@ -279,15 +311,20 @@ pub(crate) async fn bind(
 
 async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError> {
     let address = match spec {
-        ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
+        ListenSpec::NvmeTcp(listen) | ListenSpec::NbdTcp(listen) => Address::Tcp(listen.address),
         ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
     };
     let busy = "another program uses it: choose another port, or 0 for any";
     let attempt = || Listener::bind(&address);
     let listener = bind(attempt, &address, spec.to_string(), busy).await?;
     let bound = match (listener.address(), spec) {
-        (Address::Tcp(tcp), ListenSpec::NvmeTcp(_)) => ListenSpec::NvmeTcp(*tcp),
-        (Address::Tcp(tcp), _) => ListenSpec::NbdTcp(*tcp),
+        (Address::Tcp(tcp), ListenSpec::NvmeTcp(listen)) => {
+            ListenSpec::NvmeTcp(TcpListen { address: *tcp, ..*listen })
+        }
+        (Address::Tcp(tcp), ListenSpec::NbdTcp(listen)) => {
+            ListenSpec::NbdTcp(TcpListen { address: *tcp, ..*listen })
+        }
+        (Address::Tcp(tcp), _) => ListenSpec::NbdTcp((*tcp).into()),
         (Address::Unix(path), _) => ListenSpec::NbdUnix(path.clone()),
     };
     Ok((listener, bound))
@@ -299,13 +336,32 @@ impl Server {
         self.bound.get().map_or(&[], Vec::as_slice)
     }
 
+    /// Applies changed limits and keys.
+    pub(crate) fn reload(
+        &self,
+        read: Result<Config, Diagnostics>,
+    ) -> Result<ReloadDocument, Diagnostics> {
+        let reloaded = self.limits.reload(&self.config, read)?;
+        if let Some(tls) = &self.nbd_tls {
+            match tls_files::server(&self.config.server.nbd) {
+                Ok(server) => tls.replace(server),
+                Err(error) => {
+                    tracing::error!(
+                        "the TLS keys of NBD that were read before stay in use: {error}"
+                    );
+                }
+            }
+        }
+        Ok(reloaded)
+    }
+
     /// The mirror of the volume at `index`, if it has one and is open.
     pub(crate) fn mirror_of(&self, index: usize) -> Option<Rc<MirroredVolume>> {
         self.mirrors.borrow().iter().find(|mirrored| mirrored.volume == index).cloned()
     }
 
     /// Accepts NVMe/TCP connections and distributes them round-robin over the cores.
-    async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec) {
+    async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec, tls: TlsMode) {
         let max = self.config.server.nvme.max_connections;
         let mut turn = 0;
         loop {
@@ -323,7 +379,7 @@ impl Server {
             };
             let target = self.target.clone();
             self.cores[turn].spawn(move || async move {
-                target::serve(target, stream).await;
+                target::serve_listener(target, stream, tls).await;
                 drop(place);
             });
             turn = (turn + 1) % self.cores.len();

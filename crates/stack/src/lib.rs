@@ -6,6 +6,7 @@
 pub mod keys;
 mod open;
 mod remote;
+pub mod tls_files;
 
 pub use open::{
     OpenError, OpenOptions, OpenVolume, beginning, check_block_size, layered, open_backing,

@@ -17,7 +17,7 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
 fn reload(api: &Api, call: &Call) -> Result<ReloadDocument, Problem> {
     call.without_query()?;
     tracing::info!(user = ?call.user, "configuration reload requested");
-    let reloaded = api.server.limits.reload(&api.server.config, (api.reload_config)());
+    let reloaded = api.server.reload((api.reload_config)());
     reloaded.map_err(|diagnostics| problem(&diagnostics))
 }
 
