@@ -26,6 +26,22 @@ pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 /// next chunk. 8 × 1 MiB per core is the most memory that they hold.
 pub const CHUNKS_IN_FLIGHT: usize = 8;
 
+/// Segments that a log device holds: at least two more than are written to and written out at a
+/// time, at most 16 GiB of 8 MiB.
+pub const LOG_SLOTS: std::ops::RangeInclusive<u32> = 4..=2048;
+
+/// Blocks of one copy from the log device to a device of the pool: 1 MiB.
+pub const WRITE_OUT_BLOCKS: u32 = 256;
+
+/// Such copies in flight. Together they are the default segment.
+pub const WRITE_OUT_COPIES: usize = 8;
+
+/// Volumes that the superblock lists by identifier: 2,800 B.
+pub const TAIL_VOLUMES_MAX: usize = 700;
+
+/// Pause of the writers after which the log device is written out, although no segment is full.
+pub const WRITE_OUT_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Chunks of all cores that are written and wait for their turn to take effect.
 pub const CHUNKS_UNAPPLIED: usize = 256;
 

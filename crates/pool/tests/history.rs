@@ -2,6 +2,9 @@
 //! disks. After each, the pool must open with a prefix of the history that contains everything
 //! flushed, and every volume order that was acknowledged. Snapshots never change.
 //!
+//! With a log device, also its loss at any crash: blank, or replaced by an old copy. Then the pool must
+//! open with a prefix, and volumes that lack flushed changes must be withheld.
+//!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 #![allow(missing_docs)]
 
@@ -11,9 +14,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use common::{Image, SharedTrace, disks};
+use common::{Image, SharedTrace, disks_of};
 use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeError, VolumeOptions};
+use flagstone_pool::ondisk::superblock::Superblock;
+use flagstone_pool::{
+    CreateOptions, NamedDevice, OpenOptions, Pool, PoolError, VolumeError, VolumeOptions,
+};
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn};
@@ -358,14 +364,20 @@ impl Content {
 impl History {
     /// Checks that `found` is a prefix of what had begun at `time`, and contains what was durable.
     fn check(&self, found: &[Content], time: usize, context: &str) {
+        self.check_of(found, time, self.actors.len(), context);
+    }
+
+    /// Same, but only the first actors must find what was durable.
+    fn check_of(&self, found: &[Content], time: usize, required: usize, context: &str) {
         let flushed = self.flushes.iter().filter(|(_, ended)| ended.events <= time);
         let flushed = flushed.map(|(begun, _)| *begun).max();
         // Per actor the numbers of steps after which its content is what was found.
         let mut candidates = Vec::new();
         let mut prefix = Vec::new();
-        for (actor, found) in self.actors.iter().zip(found) {
+        for (number, (actor, found)) in self.actors.iter().zip(found).enumerate() {
             let begun = actor.steps.iter().filter(|step| step.begun.events <= time).count();
             let durable = |step: &Step| match step.ended {
+                _ if number >= required => false,
                 Some(ended) if ended.events > time => false,
                 Some(ended) => step.durable || flushed.is_some_and(|flushed| ended <= flushed),
                 None => false,
@@ -451,6 +463,19 @@ struct Plan {
     snapshots: usize,
     /// One of how many crash points is tried.
     every: usize,
+    /// Segments of the log device; 0 for none.
+    log_slots: u64,
+}
+
+impl Plan {
+    fn sizes(&self) -> Vec<u64> {
+        let size = |segments: u64| (1 << 20) + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+        let mut sizes = vec![size(self.segments); self.disks];
+        if self.log_slots > 0 {
+            sizes.push(size(self.log_slots));
+        }
+        sizes
+    }
 }
 
 #[derive(Default)]
@@ -459,17 +484,23 @@ struct Counts {
     copied: u64,
     crashes: usize,
     second_crashes: usize,
+    /// Losses of the log device, and those after which volumes were withheld.
+    losses: usize,
+    withheld: usize,
 }
 
 async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut rng = Rng::new(seed);
-    let size_bytes = (1 << 20) + plan.segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
-    let empty = vec![Image::default(); plan.disks];
+    let (sizes, volatile) = (plan.sizes(), plan.log_slots == 0 || seed.is_multiple_of(2));
+    let empty = vec![Image::default(); sizes.len()];
     let options = CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
-    let (devices, trace) = disks(empty, size_bytes, 50);
-    let pool = Pool::create(devices, &options).await.unwrap();
+    let (mut devices, trace) = disks_of(empty, &sizes, 50, volatile);
+    let log = devices.split_off(plan.disks).pop();
+    let pool = Pool::create_with_log(devices, log, &options).await.unwrap();
     let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
+    // The loss of the log device must not take the volume itself.
+    pool.checkpoint().await.unwrap();
     let from = trace.lock().now();
     let history = Shared::default();
     history.borrow_mut().actors.resize_with(plan.writers + 1, Actor::default);
@@ -500,11 +531,21 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut crash_rng = Rng::new(rng.next_u64());
     let mut second = Rng::new(rng.next_u64());
     let trace = std::mem::take(&mut *trace.lock());
+    let mut old_log = Image::default();
     trace
         .at_each_event(chosen, &mut crash_rng, async |time, images| {
             let context = format!("seed {seed}, crash after event {time}");
             counts.crashes += 1;
-            let (devices, again) = disks(images, size_bytes, 0);
+            if plan.log_slots > 0 && second.chance(0.3) {
+                let lost = Loss { images: images.clone(), old: old_log.clone(), time };
+                let lost = lost.check(plan, volatile, &history, &mut second, &context).await;
+                counts.losses += 1;
+                counts.withheld += usize::from(lost);
+            }
+            if second.chance(0.05) {
+                old_log = images.last().unwrap().clone();
+            }
+            let (devices, again) = disks_of(images, &sizes, 0, volatile);
             let pool = open(devices, &context).await;
             let found = content(&pool, &history, &context).await;
             history.check(&found, time, &context);
@@ -524,7 +565,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
                             *count += 1;
                             let context =
                                 format!("{context}, then after event {point} of recovery");
-                            let (devices, _) = disks(images, size_bytes, 0);
+                            let (devices, _) = disks_of(images, &sizes, 0, volatile);
                             let pool = open(devices, &context).await;
                             let found = content(&pool, &history, &context).await;
                             history.check(&found, time, &context);
@@ -535,6 +576,107 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
         })
         .await;
     counts
+}
+
+/// A crash with the loss of the log device.
+struct Loss {
+    images: Vec<Image>,
+    /// An earlier state of the log device.
+    old: Image,
+    time: usize,
+}
+
+/// The newest update of the superblock in the first copies of a disk.
+fn update_of(image: &Image) -> Option<u64> {
+    let copies = (0..4).filter_map(|copy| {
+        let mut block = [0; BLOCK];
+        image.read(copy as u64 * (256 << 10), &mut block);
+        Superblock::decode(&block, copy).ok()
+    });
+    copies.map(|superblock| superblock.update).max()
+}
+
+impl Loss {
+    /// Checks an opening without what the log device had, and one after a crash of the first. True
+    /// if the writers' volume was withheld.
+    async fn check(
+        self,
+        plan: Plan,
+        volatile: bool,
+        history: &History,
+        rng: &mut Rng,
+        context: &str,
+    ) -> bool {
+        let Loss { mut images, old, time } = self;
+        let newest = images[..plan.disks].iter().filter_map(update_of).max();
+        // An old copy with the newest update cannot be told from the log device.
+        let is_old = update_of(&old).zip(newest).is_some_and(|(old, newest)| old + 1 < newest);
+        let is_blank = !is_old || rng.chance(0.5);
+        *images.last_mut().unwrap() = if is_blank { Image::default() } else { old };
+        let kind = if is_blank { "blank" } else { "old" };
+        let context = format!("{context} with a {kind} log device");
+        let (devices, trace) = disks_of(images, &plan.sizes(), 0, volatile);
+        let mut last = 0;
+        let accept = || last = trace.lock().now();
+        let withheld = open_prefix(devices, plan, history, time, &context, accept).await;
+        let trace = std::mem::take(&mut *trace.lock());
+        let point = rng.below(last as u64 + 1) as usize;
+        trace
+            .at_each_event(
+                |time| time == point,
+                &mut Rng::new(rng.next_u64()),
+                async |_, images| {
+                    let context = format!("{context}, then after event {point} of recovery");
+                    let (devices, _) = disks_of(images, &plan.sizes(), 0, volatile);
+                    open_prefix(devices, plan, history, time, &context, || {}).await;
+                },
+            )
+            .await;
+        withheld
+    }
+}
+
+/// Opens a pool whose log device lost the tail. True if the writers' volume is withheld.
+async fn open_prefix(
+    mut devices: Vec<NamedDevice>,
+    plan: Plan,
+    history: &History,
+    time: usize,
+    context: &str,
+    before_acceptance: impl FnOnce(),
+) -> bool {
+    let log = devices.split_off(plan.disks).pop();
+    // Without the device that takes its place: refused, or the same, when the loss is recorded.
+    let recorded = match Pool::open(devices.clone()).await {
+        Ok(pool) => {
+            let is_withheld = pool.open_volume("db").is_err();
+            pool.close().await.unwrap();
+            Some(is_withheld)
+        }
+        Err(PoolError::LogDeviceMissing { .. }) => None,
+        Err(error) => panic!("{context}: {error}"),
+    };
+    let options = OpenOptions { log, give_up_tail: false };
+    let pool = match Pool::open_with(devices, &options).await {
+        Ok(pool) => pool,
+        Err(error) => panic!("{context}: {error}"),
+    };
+    before_acceptance();
+    let writers = history.actors.len() - 1;
+    let withheld = match pool.open_volume("db") {
+        Ok(_) => false,
+        Err(VolumeError::Incomplete { .. }) => {
+            let accepted = pool.give_up_tail().await.unwrap();
+            assert!(accepted.contains(&"db".to_owned()), "{context}");
+            true
+        }
+        Err(error) => panic!("{context}: {error}"),
+    };
+    assert!(recorded.is_none_or(|recorded| recorded == withheld), "{context}");
+    let found = content(&pool, history, context).await;
+    history.check_of(&found, time, if withheld { 0 } else { writers }, context);
+    pool.close().await.unwrap();
+    withheld
 }
 
 async fn open(devices: Vec<NamedDevice>, context: &str) -> Pool {
@@ -556,41 +698,76 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
         total.checkpoints += counts.checkpoints;
         total.copied += counts.copied;
         total.second_crashes += counts.second_crashes;
+        total.losses += counts.losses;
+        total.withheld += counts.withheld;
     }
-    let Counts { crashes, second_crashes, checkpoints, copied } = total;
+    let Counts { crashes, second_crashes, checkpoints, copied, losses, withheld } = total;
     println!(
         "{histories} histories with {checkpoints} checkpoints and {copied} blocks copied by the \
-         cleaner, {crashes} crashes, {second_crashes} crashes of recovery"
+         cleaner, {crashes} crashes, {second_crashes} crashes of recovery, {losses} losses of the \
+         log device, {withheld} with the loss of flushed writes"
     );
     total
 }
 
+const PLAN: Plan =
+    Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1, log_slots: 0 };
+
 #[test]
 fn crash_at_any_write_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1 };
+    let plan =
+        Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1, ..PLAN };
     run(0..6, plan);
 }
 
 #[test]
 fn crash_of_two_disks_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1 };
+    let plan =
+        Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1, ..PLAN };
     run(1000..1006, plan);
 }
 
 #[test]
 fn crash_while_cleaning_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9 };
+    let plan =
+        Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9, ..PLAN };
     assert!(run(2000..2004, plan).copied > 100);
 }
 
 #[test]
 fn crash_in_short_histories_leaves_a_flushed_prefix() {
-    let plan = Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1 };
+    let plan =
+        Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1, ..PLAN };
     run(10_000..11_000, plan);
 }
 
 #[test]
 fn crash_in_short_histories_on_two_disks() {
-    let plan = Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1 };
+    let plan =
+        Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1, ..PLAN };
     run(20_000..21_000, plan);
+}
+
+#[test]
+fn crash_with_a_log_device_leaves_a_flushed_prefix() {
+    let plan = Plan { writers: 3, steps: 30, segments: 150, snapshots: 20, log_slots: 5, ..PLAN };
+    let counts = run(3000..3006, Plan { every: 2, ..plan });
+    assert!(counts.losses > 100 && counts.withheld > 10);
+}
+
+#[test]
+fn crash_of_two_disks_with_a_log_device() {
+    let plan = Plan { steps: 30, disks: 2, segments: 80, snapshots: 20, log_slots: 40, ..PLAN };
+    run(4000..4006, Plan { every: 2, ..plan });
+}
+
+#[test]
+fn crash_while_cleaning_with_a_log_device() {
+    let plan = Plan { writers: 3, steps: 150, segments: 100, snapshots: 4, log_slots: 4, ..PLAN };
+    assert!(run(5000..5004, Plan { every: 19, ..plan }).copied > 100);
+}
+
+#[test]
+fn crash_in_short_histories_with_a_log_device() {
+    run(30_000..30_500, Plan { log_slots: 6, ..PLAN });
 }

@@ -1,8 +1,11 @@
 //! Management: creating pools, their volumes, and the orders on them.
 
 pub mod create;
+pub mod log_device;
+pub mod open;
 pub mod pool;
 pub(crate) mod shared;
 pub mod snapshot;
 pub(crate) mod space;
+pub(crate) mod superblock;
 pub mod volume;

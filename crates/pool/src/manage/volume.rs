@@ -57,6 +57,9 @@ pub struct VolumeInfo {
     pub used_bytes: u64,
     /// The size is reserved.
     pub thick: bool,
+    /// Changes were lost with the log device: it cannot be opened before the operator accepts that
+    /// ([`crate::Pool::give_up_tail`]).
+    pub incomplete: bool,
     /// Text that the layers above keep with it.
     pub properties: BTreeMap<String, String>,
 }
@@ -69,6 +72,7 @@ impl VolumeInfo {
             size_bytes: record.blocks * BLOCK,
             used_bytes: record.mapped * BLOCK,
             thick: record.thick,
+            incomplete: record.incomplete,
             properties: record.properties.clone(),
         }
     }
