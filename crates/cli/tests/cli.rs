@@ -212,6 +212,7 @@ fn cli_reference_matches_clap() {
         ("options:mirror-add-peer".to_owned(), mirror("add-peer")),
         ("options:pool-create".to_owned(), pool("create")),
         ("options:pool-destroy".to_owned(), pool("destroy")),
+        ("options:pool-set-log".to_owned(), pool("set-log")),
         ("options:volume-create".to_owned(), volume("create")),
         ("options:volume-resize".to_owned(), volume("resize")),
         ("options:volume-set".to_owned(), volume("set")),

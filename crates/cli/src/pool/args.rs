@@ -26,6 +26,10 @@ pub(crate) enum PoolCommand {
     Reopen(PoolForceArgs),
     /// Remove a pool with all its volumes
     Destroy(PoolForceArgs),
+    /// Give a pool another log device, or none
+    SetLog(SetLogArgs),
+    /// Give up the writes that only a lost log device had
+    GiveUpTail(GiveUpTailArgs),
 }
 
 #[derive(Debug, Args)]
@@ -72,9 +76,48 @@ pub(crate) struct CreatePoolArgs {
     /// Its disks or files, 1 to 16
     #[arg(required = true)]
     pub(crate) devices: Vec<PathBuf>,
+    /// Fast device for the newest part of the log, such as a local SSD
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) log: Option<PathBuf>,
     /// A device, exactly as written, if its data may be destroyed (repeatable)
     #[arg(long, value_name = "DEVICE")]
     pub(crate) destroy_data: Vec<PathBuf>,
+    /// Skip the confirmation of a log device that is erased when the machine stops
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("new").args(["device", "none"]).required(true)))]
+pub(crate) struct SetLogArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// The new log device
+    pub(crate) device: Option<PathBuf>,
+    /// Use no log device
+    #[arg(long)]
+    pub(crate) none: bool,
+    /// The new log device, exactly as written, if its data may be destroyed
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) destroy_data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    /// Skip the confirmation of a log device that is erased when the machine stops
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GiveUpTailArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }
@@ -94,6 +137,9 @@ pub(crate) struct ImportArgs {
     /// All its disks or files
     #[arg(required = true)]
     pub(crate) devices: Vec<PathBuf>,
+    /// Its log device
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) log: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }

@@ -69,17 +69,34 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     paths.iter().map(path).collect()
 }
 
+fn log_device(path: Option<&PathBuf>) -> Result<Option<String>, Failure> {
+    Ok(absolute(path.map(std::slice::from_ref).unwrap_or_default())?.pop())
+}
+
 fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
     let (action, name, body, asks_first, args) = match command {
         PoolCommand::Create(args) => {
             let devices = absolute(&args.devices)?;
             let destroyed = absolute(&args.destroy_data)?;
-            let body = json!({"devices": devices, "destroy_data": destroyed});
-            ("create", &args.name, body, false, &args.order)
+            let log = log_device(args.log.as_ref())?;
+            // Sent only after the operator agreed.
+            let body = json!({"devices": devices, "log": log, "destroy_data": destroyed,
+                              "accept_ephemeral": true});
+            ("create", &args.name, body, log.is_some() && !args.yes, &args.order)
         }
         PoolCommand::Import(args) => {
-            let body = json!({"devices": absolute(&args.devices)?});
+            let log = log_device(args.log.as_ref())?;
+            let body = json!({"devices": absolute(&args.devices)?, "log": log});
             ("import", &args.name, body, false, &args.order)
+        }
+        PoolCommand::SetLog(args) => {
+            let body = json!({"log": log_device(args.device.as_ref())?,
+                              "destroy_data": absolute(&args.destroy_data)?,
+                              "accept_ephemeral": true, "force": args.force.force});
+            ("set-log", &args.name, body, !args.yes, &args.order)
+        }
+        PoolCommand::GiveUpTail(args) => {
+            ("give-up-tail", &args.name, json!({}), !args.yes, &args.order)
         }
         PoolCommand::Reopen(args) => {
             ("reopen", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)

@@ -38,6 +38,12 @@ pub struct PoolDocument {
     pub reason: Option<String>,
     /// Paths of its devices.
     pub devices: Vec<String>,
+    /// Path of its log device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_device: Option<String>,
+    /// State of the log device; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<PoolLogDocument>,
     /// Identifier; absent while it is closed, as are all members below but `next`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -64,6 +70,19 @@ pub struct PoolDocument {
     /// The next step for the operator, if one is needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
+}
+
+/// Log device of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PoolLogDocument {
+    /// It is in use. False while it is missing: then the log goes to the other devices.
+    pub present: bool,
+    /// Its space for the log.
+    pub size_bytes: u64,
+    /// Part of the log that no other device has.
+    pub tail_bytes: u64,
+    /// Hosts slow down when the tail comes near this limit.
+    pub limit_bytes: u64,
 }
 
 /// A volume of a pool that is not served.
@@ -99,6 +118,10 @@ named! {
         Reopen = "reopen",
         /// Removes it with its volumes.
         Destroy = "destroy",
+        /// Gives it another log device, or none.
+        SetLog = "set-log",
+        /// Gives up writes that only a lost log device had.
+        GiveUpTail = "give-up-tail",
     }
 }
 

@@ -12,20 +12,21 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::pool_document::{
-    OrderDocument, PoolAction, PoolDocument, PoolPlaceDocument, PoolStateName, PoolsDocument,
-    UnservedDocument, VolumeAction,
+    OrderDocument, PoolAction, PoolDocument, PoolLogDocument, PoolPlaceDocument, PoolStateName,
+    PoolsDocument, UnservedDocument, VolumeAction,
 };
 use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::pools::{
-    DestroyPool, Fullness, MakePool, MakeVolume, Outcome, PoolSlot, PoolState, SetVolume, Settings,
-    used_percent,
+    DestroyPool, Fullness, MakePool, MakeVolume, Outcome, PoolSlot, PoolState, SetLog, SetVolume,
+    Settings, used_percent,
 };
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
-/// Body of an order on a pool. `create` and `import` take `devices`, `create` also `destroy_data`;
-/// `reopen` and `destroy` take `force`.
+/// Body of an order on a pool. `create` and `import` take `devices` and `log`; `create` and `set-log`
+/// also `destroy_data` and `accept_ephemeral`. `set-log` takes `log`; without, the pool has none then.
+/// `reopen`, `destroy` and `set-log` take `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "PoolOrder")]
@@ -33,6 +34,10 @@ struct PoolBody {
     dry_run: bool,
     /// Absolute paths.
     devices: Vec<String>,
+    /// Absolute path of the log device.
+    log: Option<String>,
+    /// The log device may lose its content when its machine stops.
+    accept_ephemeral: bool,
     /// Devices whose data may be destroyed.
     destroy_data: Vec<String>,
     force: bool,
@@ -66,7 +71,8 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
             Ok(document(&api.server, name, &api.server.pools.slot(name)?))
         }),
     );
-    let description = "Creates, imports, reopens or destroys a pool, or previews the outcome.";
+    let description =
+        "Creates, imports, reopens, changes or destroys a pool, or previews the outcome.";
     router
         .post("/v1/pools/{name}/{action}", description, on(api, Api::order_pool))
         .takes::<PoolBody>();
@@ -117,14 +123,27 @@ impl Api {
         let action = PoolAction::ALL.into_iter().find(|action| action.name() == word);
         let action = action.ok_or_else(|| unknown_action(word, known))?;
         let takes: &[&str] = match action {
-            PoolAction::Create => &["devices", "destroy_data"],
-            PoolAction::Import => &["devices"],
+            PoolAction::Create => &["devices", "log", "accept_ephemeral", "destroy_data"],
+            PoolAction::Import => &["devices", "log"],
+            PoolAction::SetLog => &["log", "accept_ephemeral", "destroy_data", "force"],
+            PoolAction::GiveUpTail => &[],
             PoolAction::Reopen | PoolAction::Destroy => &["force"],
         };
-        let PoolBody { dry_run, devices, destroy_data, force } = body(&call, takes)?;
+        let PoolBody { dry_run, devices, log, accept_ephemeral, destroy_data, force } =
+            body(&call, takes)?;
         tracing::info!(user = ?call.user, pool = name, %action, dry_run, "pool order requested");
         let server = self.server.clone();
-        let make = MakePool { name: name.clone(), devices, destroy_data, dry_run };
+        let of = name.clone();
+        let set = SetLog {
+            name: name.clone(),
+            log: log.clone(),
+            accept_ephemeral,
+            destroy_data: destroy_data.clone(),
+            force,
+            dry_run,
+        };
+        let make =
+            MakePool { name: name.clone(), devices, log, accept_ephemeral, destroy_data, dry_run };
         let destroy = DestroyPool { name: name.clone(), force, dry_run };
         let work = async move {
             match action {
@@ -132,6 +151,8 @@ impl Api {
                 PoolAction::Import => server.import_pool(make).await,
                 PoolAction::Reopen => server.reopen_pool(destroy).await,
                 PoolAction::Destroy => server.destroy_pool(destroy).await,
+                PoolAction::SetLog => server.set_log(set).await,
+                PoolAction::GiveUpTail => server.give_up_tail(&of, dry_run).await,
             }
         };
         run(name, dry_run, work).await
@@ -188,12 +209,19 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     let base = PoolDocument {
         name: name.to_owned(),
         devices: slot.devices.clone(),
+        log_device: server.pools.log_path(name),
         ..PoolDocument::default()
     };
     let status = match &slot.state {
         PoolState::Open(pool) => pool.status(),
         PoolState::Closed { reason, is_absent } => {
+            let has_log = base.log_device.is_some();
             let next = match is_absent {
+                false if has_log => format!(
+                    "correct the device, which is retried; if it has another path, run flagstone \
+                     pool import {name} DEVICE… --log DEVICE; if the log device is lost, run flagstone \
+                     pool give-up-tail {name}"
+                ),
                 true => format!(
                     "its creation did not complete, or its devices were replaced: run flagstone \
                      pool create {name} again, or flagstone pool destroy {name}"
@@ -229,6 +257,12 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         reserved_bytes: status.reserved_bytes,
         used_percent: used_percent(&status),
         threshold_percent: Fullness::of(&status).0,
+        log: status.log.as_ref().map(|log| PoolLogDocument {
+            present: log.name.is_some(),
+            size_bytes: log.size_bytes,
+            tail_bytes: log.tail_bytes,
+            limit_bytes: log.limit_bytes,
+        }),
         volumes,
         unserved: unserved.collect(),
         checkpoints: status.checkpoints,
@@ -243,6 +277,19 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
 fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
     if status.failed.is_some() {
         return Some(format!("check its devices, then run flagstone pool reopen {name}"));
+    }
+    let PoolState::Open(pool) = &slot.state else { return None };
+    if pool.volumes().iter().any(|volume| volume.incomplete) {
+        return Some(format!(
+            "to use these volumes without the writes that were lost, run flagstone pool give-up-tail \
+             {name}; or restore them from a snapshot or a copy"
+        ));
+    }
+    if status.log.as_ref().is_some_and(|log| log.name.is_none()) {
+        return Some(format!(
+            "the log device is missing, and the log goes to the other devices: attach it and restart the \
+             server, or run flagstone pool set-log {name} DEVICE, or flagstone pool set-log {name} --none"
+        ));
     }
     if let Some((volume, _)) = slot.unserved.first_key_value() {
         return Some(format!("correct the settings: flagstone volume set {volume}"));
@@ -271,7 +318,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 9] = [
+const FAMILIES: [(&str, &str, PoolNumber); 11] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -291,6 +338,14 @@ const FAMILIES: [(&str, &str, PoolNumber); 9] = [
     ),
     ("flagstone_pool_volumes_unserved", "Volumes of the pool that are not served.", |pool| {
         pool.unserved.len() as u64
+    }),
+    (
+        "flagstone_pool_log_missing",
+        "1 while the log device of the pool is missing, else 0.",
+        |pool| pool.log.as_ref().is_some_and(|log| !log.present).into(),
+    ),
+    ("flagstone_pool_log_tail_bytes", "Part of the log that only the log device has.", |pool| {
+        pool.log.as_ref().map_or(0, |log| log.tail_bytes)
     }),
     ("flagstone_pool_checkpoints_total", "Checkpoints.", |pool| pool.checkpoints),
     ("flagstone_pool_cleaned_segments_total", "Segments that the cleaner emptied.", |pool| {

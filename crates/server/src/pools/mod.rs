@@ -9,6 +9,7 @@
 //!   a volume whose settings cannot be used.
 
 mod fullness;
+mod log_orders;
 mod orders;
 pub(crate) mod settings;
 mod state_directory;
@@ -30,6 +31,7 @@ use flagstone_runtime::time;
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 
 pub(crate) use fullness::{Fullness, used_percent};
+pub(crate) use log_orders::SetLog;
 pub(crate) use orders::{DestroyPool, MakePool, Outcome};
 pub(crate) use settings::Settings;
 use state_directory::{PoolEntry, StateDirectory};
@@ -47,6 +49,8 @@ pub(crate) struct Pools {
     /// Why there are none, without a usable directory.
     state: Result<StateDirectory, String>,
     slots: RefCell<BTreeMap<String, PoolSlot>>,
+    /// Paths of the log devices by pool.
+    logs: RefCell<BTreeMap<String, String>>,
     order: Rc<Semaphore>,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
@@ -119,12 +123,16 @@ impl Pools {
             Err(why) => (Err(why), Vec::new()),
         };
         let not_yet = || OpenPoolError::from("it is not open yet".to_owned());
+        let logs =
+            entries.iter().filter_map(|entry| Some((entry.name.clone(), entry.log.clone()?)));
+        let logs = logs.collect();
         let slots = entries
             .into_iter()
             .map(|entry| (entry.name, PoolSlot::closed(entry.devices, not_yet())));
         Pools {
             state,
             slots: RefCell::new(slots.collect()),
+            logs: RefCell::new(logs),
             order: Semaphore::new(1),
             next_number: Cell::new(first_number),
         }
@@ -175,8 +183,26 @@ impl Pools {
             Some(devices) => drop(entries.insert(name.to_owned(), devices.to_vec())),
             None => drop(entries.remove(name)),
         }
-        let entries = entries.into_iter().map(|(name, devices)| PoolEntry { name, devices });
+        let entries = entries.into_iter().map(|(name, devices)| PoolEntry {
+            log: self.log_path(&name),
+            name,
+            devices,
+        });
         self.writable()?.write(entries.collect()).await.map_err(failed)
+    }
+
+    /// Path of the log device of a pool.
+    pub(crate) fn log_path(&self, name: &str) -> Option<String> {
+        self.logs.borrow().get(name).cloned()
+    }
+
+    /// Changes the path of the log device of a pool, which the next record contains.
+    fn set_log_path(&self, name: &str, path: Option<String>) {
+        let mut logs = self.logs.borrow_mut();
+        match path {
+            Some(path) => drop(logs.insert(name.to_owned(), path)),
+            None => drop(logs.remove(name)),
+        }
     }
 
     fn insert(&self, name: &str, slot: PoolSlot) {
@@ -218,9 +244,22 @@ async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
 }
 
 /// Opens the pool `name`, whose devices these are.
-async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
+async fn open_pool(
+    name: &str,
+    paths: &[String],
+    log: Option<&String>,
+    give_up_tail: bool,
+) -> Result<Pool, OpenPoolError> {
     let devices = open_devices(paths).await?;
-    let pool = Pool::open(devices).await.map_err(|error| OpenPoolError {
+    // The pool decides what the absence of its log device means.
+    let log = match log {
+        Some(path) => {
+            open_devices(std::slice::from_ref(path)).await.ok().and_then(|mut log| log.pop())
+        }
+        None => None,
+    };
+    let options = flagstone_pool::OpenOptions { log, give_up_tail };
+    let pool = Pool::open_with(devices, &options).await.map_err(|error| OpenPoolError {
         is_absent: matches!(error, flagstone_pool::PoolError::NotAPool { .. }),
         reason: error.to_string(),
     })?;
@@ -239,14 +278,21 @@ impl Server {
         let _order = self.pools.order().await;
         for (name, slot) in self.pools.slots() {
             if let PoolState::Closed { reason, .. } = slot.state {
-                self.try_open(&name, slot.devices, &reason).await;
+                self.try_open(&name, slot.devices, &reason, false).await;
             }
         }
     }
 
     /// Opens a closed pool, and logs a new reason for a failure.
-    async fn try_open(&self, name: &str, devices: Vec<String>, last_reason: &str) {
-        match open_pool(name, &devices).await {
+    async fn try_open(
+        &self,
+        name: &str,
+        devices: Vec<String>,
+        last_reason: &str,
+        give_up_tail: bool,
+    ) {
+        let log = self.pools.log_path(name);
+        match open_pool(name, &devices, log.as_ref(), give_up_tail).await {
             Ok(pool) => {
                 self.pools.insert(name, PoolSlot::open(devices, pool.clone()));
                 self.serve_pool(name, &pool);
@@ -280,12 +326,16 @@ impl Server {
     /// Serves every volume of a pool.
     fn serve_pool(&self, name: &str, pool: &Pool) {
         for info in pool.volumes() {
-            if let Err(why) = self.serve_pool_volume(name, pool, &info) {
-                tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
-                let mut slots = self.pools.slots.borrow_mut();
-                let slot = slots.get_mut(name).expect("the pool is open");
-                slot.unserved.insert(info.name, why);
-            }
+            self.serve_or_note(name, pool, &info);
+        }
+    }
+
+    fn serve_or_note(&self, name: &str, pool: &Pool, info: &VolumeInfo) {
+        if let Err(why) = self.serve_pool_volume(name, pool, info) {
+            tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
+            let mut slots = self.pools.slots.borrow_mut();
+            let slot = slots.get_mut(name).expect("the pool is open");
+            slot.unserved.insert(info.name.clone(), why);
         }
     }
 

@@ -10,7 +10,7 @@ use flagstone_runtime::spawn_blocking;
 use flagstone_units::display::size;
 
 use super::state_directory::{PoolEntry, check_entry};
-use super::{PoolSlot, PoolState, failed, open_devices, open_pool};
+use super::{PoolSlot, PoolState, failed, log_orders, open_devices, open_pool};
 use crate::api::connections;
 use crate::http::Problem;
 use crate::limits::POOLS_MAX;
@@ -50,6 +50,10 @@ impl Outcome {
 pub(crate) struct MakePool {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
+    /// Log device.
+    pub(crate) log: Option<String>,
+    /// The log device may be one that loses its content when its machine stops.
+    pub(crate) accept_ephemeral: bool,
     /// Devices whose data may be destroyed, exactly as named.
     pub(crate) destroy_data: Vec<String>,
     pub(crate) dry_run: bool,
@@ -67,17 +71,18 @@ impl Server {
     /// Creates a pool on empty devices, or on those whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let MakePool { name, devices, destroy_data, dry_run } = &order;
-        if let Some(outcome) = self.check_new_pool(name, devices)? {
+        let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
+        if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
             return Ok(outcome);
         }
-        if let Some(device) = destroy_data.iter().find(|device| !devices.contains(device)) {
+        let all = || devices.iter().chain(log);
+        if let Some(device) = destroy_data.iter().find(|device| !all().any(|one| one == *device)) {
             return Err(Problem::invalid(format!(
                 "{device} is to be destroyed, but is no device of the pool"
             )));
         }
         let mut lost = Vec::new();
-        for device in devices {
+        for device in all() {
             check_device(device, destroy_data.contains(device)).await?;
             if destroy_data.contains(device) {
                 lost.push(device.as_str());
@@ -85,7 +90,21 @@ impl Server {
         }
         let opened = open_devices(devices).await.map_err(Problem::conflict)?;
         let bytes: u64 = opened.iter().map(|named| named.device.geometry().size_bytes).sum();
+        let mut opened_log = match log {
+            Some(log) => {
+                open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)?
+            }
+            None => Vec::new(),
+        };
+        let ephemeral = match log {
+            Some(log) => log_orders::ephemeral_loss(log).await?,
+            None => None,
+        };
         let loss = (!lost.is_empty()).then(|| format!("everything on {}", lost.join(" and ")));
+        let loss = match (loss, &ephemeral) {
+            (Some(loss), Some(ephemeral)) => Some(format!("{loss}; {ephemeral}")),
+            (loss, ephemeral) => loss.or_else(|| ephemeral.clone()),
+        };
         let mut outcome = Outcome::changed(format!(
             "pool {name} has {} on {}{}",
             size(bytes),
@@ -97,16 +116,22 @@ impl Server {
         ))
         .losing(loss)
         .with_next(format!("flagstone volume create NAME --pool {name} --size SIZE"));
+        if let Some(log) = log {
+            outcome.outcome += &format!(", with log device {log}");
+        }
         if *dry_run {
             return Ok(outcome);
         }
+        log_orders::check_consent(ephemeral, *accept_ephemeral)?;
+        self.pools.set_log_path(name, log.clone());
         // First, so that a crash leaves no pool that the server does not know.
         self.pools.record(name, Some(devices)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
-        let pool = match Pool::create(opened, &options).await {
+        let pool = match Pool::create_with_log(opened, opened_log.pop(), &options).await {
             Ok(pool) => pool,
             Err(error) => {
+                self.pools.set_log_path(name, None);
                 self.pools.record(name, None).await?;
                 self.pools.slots.borrow_mut().remove(name);
                 return Err(Problem::conflict(error.to_string()));
@@ -120,13 +145,21 @@ impl Server {
     }
 
     /// Checks a pool that is to be created. The outcome, if it exists with these devices.
-    fn check_new_pool(&self, name: &str, devices: &[String]) -> Result<Option<Outcome>, Problem> {
+    fn check_new_pool(
+        &self,
+        name: &str,
+        devices: &[String],
+        log: Option<&String>,
+    ) -> Result<Option<Outcome>, Problem> {
         self.pools.writable()?;
-        let entry = PoolEntry { name: name.to_owned(), devices: devices.to_vec() };
+        let log_device = log.cloned();
+        let entry = PoolEntry { name: name.to_owned(), devices: devices.to_vec(), log: log_device };
         check_entry(&entry).map_err(Problem::invalid)?;
         let slots = self.pools.slots();
         match slots.get(name) {
-            Some(PoolSlot { state: PoolState::Open(_), devices: own, .. }) if own == devices => {
+            Some(PoolSlot { state: PoolState::Open(_), devices: own, .. })
+                if own == devices && self.pools.log_path(name).as_ref() == log =>
+            {
                 return Ok(Some(Outcome::unchanged(format!("pool {name} exists already"))));
             }
             Some(PoolSlot { state: PoolState::Open(_), devices: own, .. }) => {
@@ -145,14 +178,17 @@ impl Server {
             }
             None => {}
         }
-        self.check_unused(name, devices)?;
+        self.check_unused(name, &entry.devices)?;
+        self.check_unused(name, entry.log.as_slice())?;
         Ok(None)
     }
 
     /// Checks that no other pool has one of the devices.
-    fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
+    pub(super) fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
         for (other, slot) in self.pools.slots().iter().filter(|(other, _)| *other != name) {
-            if let Some(device) = slot.devices.iter().find(|device| devices.contains(device)) {
+            let log = self.pools.log_path(other);
+            let mut own = slot.devices.iter().chain(&log);
+            if let Some(device) = own.find(|device| devices.contains(device)) {
                 return Err(Problem::conflict(format!("{device} is a device of pool {other}")));
             }
         }
@@ -164,9 +200,11 @@ impl Server {
         let _order = self.pools.order().await;
         let MakePool { name, devices, dry_run, .. } = &order;
         self.pools.writable()?;
-        let entry = PoolEntry { name: name.clone(), devices: devices.clone() };
+        let entry =
+            PoolEntry { name: name.clone(), devices: devices.clone(), log: order.log.clone() };
         check_entry(&entry).map_err(Problem::invalid)?;
         self.check_unused(name, devices)?;
+        self.check_unused(name, entry.log.as_slice())?;
         let slots = self.pools.slots();
         if matches!(slots.get(name), Some(PoolSlot { state: PoolState::Open(_), .. })) {
             return Ok(Outcome::unchanged(format!("pool {name} is open already")));
@@ -180,8 +218,9 @@ impl Server {
                 "pool {name} is opened, if these are its devices"
             )));
         }
-        let pool = open_pool(name, devices).await;
+        let pool = open_pool(name, devices, entry.log.as_ref(), false).await;
         let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
+        self.pools.set_log_path(name, entry.log.clone());
         if let Err(problem) = self.pools.record(name, Some(devices)).await {
             let _ = pool.close().await;
             return Err(problem);
@@ -223,7 +262,7 @@ impl Server {
         self.pools.insert(name, PoolSlot::closed(devices.clone(), waiting));
         // Closes the devices, which are locked.
         drop(state);
-        self.try_open(name, devices, "").await;
+        self.try_open(name, devices, "", false).await;
         self.pools.open_pool(name).map(|_| outcome)
     }
 
@@ -277,12 +316,13 @@ impl Server {
             pool.destroy().await.map_err(|error| failed(error.to_string()))?;
         }
         self.pools.record(name, None).await?;
+        self.pools.set_log_path(name, None);
         self.pools.slots.borrow_mut().remove(name);
         tracing::info!("pool {name} was destroyed");
         Ok(outcome)
     }
 
-    fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
+    pub(super) fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
         let mut volumes = self.volumes();
         volumes.retain(|volume| volume.pool.as_ref().is_some_and(|place| place.pool == pool));
         volumes
@@ -311,7 +351,7 @@ impl Server {
 }
 
 /// Whether a device may become part of a pool.
-async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
+pub(super) async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
     let name = device.to_owned();
     let access = GuardedAccess::Write { agreed, own_file: false };
     let check = move || guard::check_path(&name, &PathBuf::from(&name), access);

@@ -27,6 +27,9 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct PoolEntry {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
+    /// Path of its log device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -145,11 +148,12 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
     if !(1..=DEVICES_MAX).contains(&pool.devices.len()) {
         return Err(format!("a pool has 1 to {DEVICES_MAX} devices"));
     }
-    for (index, device) in pool.devices.iter().enumerate() {
+    let devices: Vec<&String> = pool.devices.iter().chain(&pool.log).collect();
+    for (index, device) in devices.iter().enumerate() {
         if !Path::new(device).is_absolute() || device.contains('\0') {
             return Err(format!("`{device}` is not the absolute path of a disk or file"));
         }
-        if pool.devices[..index].contains(device) {
+        if devices[..index].contains(device) {
             return Err(format!("{device} is named twice"));
         }
     }
@@ -172,7 +176,7 @@ mod tests {
 
     fn entry(name: &str, devices: &[&str]) -> PoolEntry {
         let devices = devices.iter().map(|device| (*device).to_owned()).collect();
-        PoolEntry { name: name.to_owned(), devices }
+        PoolEntry { name: name.to_owned(), devices, log: None }
     }
 
     #[test]
@@ -182,7 +186,11 @@ mod tests {
             let path = scratch.path().join("a/b");
             let (directory, pools) = StateDirectory::open(&path).await.unwrap();
             assert_eq!(pools, []);
-            let pools = vec![entry("fast", &["/dev/x", "/dev/y"])];
+            let log = Some("/dev/z".to_owned());
+            let pools = vec![
+                PoolEntry { log, ..entry("fast", &["/dev/x", "/dev/y"]) },
+                entry("slow", &["/dev/w"]),
+            ];
             directory.write(pools.clone()).await.unwrap();
             assert!(matches!(open_now(path.clone()), Err((true, _))));
             drop(directory);
