@@ -13,8 +13,8 @@ use flagstone_runtime::IoEngine;
 use super::diagnostic::{Located, Message, Place, Report};
 use super::mirror::RawMirror;
 use super::model::{
-    Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit, Subsystem,
-    Volume,
+    ArbiterStore, Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit,
+    Subsystem, Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
@@ -36,6 +36,8 @@ pub(crate) struct RawConfig {
     /// A host with a mistake keeps its name.
     pub(crate) hosts: Vec<(Located<String>, Option<Host>)>,
     pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
+    /// `Some(None)` for one with a mistake.
+    pub(crate) arbiter: Option<Option<ArbiterStore>>,
 }
 
 pub(crate) struct RawServer {
@@ -113,6 +115,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     }
     warn_of_unused(&raw, report);
     Some(Config {
+        arbiter: raw.arbiter.flatten(),
         server: finish_server(raw.server, listen),
         volumes: raw
             .volumes

@@ -40,8 +40,8 @@ use std::path::Path;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use model::{
-    Backing, Config, Delay, Fault, FaultRate, Host, Layer, Mirror, Nbd, Nvme, Peer, Profile,
-    Provisioned, Server, SharedLimit, Subsystem, Volume,
+    ArbiterStore, Backing, Config, Delay, Fault, FaultRate, Host, Layer, Mirror, Nbd, Nvme, Peer,
+    Profile, Provisioned, Server, SharedLimit, Subsystem, Volume,
 };
 
 pub use flagstone_runtime::IoEngine;

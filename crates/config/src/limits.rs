@@ -101,3 +101,6 @@ pub const MIN_DEVICE_BYTES: u64 = 4096;
 
 /// Largest memory or null device: offsets are signed 64-bit in the system calls below.
 pub const MAX_DEVICE_BYTES: u64 = 1 << 62;
+
+/// Members of an etcd cluster in `[arbiter]`. Clusters have up to seven.
+pub const MAX_ETCD_MEMBERS: usize = 9;

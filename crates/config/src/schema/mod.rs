@@ -6,6 +6,7 @@
 //! `form` defines keys and kinds, `words` describes them to people, and the other modules hold the
 //! tables by subject.
 
+mod arbiter;
 mod disk_model;
 mod form;
 mod limit;
@@ -15,6 +16,7 @@ mod server;
 mod volume;
 mod words;
 
+pub use arbiter::ARBITER;
 pub use disk_model::DISK_MODEL;
 pub use form::{Key, Kind, Section, SizeRule};
 pub use limit::{BURST, LIMIT};
@@ -24,7 +26,7 @@ pub use server::{NBD, NVME, SERVER};
 pub use volume::{DELAY, FAULT, HOST, STRIPE, SUBSYSTEM, VOLUME};
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 15] = [
+pub static SECTIONS: [&Section; 16] = [
     &SERVER,
     &NVME,
     &NBD,
@@ -40,4 +42,5 @@ pub static SECTIONS: [&Section; 15] = [
     &SUBSYSTEM,
     &HOST,
     &PEER,
+    &ARBITER,
 ];
