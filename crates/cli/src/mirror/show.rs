@@ -68,6 +68,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     };
     let _ = writeln!(text, "; {} is {role}{of}{serves}", now.node);
     let _ = writeln!(text, "  {}", size(replica.size_bytes));
+    text.push_str(&group(now));
     if let Some(bytes) = replica.growing_to_bytes {
         let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
@@ -85,6 +86,17 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
         text.push_str(&verify_text(verify));
     }
     text + &next(now)
+}
+
+/// The consistency group, and what it lacks.
+fn group(now: &MirrorDocument) -> String {
+    let Some(group) = &now.group else { return String::new() };
+    let state = match (group.missing.as_slice(), group.consistent) {
+        ([], true) => "all volumes here are at one moment".to_owned(),
+        ([], false) => "a resync here has not completed: no volume can take over".to_owned(),
+        (missing, _) => format!("no replica here of {}: none is mirrored", missing.join(", ")),
+    };
+    format!("  group {}: {}; {state}\n", group.name, group.volumes.join(", "))
 }
 
 fn next(now: &MirrorDocument) -> String {

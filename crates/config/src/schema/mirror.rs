@@ -31,6 +31,8 @@ pub static MIRROR: Section = Section {
             "One or two other nodes; replaces `peer`. Each node's file lists all other nodes of the volume.";
         "mode", MODE, Mode::Sync.name() =>
             "When a write completes. `sync`: when both nodes have it. `async`: when this node has it.";
+        "group", Kind::Text("name"), "" =>
+            "Consistency group: its volumes keep one order of writes, and change their role together. All have the same `peer` and `mode`, and both nodes the same volumes in it. See [groups](mirror-groups.md).";
         "ack", ACK, Ack::Disk.name() =>
             "Mode `sync`: when the peer acknowledges a write. `disk`: when it is durable. `memory`: when it is received, so the write survives the loss of either node and is durable after a flush.";
         "intent_log", Kind::Text("device"), "" =>

@@ -167,6 +167,19 @@ pub struct MirrorPeerStatus {
     pub versions: Option<LinkVersions>,
 }
 
+/// Status of a consistency group on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStatus {
+    /// Its name.
+    pub name: String,
+    /// Its volumes, the leader first.
+    pub volumes: Vec<String>,
+    /// Volumes without an open replica on this node.
+    pub missing: Vec<String>,
+    /// Every replica on this node has consistent data, so all are at one moment.
+    pub consistent: bool,
+}
+
 /// Status of a mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorStatus {
@@ -196,6 +209,8 @@ pub struct MirrorStatus {
     pub bad_ranges: Vec<BadRange>,
     /// Peers, in configuration order.
     pub peers: Vec<MirrorPeerStatus>,
+    /// The consistency group, if it is a member of one.
+    pub group: Option<GroupStatus>,
     /// Host writes in flight and reads that wait for one; and, of these, the calls that wait for an
     /// overlapping one.
     pub in_flight: u64,

@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::{Answers, Event, Order, Refusal, next};
+use flagstone_mirror::state::machine::{Answers, Order, Refusal, Transition, next_in_group};
 use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
@@ -118,17 +118,22 @@ impl Api {
             return Ok(ActionPreview { changed, outcome, data_loss: None, effect: None });
         }
         let mirror = mirrored.mirror();
-        let answers = match (&request.action, &mirror) {
-            (Action::Failover { force: false }, Some(mirror)) => mirror.ask_peers().await,
-            _ => Answers::default(),
-        };
+        // An order concerns all volumes of a group.
+        let mut members = Vec::new();
+        for member in mirror.iter().flat_map(Mirror::group_members) {
+            let answers = match (&request.action, &member) {
+                (Action::Failover { force: false }, Some(member)) => member.ask_peers().await,
+                _ => Answers::default(),
+            };
+            members.push((member, answers));
+        }
+        let place = mirror.as_ref().map_or(0, Mirror::place_in_group);
+        let answers = members.get(place).map_or_else(Answers::default, |(_, answers)| *answers);
         let now = self.mirror_document(mirrored);
-        let decide = |order| match &mirror {
-            Some(mirror) => next(&mirror.machine_state(), Event::Order(order)),
-            None => Err(Refusal::Closed),
-        };
+        let decide = |order| decide(&members, place, order);
         let wall_seconds = time::wall_clock().as_secs();
         let preview = preview(&now, &Facts { decide: &decide, answers, wall_seconds }, request)?;
+        let preview = for_group(&now, preview);
         let Some(effect) = preview.effect else { return Ok(preview) };
         if request.dry_run {
             return check(mirrored, &now, preview, effect).await;
@@ -155,6 +160,35 @@ impl Api {
             (_, None) => return Err(not_created(&now.volume)),
         }
         Ok(preview)
+    }
+}
+
+/// The decision about an order at one place of a group, if no other member refuses it.
+fn decide(members: &[(Option<Mirror>, Answers)], place: usize, order: Order) -> Transition {
+    let decided = members.iter().map(|(member, answers)| {
+        let order = match order {
+            Order::Failover { .. } => Order::Failover { answers: *answers },
+            order => order,
+        };
+        match member {
+            Some(member) => next_in_group(&member.machine_state(), order),
+            None => Err(Refusal::GroupIncomplete),
+        }
+    });
+    let mut decided = decided.collect::<Result<Vec<_>, _>>()?;
+    if decided.is_empty() { Err(Refusal::Closed) } else { Ok(decided.swap_remove(place)) }
+}
+
+/// Says that an order concerns all volumes of a group.
+fn for_group(now: &MirrorDocument, preview: ActionPreview) -> ActionPreview {
+    match (&now.group, preview.effect) {
+        (Some(group), Some(Effect::Order(_))) => {
+            let volumes = group.volumes.join(", ");
+            let outcome =
+                format!("{} (for all of group {}: {volumes})", preview.outcome, group.name);
+            ActionPreview { outcome, ..preview }
+        }
+        _ => preview,
     }
 }
 

@@ -118,6 +118,8 @@ pub struct MirrorDocument {
     pub next: Vec<String>,
     /// Peers, in the order of the configuration.
     pub peers: Vec<PeerDocument>,
+    /// Its consistency group; `null` without one.
+    pub group: Option<GroupDocument>,
     /// This node's replica; `null` without one.
     pub replica: Option<ReplicaDocument>,
     /// The running verify, or the last one since the server started.
@@ -126,6 +128,19 @@ pub struct MirrorDocument {
     pub reopening: Option<ReopeningDocument>,
     /// Times that the replica's devices were reopened since the server started.
     pub reopens: u64,
+}
+
+/// Consistency group of a mirrored volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupDocument {
+    /// Its name.
+    pub name: String,
+    /// Its volumes. The first one decides which node serves the group.
+    pub volumes: Vec<String>,
+    /// Volumes without an open replica on this node: orders are refused, and none is mirrored.
+    pub missing: Vec<String>,
+    /// Every replica on this node is consistent, so all are at one moment.
+    pub consistent: bool,
 }
 
 /// Progress of reopening a replica whose device failed.

@@ -9,7 +9,7 @@ use flagstone_runtime::time;
 
 use super::mirror_advice::{log_missing_advice, missing_advice, next};
 use super::mirror_document::{
-    BadRangeDocument, HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument,
+    BadRangeDocument, GroupDocument, HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument,
     ReopeningDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
 };
 use crate::mirrors::MirroredVolume;
@@ -39,6 +39,12 @@ pub(super) fn document(
             |state: &ReportedState| document.peers.iter().any(|peer| peer.state == *state);
         document.state = ReportedState::ALL.into_iter().find(is_state).unwrap_or_default();
         document.replica = Some(replica(mirrored, &mirror, &status));
+        document.group = status.group.as_ref().map(|group| GroupDocument {
+            name: group.name.clone(),
+            volumes: group.volumes.clone(),
+            missing: group.missing.clone(),
+            consistent: group.consistent,
+        });
         document.verify = verify;
         document.reopening = mirrored.reopening().map(|reopening| ReopeningDocument {
             reason: reopening.reason,

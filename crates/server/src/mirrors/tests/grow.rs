@@ -101,7 +101,7 @@ fn device_failure_during_growth_keeps_old_size() {
         let mirrored = Rc::new(MirroredVolume::over(&config, 0, leg, None).await.unwrap());
         let target = Target::new(TargetConfig::default()).unwrap();
         export(&target, &mirrored, mirrored.device(), &config);
-        mirrored.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        mirrored.start(&target, &mirror_shares(&config)).await.unwrap();
         mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
         let access = || target.subsystem_status(&mirrored.nqn).unwrap().ana;
         let device = mirrored.device();

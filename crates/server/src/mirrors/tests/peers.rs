@@ -96,7 +96,7 @@ fn record_of_peer_is_forgotten_when_file_agrees() {
         let over = || MirroredVolume::over(&config, 0, leg.clone(), None);
         let made = Rc::new(over().await.unwrap());
         target.add_subsystem(subsystem(made.nqn)).unwrap();
-        made.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        made.start(&target, &mirror_shares(&config)).await.unwrap();
         made.create(ReplicaRole::Source, false, false).await.unwrap();
         made.abandon().await;
         let replica = Replica::open(leg.clone(), None).await.unwrap();
@@ -110,7 +110,7 @@ fn record_of_peer_is_forgotten_when_file_agrees() {
         replica.retire().await;
 
         let again = Rc::new(over().await.unwrap());
-        again.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        again.start(&target, &mirror_shares(&config)).await.unwrap();
         assert_eq!(again.peers(), ["node-b", "node-d"]);
         assert_eq!(again.mirror().unwrap().members(), [added("node-d")]);
         again.abandon().await;
