@@ -44,10 +44,10 @@ fn check(config: &Config) {
         names::check_nqn(&subsystem.nqn).expect("a valid name");
         let _ = config.serial_number(subsystem, b"machine");
     }
-    for (index, one) in config.server.listen.iter().enumerate() {
+    let listeners: Vec<_> = config.server.listen.iter().map(|one| &one.spec).collect();
+    for (index, one) in listeners.iter().copied().enumerate() {
         assert_eq!(one.to_string().parse::<ListenSpec>().as_ref(), Ok(one));
-        let collides = |other: &ListenSpec| one.collides_with(other);
-        assert!(!config.server.listen[index + 1..].iter().any(collides));
+        assert!(!listeners[index + 1..].iter().any(|other| one.collides_with(other)));
         let _: Option<SocketAddr> = one.socket_addr();
     }
 }

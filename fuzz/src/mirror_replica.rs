@@ -71,7 +71,8 @@ async fn make(separate: bool, in_use: bool) -> u64 {
         region_bytes: PAGE as u32,
         active_regions_max: ACTIVE_REGIONS_MIN,
     };
-    let create = CreateReplica { volume: MirrorId([7; 16]), with_data: true, zeroes: false, geometry };
+    let create =
+        CreateReplica { volume: MirrorId([7; 16]), with_data: true, zeroes: false, geometry };
     Replica::create(data.clone(), log.clone(), create).await.expect("there is room");
     let replica = Replica::open(data, log).await.expect("it was just made");
     if in_use {

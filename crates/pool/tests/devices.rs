@@ -86,7 +86,7 @@ fn full_pool_has_room_after_growth() {
         // The reserve for the cleaner grows with the pool.
         assert!(status.capacity_bytes > before + 40 * 16 * BLOCK, "{before}, {status:?}");
         assert_eq!(status.devices, ["/a", "/b"]);
-        for block in full..full + 800 {
+        for block in full..full + 500 {
             write(&db, block, 2).await.unwrap();
         }
         pool.close().await.unwrap();
@@ -95,9 +95,9 @@ fn full_pool_has_room_after_growth() {
         let missing = Pool::open(vec![first.clone()]).await.unwrap_err();
         assert!(matches!(missing, PoolError::Missing { index: 1, .. }), "{missing}");
         let pool = Pool::open(vec![second, first]).await.unwrap();
-        let found = stamps(&pool.open_volume("db").unwrap(), full + 800).await;
+        let found = stamps(&pool.open_volume("db").unwrap(), full + 500).await;
         assert_eq!(found[..full as usize], vec![1; full as usize]);
-        assert_eq!(found[full as usize..], [2; 800]);
+        assert_eq!(found[full as usize..], [2; 500]);
     })
     .unwrap();
 }
