@@ -138,7 +138,7 @@ impl std::fmt::Debug for Secret {
 }
 
 /// CRC-32 of RFC 1952, least significant byte first.
-fn crc_of(bytes: &[u8]) -> [u8; 4] {
+pub(crate) fn crc_of(bytes: &[u8]) -> [u8; 4] {
     (crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32).to_le_bytes()
 }
 
