@@ -12,7 +12,7 @@ use flagstone_nvme::wire::{U16, U32, U64, Wire};
 
 use super::controller::Controller;
 use super::vendor::CommandReply;
-use super::{Listener, Target};
+use super::{Listener, Target, TlsMode};
 
 /// Contents of the log for one host at one time.
 struct View {
@@ -91,6 +91,11 @@ impl Target {
             (SubsystemType::NVM, 0)
         };
         let mut entry = DiscoveryEntry::tcp(kind, nqn, port.address, port.port_id);
+        match port.tls {
+            TlsMode::Off => {}
+            TlsMode::Allowed => entry.set_tls(false),
+            TlsMode::Required => entry.set_tls(true),
+        }
         entry.flags = U16::new(flags);
         entry.admin_queue_entries = U16::new(self.config.max_queue_entries);
         entry

@@ -32,11 +32,15 @@ pub enum FailureReason {
     Abandoned,
     /// Too many exchanges are in flight.
     Busy,
+    /// The host has to use TLS, and does not.
+    NoTls,
+    /// The names in Connect are not those that the host has proven by TLS.
+    OtherIdentity,
 }
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::NoKey,
         Self::Refused(Explanation::Failed),
         Self::Refused(Explanation::ProtocolNotUsable),
@@ -48,6 +52,8 @@ impl FailureReason {
         Self::Distrusted,
         Self::Abandoned,
         Self::Busy,
+        Self::NoTls,
+        Self::OtherIdentity,
     ];
 
     /// Name, for metrics.
@@ -64,6 +70,8 @@ impl FailureReason {
             Self::Distrusted => "distrusted",
             Self::Abandoned => "abandoned",
             Self::Busy => "busy",
+            Self::NoTls => "no-tls",
+            Self::OtherIdentity => "other-identity",
         }
     }
 }
@@ -79,6 +87,10 @@ impl std::fmt::Display for FailureReason {
             }
             Self::Abandoned => f.write_str("the exchange was not completed"),
             Self::Busy => f.write_str("too many authentications in progress"),
+            Self::NoTls => f.write_str("the host has to use TLS"),
+            Self::OtherIdentity => {
+                f.write_str("the host has proven another name by TLS than it gives")
+            }
         }
     }
 }
@@ -131,6 +143,11 @@ impl Handshakes {
     /// Records a failure of `source`.
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
+        self.delay_source(source);
+    }
+
+    /// Delays the next handshakes of `source`.
+    pub(crate) fn delay_source(&self, source: Option<IpAddr>) {
         self.state.lock().delays.failed(source, time::now());
     }
 

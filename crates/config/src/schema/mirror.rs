@@ -74,7 +74,11 @@ pub static PEER: Section = Section {
         "key_file", Kind::Text("path"), "" =>
             "Absolute path of the key that both nodes prove to each other, the same on both. Required to reach the replica. Default: none, and knowing the node's name is enough.";
         "insecure", Kind::Flag, "false" =>
-            "Accept a peer without `key_file`: anyone who takes its name or address can read and overwrite the mirrors. Required then, unless it is on this machine.";
+            "Accept a peer without `key_file`, and without `tls_key_file` that it has to use: anyone who takes its name or address can read and overwrite the mirrors. Required then, unless it is on this machine.";
+        "tls_key_file", Kind::Text("path"), "" =>
+            "Absolute path of the TLS key of both nodes, the same on both (`flagstone key generate --tls`). The link to the peer is then encrypted, and the replica cannot be reached without. Needs a listener with `?tls=allowed` or `?tls=required` on both nodes. Default: no encryption.";
+        "tls", Kind::Choice(&["required", "allowed"]), "required" =>
+            "Whether the link has to be encrypted if there is a `tls_key_file`. `allowed` also accepts and makes connections without TLS, with a warning: for the time in which [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
         "host_addresses", Kind::List("address"), "" =>
             "Addresses where hosts reach it, for the discovery log of this node: `nvme connect-all` to either node then finds the paths to both. Written as `address`; an empty list announces none. Default: `address`.";
         "connections", Kind::Count(1..=16), "1" =>

@@ -9,7 +9,7 @@ pub static SERVER: Section = Section {
     path: "server",
     keys: keys! {
         "listen", Kind::Entries("listen address", &LISTEN), "" =>
-            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`. Port 0 picks a free port. An entry is an address, or a [table](#serverlisten) with its options. An address that other machines reach requires [keys](guides/keys.md) for all its volumes, or `insecure`. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, reachable from this machine only.";
+            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`; over TCP with `?tls=required` or `?tls=allowed`. Port 0 picks a free port. An entry is an address, or a [table](#serverlisten) with its options. An address that other machines reach requires [keys](guides/keys.md) for all its volumes, or `insecure`. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, reachable from this machine only.";
         "cores", Kind::Count(1..=1024), "" =>
             "Executor threads. Default: one for each CPU the process may use.";
         "buffer_memory", Kind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
@@ -105,6 +105,12 @@ pub static NBD: Section = Section {
     keys: keys! {
         "max_connections", Kind::Count(1..=65536), "256" =>
             "Connections of all clients together.";
+        "tls_certificates", Kind::Text("directory"), "" =>
+            "Directory with the certificate of this server for listeners with TLS, as QEMU and nbdkit have it: `server-cert.pem`, `server-key.pem` (mode 0600) and, for `tls_verify_clients`, `ca-cert.pem`.";
+        "tls_verify_clients", Kind::Flag, "false" =>
+            "Clients have to show a certificate that `ca-cert.pem` has signed.";
+        "tls_psk_file", Kind::Text("path"), "" =>
+            "File of pre-shared keys for listeners with TLS, as `psktool` makes it: `NAME:HEX` on each line, mode 0600.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit of each step of a negotiation; of all steps, up to 3 minutes otherwise, while more than half of the connections negotiate.";
         "stall_timeout", time(100, DAY_MS), "30s" =>

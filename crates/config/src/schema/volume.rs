@@ -38,6 +38,8 @@ pub static VOLUME: Section = Section {
             "NQNs of the hosts that may connect over NVMe/TCP. Default: every host. An empty list admits none. Does not apply to NBD, which has no host names.";
         "nbd_export", Kind::Text("export name"), "" =>
             "Name of the NBD export. Default: the volume's name.";
+        "nbd_clients", Kind::List("client name"), "" =>
+            "Clients that may use the volume over NBD: names in their certificates (common name or alternative name), or names of their pre-shared keys. They prove them with TLS, so clients without TLS are refused. Default: every client.";
     },
     profile: false,
 };
@@ -93,9 +95,11 @@ pub static HOST: Section = Section {
     keys: keys! {
         "nqn", Kind::Text("NQN"), "" => "The host's NQN. Required.";
         "key_file", Kind::Text("path"), "" =>
-            "Absolute path of the host's key, which it has to prove. Required.";
+            "Absolute path of the host's key, which it has to prove. Required without `tls_key_file`.";
         "controller_key_file", Kind::Text("path"), "" =>
             "Absolute path of the key that this server proves to the host, if the host asks for it (`--dhchap-ctrl-secret` of nvme-cli). Default: none.";
+        "tls_key_file", Kind::Text("path"), "" =>
+            "Absolute path of the host's TLS key (`flagstone key generate --tls`), for listeners with `?tls=allowed` or `?tls=required`. Default: the host cannot use TLS.";
     },
     profile: false,
 };

@@ -510,6 +510,7 @@ impl Connection {
         command: &ConnectCommand,
         data: &ConnectData,
     ) -> Result<Connected, ConnectRefusal> {
+        self.check_names(data)?;
         let begin = time::now();
         loop {
             let hangup = Box::new(self.stream.clone());

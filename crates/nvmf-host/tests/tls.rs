@@ -1,0 +1,233 @@
+//! TLS between host and target over real connections.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Server, any_port, memory, on_cores, options, subnqn};
+use flagstone_auth::TlsRing;
+use flagstone_auth::tls::{Identity, PskHash, TlsKey, derived, offered};
+use flagstone_blockdev::BlockDevice;
+use flagstone_nvme::Nqn;
+use flagstone_nvmf_host::{HostError, HostOptions, HostTls, RemoteDevice, discover};
+use flagstone_nvmf_target::{self as target, TargetConfig, TlsFailureReason, TlsMode};
+use flagstone_runtime::net::{Address, Listener, Stream};
+use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::tls::{self, TlsClient, TlsPsk};
+use flagstone_runtime::{Buf, buf, spawn, spawn_detached, time};
+
+fn host() -> Nqn {
+    Nqn::from_uuid([7; 16])
+}
+
+fn key(byte: u8) -> TlsKey {
+    TlsKey::new(&[byte; 32], Some(PskHash::Sha256)).unwrap()
+}
+
+/// Server with a listener for TLS beside its own without.
+struct Secured {
+    server: Server,
+    address: Address,
+    ring: TlsRing,
+    _accept: AbortOnDrop<()>,
+}
+
+impl Secured {
+    fn start(mode: TlsMode, keys: Vec<TlsKey>, required: bool) -> Secured {
+        let config =
+            TargetConfig { handshake_timeout: Duration::from_secs(5), ..TargetConfig::default() };
+        let server = Server::start_with(memory(4 << 20, 512), config, &any_port());
+        let ring = TlsRing::new(keys);
+        let hosts = target::HostTls { keys: ring.clone(), required };
+        server.target.set_tls_keys(&subnqn(), BTreeMap::from([(host(), hosts)]));
+        let listener = Listener::bind(&any_port()).unwrap();
+        let address = listener.address().clone();
+        server.target.add_tls_listener(&address, mode).unwrap();
+        let accepts = server.target.clone();
+        let accept = spawn(async move {
+            while let Ok(stream) = listener.accept().await {
+                spawn_detached(target::serve_listener(accepts.clone(), stream, mode));
+            }
+        });
+        Secured { server, address, ring, _accept: accept.abort_on_drop() }
+    }
+
+    async fn connect(&self, tls: Option<HostTls>) -> Result<Arc<RemoteDevice>, HostError> {
+        let options = HostOptions { host_nqn: Some(host()), queues: 2, tls, ..options() };
+        RemoteDevice::connect(self.address.clone(), &subnqn(), options).await
+    }
+
+    fn failures(&self, reason: TlsFailureReason) -> u64 {
+        let at = TlsFailureReason::ALL.iter().position(|known| *known == reason).unwrap();
+        self.server.target.tls_totals().failed[at]
+    }
+
+    /// Handshake with exactly these pre-shared keys.
+    async fn handshake(&self, psks: Vec<flagstone_auth::tls::Psk>) -> bool {
+        let psks = psks.into_iter().map(|psk| TlsPsk {
+            identity: psk.identity,
+            secret: psk.secret,
+            hash: match psk.hash {
+                PskHash::Sha256 => tls::PskHash::Sha256,
+                PskHash::Sha384 => tls::PskHash::Sha384,
+            },
+        });
+        let client = TlsClient::with_psks(psks.collect()).unwrap();
+        let stream = Stream::connect(&self.address).await.unwrap();
+        client.connect(stream, &[]).await.is_ok()
+    }
+}
+
+fn with(key: TlsKey) -> Option<HostTls> {
+    Some(HostTls { keys: TlsRing::new(vec![key]), allow_plain: false })
+}
+
+async fn check_io(device: &RemoteDevice) {
+    for (offset, bytes, byte) in [(0, 512, 1), (4096, 4096, 2), (65_536, 400 << 10, 3)] {
+        let mut data = buf::alloc(bytes).await;
+        data.fill(byte);
+        device.write(offset, data.freeze(), false).await.unwrap();
+        let read = device.read(offset, buf::alloc(bytes).await).await.unwrap();
+        assert!(read.iter().all(|one| *one == byte), "{bytes}");
+    }
+    device.flush().await.unwrap();
+}
+
+#[test]
+fn each_kind_of_key_encrypts_io() {
+    on_cores(2, async || {
+        let kinds =
+            [(32, None), (48, None), (32, Some(PskHash::Sha256)), (48, Some(PskHash::Sha384))];
+        for (bytes, hash) in kinds {
+            let key = TlsKey::new(&vec![5; bytes], hash).unwrap();
+            let secured = Secured::start(TlsMode::Required, vec![key.clone()], true);
+            let device = secured.connect(with(key)).await.unwrap();
+            check_io(&device).await;
+            device.disconnect().await;
+            assert_eq!(secured.server.target.tls_totals().succeeded, 3, "a queue each");
+        }
+    });
+}
+
+#[test]
+fn wrong_keys_hosts_and_plain_connections_are_refused() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
+        let wrong = secured.connect(with(key(2))).await.unwrap_err();
+        assert!(matches!(wrong, HostError::Tls(_)), "{wrong}");
+        assert!(!wrong.may_pass());
+        assert_eq!(secured.failures(TlsFailureReason::WrongKey), 1);
+        let plain = secured.connect(None).await.unwrap_err();
+        assert!(matches!(plain, HostError::Closed | HostError::Broken(_)), "{plain}");
+        assert_eq!(secured.failures(TlsFailureReason::Plain), 1);
+        let stranger = offered(&key(1), "nqn.2026-01.example:other", subnqn().as_str());
+        assert!(!secured.handshake(stranger).await);
+        assert_eq!(secured.failures(TlsFailureReason::UnknownIdentity), 1);
+        let elsewhere = offered(&key(1), host().as_str(), "nqn.2026-01.example:elsewhere");
+        assert!(!secured.handshake(elsewhere).await);
+        assert!(!secured.handshake(Vec::new()).await);
+        assert_eq!(secured.server.target.tls_totals().succeeded, 0);
+        assert_eq!(secured.server.target.controllers(), 0);
+    });
+}
+
+/// SPDK offers version 0 alone, and older hosts of Linux a derivation of their own.
+#[test]
+fn all_identities_of_either_key_are_accepted() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1), key(2)], true);
+        let (host, subsystem) = (host(), subnqn());
+        for known in [key(1), key(2)] {
+            for psk in offered(&known, host.as_str(), subsystem.as_str()) {
+                let identity = Identity::parse(&psk.identity).unwrap();
+                for candidate in derived(&known, &identity) {
+                    assert!(secured.handshake(vec![candidate.clone()]).await, "{candidate:?}");
+                }
+            }
+        }
+        let other = offered(&key(3), host.as_str(), subsystem.as_str());
+        assert!(!secured.handshake(vec![other[1].clone()]).await);
+        assert_eq!(secured.failures(TlsFailureReason::WrongKey), 1);
+        // The rotation ends.
+        secured.ring.replace(vec![key(2)]);
+        let old = offered(&key(1), host.as_str(), subsystem.as_str());
+        assert!(!secured.handshake(vec![old[1].clone()]).await);
+        secured.connect(with(key(2))).await.unwrap().disconnect().await;
+    });
+}
+
+#[test]
+fn allowed_listener_takes_both_unless_the_host_needs_tls() {
+    on_cores(1, async || {
+        let open = Secured::start(TlsMode::Allowed, vec![key(1)], false);
+        for tls in [None, with(key(1))] {
+            let device = open.connect(tls).await.unwrap();
+            check_io(&device).await;
+            device.disconnect().await;
+        }
+        let strict = Secured::start(TlsMode::Allowed, vec![key(1)], true);
+        let refused = strict.connect(None).await.unwrap_err();
+        assert!(matches!(refused, HostError::FabricsRefused { what: "Connect", .. }), "{refused}");
+        strict.connect(with(key(1))).await.unwrap().disconnect().await;
+    });
+}
+
+#[test]
+fn host_falls_back_to_plain_only_if_allowed() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Off, vec![key(1)], false);
+        let refused = secured.connect(with(key(1))).await.unwrap_err();
+        assert!(matches!(refused, HostError::Tls(_)), "{refused}");
+        let tls = Some(HostTls { keys: TlsRing::new(vec![key(1)]), allow_plain: true });
+        let device = secured.connect(tls.clone()).await.unwrap();
+        check_io(&device).await;
+        device.disconnect().await;
+        // A target that speaks TLS and refuses the key is no target without TLS.
+        let secured = Secured::start(TlsMode::Allowed, vec![key(2)], false);
+        let refused = secured.connect(tls).await.unwrap_err();
+        assert!(matches!(refused, HostError::Tls(_)), "{refused}");
+    });
+}
+
+#[test]
+fn discovery_needs_tls_too_and_announces_it() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
+        let options = HostOptions { host_nqn: Some(host()), ..options() };
+        let options = HostOptions { tls: with(key(1)), ..options };
+        let found = discover(secured.address.clone(), &options).await.unwrap();
+        let at = |address: &Address| found.iter().find(|one| one.address == *address).unwrap();
+        assert!(at(&secured.address).requires_tls);
+        assert!(!at(&secured.server.address).requires_tls);
+    });
+}
+
+/// Every prefix of a handshake, then silence or the end: the target gives up and serves on.
+#[test]
+fn truncated_and_stalled_handshakes_end() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
+        let mut held = Vec::new();
+        for bytes in [&[0x16_u8][..], &[0x16, 3, 1], &[0x16, 3, 1, 2, 0, 1, 0, 1, 252, 3, 3]] {
+            let ended = Stream::connect(&secured.address).await.unwrap();
+            ended.send_buf(Buf::copy_of(bytes).unwrap()).await.unwrap();
+            ended.shutdown_sending();
+            let stalled = Stream::connect(&secured.address).await.unwrap();
+            stalled.send_buf(Buf::copy_of(bytes).unwrap()).await.unwrap();
+            held.push(stalled);
+            let (result, _) = ended.recv(buf::alloc(100).await).await;
+            assert!(result.unwrap_or(0) < 100);
+        }
+        secured.connect(with(key(1))).await.unwrap().disconnect().await;
+        let all = async {
+            while secured.failures(TlsFailureReason::Timeout) < 3 {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        time::timeout(Duration::from_secs(60), all).await.expect("stalled handshakes end");
+        assert_eq!(secured.failures(TlsFailureReason::Closed), 3);
+    });
+}
