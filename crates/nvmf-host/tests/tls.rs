@@ -8,13 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Server, any_port, memory, on_cores, options, subnqn};
-use flagstone_auth::TlsRing;
-use flagstone_auth::tls::{Identity, PskHash, TlsKey, derived, offered};
+use flagstone_auth::tls::{Identity, Psk, PskHash, TlsKey, derived, offered};
+use flagstone_auth::{KeyPair, KeyRing, Secret, TlsRing};
 use flagstone_blockdev::BlockDevice;
-use flagstone_nvme::Nqn;
+use flagstone_nvme::command::fabrics::{CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData};
+use flagstone_nvme::limits::ENCODED_HEADER_MAX_BYTES;
+use flagstone_nvme::pdu::{Digests, Encoder, InitializeRequest};
+use flagstone_nvme::{Nqn, Wire};
 use flagstone_nvmf_host::{HostError, HostOptions, HostTls, RemoteDevice, discover};
-use flagstone_nvmf_target::{self as target, TargetConfig, TlsFailureReason, TlsMode};
-use flagstone_runtime::net::{Address, Listener, Stream};
+use flagstone_nvmf_target::{
+    self as target, FailureReason, NamespaceConfig, SubsystemConfig, TargetConfig,
+    TlsFailureReason, TlsMode,
+};
+use flagstone_runtime::net::{Address, Listener, Socket, Stream};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::tls::{self, TlsClient, TlsPsk};
 use flagstone_runtime::{Buf, buf, spawn, spawn_detached, time};
@@ -66,19 +72,22 @@ impl Secured {
     }
 
     /// Handshake with exactly these pre-shared keys.
-    async fn handshake(&self, psks: Vec<flagstone_auth::tls::Psk>) -> bool {
-        let psks = psks.into_iter().map(|psk| TlsPsk {
-            identity: psk.identity,
-            secret: psk.secret,
-            hash: match psk.hash {
-                PskHash::Sha256 => tls::PskHash::Sha256,
-                PskHash::Sha384 => tls::PskHash::Sha384,
-            },
-        });
-        let client = TlsClient::with_psks(psks.collect()).unwrap();
+    async fn handshake(&self, psks: Vec<Psk>) -> bool {
         let stream = Stream::connect(&self.address).await.unwrap();
-        client.connect(stream, &[]).await.is_ok()
+        client(psks).connect(stream, &[]).await.is_ok()
     }
+}
+
+fn client(psks: Vec<Psk>) -> TlsClient {
+    let psks = psks.into_iter().map(|psk| TlsPsk {
+        identity: psk.identity,
+        secret: psk.secret,
+        hash: match psk.hash {
+            PskHash::Sha256 => tls::PskHash::Sha256,
+            PskHash::Sha384 => tls::PskHash::Sha384,
+        },
+    });
+    TlsClient::with_psks(psks.collect()).unwrap()
 }
 
 fn with(key: TlsKey) -> Option<HostTls> {
@@ -172,6 +181,90 @@ fn allowed_listener_takes_both_unless_the_host_needs_tls() {
         let refused = strict.connect(None).await.unwrap_err();
         assert!(matches!(refused, HostError::FabricsRefused { what: "Connect", .. }), "{refused}");
         strict.connect(with(key(1))).await.unwrap().disconnect().await;
+    });
+}
+
+async fn receive(socket: &Socket, bytes: usize) -> Vec<u8> {
+    let mut received = Vec::new();
+    while received.len() < bytes {
+        let (result, place) = socket.recv(buf::alloc(bytes - received.len()).await).await;
+        let count = result.unwrap();
+        assert!(count > 0, "the target closed the connection");
+        received.extend_from_slice(&place[..count]);
+    }
+    received
+}
+
+/// Relay between two hosts, and a host that proves its key for one subsystem and asks for another.
+#[test]
+fn connect_names_whom_tls_has_proven() {
+    const INVALID_HOST: u16 = 0x184;
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
+        let target = &secured.server.target;
+        let open = Nqn::new("nqn.2026-01.example:open").unwrap();
+        let (serial, keys) = ("2".to_owned(), BTreeMap::new());
+        let subsystem = SubsystemConfig { nqn: open, serial, allow_hosts: Vec::new(), keys };
+        target.add_subsystem(subsystem).unwrap();
+        let psks = offered(&key(1), host().as_str(), subnqn().as_str());
+        let other = Nqn::from_uuid([8; 16]);
+        for (name, subsystem, status) in
+            [(other, subnqn(), INVALID_HOST), (host(), open, INVALID_HOST), (host(), subnqn(), 0)]
+        {
+            let stream = Stream::connect(&secured.address).await.unwrap();
+            let client = client(psks.clone());
+            let socket = Socket::from(client.connect(stream, &[]).await.unwrap());
+            let request = InitializeRequest::new(Digests::default(), 0, 1);
+            socket.send_buf(Buf::copy_of(request.bytes()).unwrap()).await.unwrap();
+            receive(&socket, 128).await;
+            let command = ConnectCommand::new(1, 0, 32, 0, false).unwrap();
+            let data = ConnectData::new([9; 16], CONTROLLER_ID_DYNAMIC, &subsystem, &name);
+            let mut pdu = vec![0; ENCODED_HEADER_MAX_BYTES];
+            let encoder = Encoder::new(Digests::default(), 0);
+            let bytes = data.bytes().len() as u32;
+            let header = encoder.capsule_cmd(&mut pdu, &command.command(), bytes).unwrap();
+            pdu.truncate(header);
+            pdu.extend_from_slice(data.bytes());
+            socket.send_buf(Buf::copy_of(&pdu).unwrap()).await.unwrap();
+            let response = receive(&socket, 24).await;
+            let field = u16::from_le_bytes([response[22], response[23]]);
+            assert_eq!(field >> 1 & 0x7ff, status, "{name} {subsystem}");
+        }
+        let totals = target.authentication_totals();
+        let at = FailureReason::ALL.iter().position(|one| *one == FailureReason::OtherIdentity);
+        assert_eq!(totals.failed[at.unwrap()], 2);
+    });
+}
+
+/// A subsystem with keys for authentication of some hosts, and keys for TLS of others.
+#[test]
+fn tls_key_proves_a_host_that_has_no_other() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Allowed, vec![key(1)], false);
+        let target = &secured.server.target;
+        let nqn = Nqn::new("nqn.2026-01.example:mixed").unwrap();
+        let secret = Secret::new(&[9; 32], None).unwrap();
+        let other = Nqn::from_uuid([8; 16]);
+        let pair = KeyPair { host: KeyRing::new(vec![secret]), controller: None };
+        let (serial, keys) = ("2".to_owned(), BTreeMap::from([(other, pair.clone())]));
+        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+        target.add_subsystem(subsystem).unwrap();
+        let device = memory(1 << 20, 512);
+        let namespace = NamespaceConfig { nsid: None, device, uuid: [9; 16], read_only: false };
+        target.add_namespace(&nqn, namespace).unwrap();
+        let tls = target::HostTls { keys: TlsRing::new(vec![key(2)]), required: false };
+        target.set_tls_keys(&nqn, BTreeMap::from([(host(), tls.clone()), (other, tls)]));
+        let connect = async |name, tls, keys| {
+            let options = HostOptions { host_nqn: Some(name), queues: 1, tls, keys, ..options() };
+            RemoteDevice::connect(secured.address.clone(), &nqn, options).await
+        };
+        connect(host(), with(key(2)), None).await.unwrap().disconnect().await;
+        let plain = connect(host(), None, None).await.unwrap_err();
+        assert!(matches!(plain, HostError::FabricsRefused { what: "Connect", .. }), "{plain}");
+        // A host with both keys proves both.
+        connect(other, with(key(2)), Some(pair)).await.unwrap().disconnect().await;
+        let half = connect(other, with(key(2)), None).await.unwrap_err();
+        assert!(!half.may_pass(), "{half}");
     });
 }
 

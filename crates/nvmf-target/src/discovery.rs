@@ -73,11 +73,17 @@ impl Target {
                 ports.push(port);
             }
         }
+        // The other nodes of a mirror are taken to listen as this one does.
+        let requires_tls =
+            !ports.is_empty() && ports.iter().all(|port| port.tls == TlsMode::Required);
         let visible =
             self.subsystems().into_iter().filter(|subsystem| subsystem.is_discovered_by(host));
         let visible = visible.map(|subsystem| {
             let mut remote = subsystem.remote_ports();
             remote.retain(|port| !ports.iter().any(|local| local.address == port.address));
+            if requires_tls {
+                remote.iter_mut().for_each(|port| port.tls = TlsMode::Required);
+            }
             (subsystem.nqn, remote)
         });
         let subsystems = std::iter::once((Nqn::discovery(), Vec::new())).chain(visible).collect();

@@ -494,6 +494,11 @@ impl Target {
     }
 
     /// Finds the subsystem that a host names `nqn`.
+    /// True if `host` has to prove a key for authentication to the subsystem `nqn`.
+    fn has_key(&self, nqn: &Nqn, host: &Nqn) -> bool {
+        self.subsystem(nqn).is_some_and(|subsystem| subsystem.keys_of(host).is_some())
+    }
+
     fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         if nqn.is_discovery() {
             return Some(self.discovery.clone());

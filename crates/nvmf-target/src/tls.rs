@@ -3,12 +3,10 @@
 //! Invariants:
 //! - a key opens one pair of host and subsystem, which its identity names, and the discovery
 //!   subsystem for that host. Connect has to give the same names (`connection::tls`);
-//! - at most [`TLS_HANDSHAKES`] handshakes are in flight, and at most [`TLS_HANDSHAKES_PER_SOURCE`]
-//!   of one address;
+//! - handshakes in flight are bounded, in all and for each source address;
 //! - each failed handshake is counted once, with its reason.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -16,7 +14,8 @@ use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{Hello, Identity, PskHash as Hash, TlsKey, derived};
 use flagstone_nvme::Nqn;
 use flagstone_runtime::tls::{PskChoice, PskHash, PskRefusal, PskServer, TlsFailure, TlsPsk};
-use parking_lot::{Mutex, RwLock};
+use flagstone_transport::InFlight;
+use parking_lot::RwLock;
 
 use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
 
@@ -46,6 +45,8 @@ pub struct HostTls {
 pub enum TlsFailureReason {
     /// The host speaks no TLS, which its listener requires.
     Plain,
+    /// The host begins TLS, which its listener does not have.
+    Off,
     /// The host offers no pre-shared key.
     NoKey,
     /// No key belongs to the host's identity.
@@ -66,8 +67,9 @@ pub enum TlsFailureReason {
 
 impl TlsFailureReason {
     /// All reasons.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Plain,
+        Self::Off,
         Self::NoKey,
         Self::UnknownIdentity,
         Self::WrongKey,
@@ -82,6 +84,7 @@ impl TlsFailureReason {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
+            Self::Off => "off",
             Self::NoKey => "no-key",
             Self::UnknownIdentity => "unknown-identity",
             Self::WrongKey => "wrong-key",
@@ -111,6 +114,7 @@ impl std::fmt::Display for TlsFailureReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Plain => "the listener requires TLS, which the host does not begin",
+            Self::Off => "the host begins TLS, which its listener does not have",
             Self::NoKey => "the host offers no pre-shared key",
             Self::UnknownIdentity => "no key has this PSK identity",
             Self::WrongKey => "the host has another key for this PSK identity",
@@ -150,13 +154,24 @@ impl ProvenNames {
 type HostKeys = BTreeMap<Nqn, HostTls>;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct TlsKeys {
     /// By subsystem and host.
     keys: RwLock<BTreeMap<Nqn, HostKeys>>,
-    in_flight: Mutex<BTreeMap<Option<IpAddr>, usize>>,
+    pub(crate) in_flight: Arc<InFlight>,
     succeeded: AtomicU64,
     failed: [AtomicU64; TlsFailureReason::ALL.len()],
+}
+
+impl Default for TlsKeys {
+    fn default() -> Self {
+        Self {
+            keys: RwLock::default(),
+            in_flight: InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE),
+            succeeded: AtomicU64::default(),
+            failed: Default::default(),
+        }
+    }
 }
 
 impl TlsKeys {
@@ -168,14 +183,20 @@ impl TlsKeys {
         };
     }
 
-    /// True if `host` cannot connect to `subsystem` without TLS. If all hosts with keys have to use
-    /// it, then hosts without keys have to as well.
-    pub(crate) fn requires(&self, subsystem: &Nqn, host: Option<&Nqn>) -> bool {
+    /// True if `host` cannot connect to `subsystem` without TLS. If all hosts with TLS keys have to use
+    /// it, then hosts without any key have to as well. `authenticates` says that the host has another
+    /// key.
+    pub(crate) fn requires(
+        &self,
+        subsystem: &Nqn,
+        host: Option<&Nqn>,
+        authenticates: bool,
+    ) -> bool {
         let keys = self.keys.read();
         let Some(hosts) = keys.get(subsystem) else { return false };
         match host.and_then(|host| hosts.get(host)) {
             Some(known) => known.required,
-            None => hosts.values().all(|known| known.required),
+            None => !authenticates && hosts.values().all(|known| known.required),
         }
     }
 
@@ -195,18 +216,6 @@ impl TlsKeys {
             }
         }
         found
-    }
-
-    /// Begins a handshake of `source`, `None` for a Unix socket. `None` at a limit.
-    pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<TlsPlace> {
-        let mut in_flight = self.in_flight.lock();
-        let all: usize = in_flight.values().sum();
-        let own = in_flight.get(&source).copied().unwrap_or(0);
-        if all >= TLS_HANDSHAKES || own >= TLS_HANDSHAKES_PER_SOURCE {
-            return None;
-        }
-        in_flight.insert(source, own + 1);
-        Some(TlsPlace { all: self.clone(), source })
     }
 
     pub(crate) fn succeeded(&self) {
@@ -257,25 +266,6 @@ impl PskServer for TlsKeys {
     }
 }
 
-/// Handshake in flight.
-#[derive(Debug)]
-pub(crate) struct TlsPlace {
-    all: Arc<TlsKeys>,
-    source: Option<IpAddr>,
-}
-
-impl Drop for TlsPlace {
-    fn drop(&mut self) {
-        let mut in_flight = self.all.in_flight.lock();
-        if let Some(own) = in_flight.get_mut(&self.source) {
-            *own -= 1;
-            if *own == 0 {
-                in_flight.remove(&self.source);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,23 +296,13 @@ mod tests {
     fn required_tls_holds_for_hosts_without_keys_too() {
         let all = TlsKeys::default();
         let (host, other) = (nqn("host"), nqn("other"));
-        assert!(!all.requires(&nqn("a"), Some(&host)));
+        let requires = |host, keyed| all.requires(&nqn("a"), host, keyed);
+        assert!(!requires(Some(&host), false));
         all.set(&nqn("a"), keys("host", 1, false));
-        assert!(!all.requires(&nqn("a"), Some(&host)) && !all.requires(&nqn("a"), None));
+        assert!(!requires(Some(&host), false) && !requires(None, false));
         all.set(&nqn("a"), keys("host", 1, true));
-        assert!([Some(&host), Some(&other), None].iter().all(|one| all.requires(&nqn("a"), *one)));
-    }
-
-    #[test]
-    fn tls_handshakes_are_bounded_in_all_and_by_source() {
-        let all = Arc::new(TlsKeys::default());
-        let source = |last: u8| Some(IpAddr::from([192, 0, 2, last]));
-        let mut held: Vec<_> =
-            (0..TLS_HANDSHAKES_PER_SOURCE).map(|_| all.begin(source(1)).unwrap()).collect();
-        assert!(all.begin(source(1)).is_none());
-        held.extend((2..=250).map_while(|other| all.begin(source(other))));
-        assert_eq!(held.len(), TLS_HANDSHAKES);
-        drop(held);
-        assert!(all.in_flight.lock().is_empty());
+        assert!([Some(&host), Some(&other), None].iter().all(|one| requires(*one, false)));
+        // A host that authenticates with another key does not need TLS, unless it has both.
+        assert!(requires(Some(&host), true) && !requires(Some(&other), true));
     }
 }

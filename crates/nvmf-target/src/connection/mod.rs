@@ -226,6 +226,9 @@ pub async fn serve_listener(target: Arc<Target>, stream: Stream, mode: TlsMode) 
     let end = connection.receive(&mut rx).await;
     match &end {
         ConnectionEnd::Stream(_) => tracing::debug!(%peer, "connection ended: {end}"),
+        ConnectionEnd::Violation { offending, .. } if connection.is_hello(offending) => {
+            connection.refuse_hello();
+        }
         _ => tracing::warn!(%peer, "connection ended: {end}"),
     }
     connection.finish(&mut rx, end).await;

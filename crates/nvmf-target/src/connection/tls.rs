@@ -92,7 +92,8 @@ async fn handshake(
 ) -> Result<(Socket, ProvenNames), Failed> {
     let source = source_of(stream);
     let failed = |reason| Failed { reason, text: None, name: Vec::new() };
-    let _place = target.tls.begin(source).ok_or_else(|| failed(TlsFailureReason::Busy))?;
+    let _place =
+        target.tls.in_flight.begin(source).ok_or_else(|| failed(TlsFailureReason::Busy))?;
     let patience = target.config().handshake_timeout;
     let delay = target.handshakes.delay(source).min(patience / 2);
     if !delay.is_zero() {
@@ -117,10 +118,24 @@ fn source_of(stream: &Stream) -> Option<IpAddr> {
 }
 
 impl Connection {
+    /// Returns true if the first bytes of a connection without TLS begin a ClientHello.
+    pub(super) fn is_hello(&self, offending: &[u8]) -> bool {
+        let is_first = self.session.borrow().is_none() && self.tls_host.is_none();
+        is_first && offending.first() == Some(&CLIENT_HELLO_FIRST_BYTE)
+    }
+
+    /// Records that the host begins TLS where its listener has none.
+    pub(super) fn refuse_hello(&self) {
+        let reason = TlsFailureReason::Off;
+        self.target.tls.failed(reason);
+        self.target.tls_refusals.refused(&self.stream.peer(), &[], &reason);
+    }
+
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one
     /// without TLS where it is required.
     pub(super) fn check_names(&self, data: &ConnectData) -> Result<(), ConnectRefusal> {
         let (subsystem, host) = data.check()?;
+        let authenticates = host.is_some_and(|host| self.target.has_key(&subsystem, &host));
         let (reason, field) = match &self.tls_host {
             Some(proven) if proven.subsystem != subsystem => {
                 (FailureReason::OtherIdentity, ConnectField::SubNqn)
@@ -128,7 +143,7 @@ impl Connection {
             Some(proven) if Some(proven.host) != host => {
                 (FailureReason::OtherIdentity, ConnectField::HostNqn)
             }
-            None if self.target.tls.requires(&subsystem, host.as_ref()) => {
+            None if self.target.tls.requires(&subsystem, host.as_ref(), authenticates) => {
                 (FailureReason::NoTls, ConnectField::HostNqn)
             }
             Some(_) | None => return Ok(()),
