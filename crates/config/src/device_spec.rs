@@ -559,7 +559,9 @@ fn fmt_nbds(
     let path = |path: &Path| encoded(&path.to_string_lossy()).to_string();
     let (user, mut options) = match &tls.trust {
         NbdTlsTrust::Psk { file, name } => {
-            (format!("{}@", encoded(name)), vec![format!("tls-psk-file={}", path(file))])
+            // A slash would end the authority.
+            let name = encoded(name).to_string().replace('/', "%2F");
+            (format!("{name}@"), vec![format!("tls-psk-file={}", path(file))])
         }
         NbdTlsTrust::Certificates { folder } => {
             (String::new(), vec![format!("tls-certificates={}", path(folder))])

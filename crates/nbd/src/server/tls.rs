@@ -3,27 +3,34 @@
 //! Nothing that a client negotiated in plain text is kept, and a client that sends anything between
 //! the option and its answer is disconnected: an attacker on the way may have put it there.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use flagstone_runtime::net::Socket;
 use flagstone_runtime::tls::{PeerIdentity, TlsServer};
-use flagstone_transport::Rx;
+use flagstone_transport::{InFlight, Rx};
 use parking_lot::RwLock;
 
 use super::DisconnectReason;
 use crate::handshake::{HandshakeError, Security};
+use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
 
 /// TLS of a listener. Clones share the keys, which may be replaced for later connections.
 #[derive(Clone, Debug)]
 pub struct NbdTls {
     required: bool,
     server: Arc<RwLock<TlsServer>>,
+    in_flight: Arc<InFlight>,
 }
 
 impl NbdTls {
     /// TLS with the keys of `server`, for clients that begin it.
     pub fn new(server: TlsServer) -> NbdTls {
-        NbdTls { required: false, server: Arc::new(RwLock::new(server)) }
+        NbdTls {
+            required: false,
+            server: Arc::new(RwLock::new(server)),
+            in_flight: InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE),
+        }
     }
 
     /// The same TLS for all clients: nothing is negotiated without.
@@ -58,6 +65,9 @@ pub(super) async fn begin(
     if rx.available() > 0 {
         return Err(failed("data arrived before the answer to STARTTLS".to_owned()));
     }
+    let source = socket.stream().peer().parse::<SocketAddr>().ok().map(|address| address.ip());
+    let place = tls.in_flight.begin(source);
+    let _place = place.ok_or_else(|| failed("too many TLS handshakes in progress".to_owned()))?;
     let server = tls.server.read().clone();
     let accepted = server.accept(socket.stream().clone(), &[]).await;
     let stream = accepted.map_err(|failure| failed(failure.to_string()))?;

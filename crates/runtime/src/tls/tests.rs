@@ -7,7 +7,7 @@ use super::*;
 use crate::buf::{self, Buf};
 use crate::net::{Address, Listener, Stream};
 use crate::vectored::{RecvList, SendList};
-use crate::{block_on, spawn};
+use crate::{block_on, spawn, spawn_detached};
 
 pub(super) fn psk(identity: &str, byte: u8, hash: PskHash) -> TlsPsk {
     let secret = Zeroizing::new(vec![byte; 32]);
@@ -237,6 +237,137 @@ fn steady_state_needs_no_new_memory() {
             }
         }
         assert!(buf::memory_held() <= held, "{} {held}", buf::memory_held());
+    })
+    .unwrap();
+}
+
+/// Connected pair of TLS over a relay that changes what passes.
+async fn relayed(
+    mut relay: impl AsyncFnMut(&Stream, Vec<u8>) -> bool + 'static,
+) -> (TlsStream, TlsStream) {
+    let (near, middle_near) = streams().await;
+    let (middle_far, far) = streams().await;
+    let key = psk("host", 7, PskHash::Sha256);
+    let (server, client) = (server(key.clone()), TlsClient::with_psks(vec![key]).unwrap());
+    let accepting = spawn(async move { server.accept(far, &[]).await });
+    let (from, to) = (middle_near.clone(), middle_far.clone());
+    spawn_detached(async move {
+        loop {
+            let (result, place) = from.recv(buf::try_alloc(65_536).unwrap()).await;
+            let count = result.unwrap_or(0);
+            if count == 0 || !relay(&to, place[..count].to_vec()).await {
+                return to.shutdown_sending();
+            }
+        }
+    });
+    spawn_detached(async move {
+        loop {
+            let (result, mut place) = middle_far.recv(buf::try_alloc(65_536).unwrap()).await;
+            match result.unwrap_or(0) {
+                0 => return middle_near.shutdown_sending(),
+                count => place.truncate(count),
+            }
+            if middle_near.send_buf(place.freeze()).await.is_err() {
+                return;
+            }
+        }
+    });
+    let client = client.connect(near, &[]).await.unwrap();
+    (accepting.await.unwrap().unwrap(), client)
+}
+
+async fn pass(to: &Stream, bytes: &[u8]) -> bool {
+    to.send_buf(Buf::copy_of(bytes).unwrap()).await.is_ok()
+}
+
+/// Receives until the end or an error.
+async fn receive_all(stream: &TlsStream) -> (Vec<u8>, std::io::Result<()>) {
+    let mut all = Vec::new();
+    loop {
+        let (result, place) = stream.recv(buf::try_alloc(300).unwrap()).await;
+        match result {
+            Ok(0) => return (all, Ok(())),
+            Ok(count) => all.extend_from_slice(&place[..count]),
+            Err(error) => return (all, Err(error)),
+        }
+    }
+}
+
+#[test]
+fn records_may_be_split_at_every_byte() {
+    block_on(async {
+        let (server, client) = relayed(async |to: &Stream, bytes: Vec<u8>| {
+            for byte in bytes {
+                if !pass(to, &[byte]).await {
+                    return false;
+                }
+                // The receiver takes the byte before the next one comes.
+                crate::task::yield_now().await;
+            }
+            true
+        })
+        .await;
+        let data: Vec<u8> = (0..1000_u32).map(|n| (n % 251) as u8).collect();
+        send_all(&client, list(&data, 333)).await;
+        client.close().await.unwrap();
+        let (received, end) = receive_all(&server).await;
+        assert!(received == data && end.is_ok(), "{end:?}");
+    })
+    .unwrap();
+}
+
+/// The data of an unfinished record is never delivered, with or without a closure alert.
+#[test]
+fn stream_cut_within_a_record_delivers_whole_records() {
+    block_on(async {
+        for cut in [1, 4, 5, 6, 100, 520] {
+            let mut left: Option<usize> = None;
+            let passed = std::rc::Rc::new(std::cell::Cell::new(0_usize));
+            let handshake = passed.clone();
+            let (server, client) = relayed(async move |to: &Stream, bytes: Vec<u8>| {
+                // The first record after the handshake passes whole, the second one in part.
+                if handshake.get() == 0 {
+                    return pass(to, &bytes).await;
+                }
+                let room = left.get_or_insert(22 + 500 + cut);
+                let part = bytes.len().min(*room);
+                *room -= part;
+                pass(to, &bytes[..part]).await && *room > 0
+            })
+            .await;
+            passed.set(1);
+            send_all(&client, list(&[1; 500], 500)).await;
+            send_all(&client, list(&[2; 500], 500)).await;
+            let (received, end) = receive_all(&server).await;
+            assert!(received == [1; 500], "{cut}: {} bytes, {end:?}", received.len());
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn malformed_records_end_the_stream() {
+    block_on(async {
+        for bytes in [
+            // Longer than a record may be; empty; a plain ClientHello, alert and data.
+            &[&[0x17, 3, 3, 0xff, 0xff][..], &[0; 0xffff]].concat(),
+            &[&[0x17, 3, 3, 0x41, 0x01][..], &[0; 0x4101]].concat(),
+            &vec![0x17, 3, 3, 0, 0],
+            &[&[0x16, 3, 1, 0, 4][..], &[1, 0, 0, 0]].concat(),
+            &vec![0x15, 3, 3, 0, 2, 1, 0],
+            &[&[0x17, 3, 3, 0, 32][..], &[9; 32]].concat(),
+            &b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        ] {
+            let (server, client) = pair(PskHash::Sha256).await;
+            send_all(&client, list(&[1; 10], 10)).await;
+            pass(client.stream(), bytes).await;
+            client.stream().shutdown_sending();
+            let (received, end) = receive_all(&server).await;
+            assert_eq!(received, [1; 10]);
+            assert!(end.is_err(), "{bytes:02x?}");
+            let (again, _) = server.recv(buf::try_alloc(10).unwrap()).await;
+            assert!(again.is_err(), "{bytes:02x?}");
+        }
     })
     .unwrap();
 }
