@@ -108,6 +108,11 @@ impl Secret {
         self.bytes.len()
     }
 
+    /// Bytes of the secret, for another representation. The caller erases its copies.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The hash that turns the secret into a key, if one does.
     pub fn transformation(&self) -> Option<Hash> {
         self.transformation

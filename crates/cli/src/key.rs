@@ -35,6 +35,8 @@ enum KeyAction {
     Token(TokenArgs),
     /// Check key files, and show fingerprints to compare with other machines
     Check(CheckArgs),
+    /// Write a key in another form: for authentication, for TLS, or as hexadecimal digits
+    Convert(ConvertArgs),
     /// Show the PSK identities of a TLS key, which name it in logs and key rings
     Identity(IdentityArgs),
 }
@@ -68,6 +70,20 @@ struct CheckArgs {
 }
 
 #[derive(Debug, Args)]
+struct ConvertArgs {
+    /// File of one key: `DHHC-1:…`, `NVMeTLSkey-1:…`, or hexadecimal digits
+    from: PathBuf,
+    /// File to write, with mode 0600; it must not exist. The key is printed if there is none
+    file: Option<PathBuf>,
+    /// Form to write
+    #[arg(long, value_enum, value_name = "FORM")]
+    to: KeyForm,
+    /// Hash function that binds the key to its owner's NQN; that of FROM if not given
+    #[arg(long, value_enum, value_name = "HASH")]
+    hmac: Option<Transformation>,
+}
+
+#[derive(Debug, Args)]
 struct IdentityArgs {
     /// The file of the TLS key
     file: PathBuf,
@@ -77,6 +93,16 @@ struct IdentityArgs {
     /// NQN of the subsystem
     #[arg(long, value_name = "NQN", value_parser = nqn)]
     subsystem: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KeyForm {
+    /// `DHHC-1:HH:BASE64:`, for authentication
+    Auth,
+    /// `NVMeTLSkey-1:HH:BASE64:`, for TLS
+    Tls,
+    /// Hexadecimal digits, as `--secret` of nvme-cli and files of psktool have them
+    Hex,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -104,6 +130,7 @@ pub(crate) fn run(args: &KeyArgs) -> Result<Exit, Failure> {
         KeyAction::Generate(args) => generate(args),
         KeyAction::Token(args) => token(args),
         KeyAction::Check(args) => check(args),
+        KeyAction::Convert(args) => convert(args),
         KeyAction::Identity(args) => identity(args),
     }
 }
@@ -124,6 +151,52 @@ fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     write_private(file, &text)?;
     let line = format!("{}: fingerprint {fingerprint}\n", file.display());
     Ok(print(&line, Exit::Success))
+}
+
+/// Bytes of a key in any form, and the hash that binds it to its owner.
+struct RawKey {
+    bytes: Zeroizing<Vec<u8>>,
+    hash: Option<Hash>,
+}
+
+/// Reads a file of exactly one key.
+fn read_any(path: &Path) -> Result<RawKey, Failure> {
+    let one = |count: usize| match count {
+        1 => Ok(()),
+        _ => Err(Failure::failed(format!("{}: it holds {count} keys, not one", path.display()))),
+    };
+    if keys::is_tls(path).map_err(Failure::failed)? {
+        let found = keys::read_tls(path).map_err(Failure::failed)?;
+        one(found.len())?;
+        let bytes = Zeroizing::new(found[0].bytes().to_vec());
+        let hash = found[0].transformation().map(|hash| match hash {
+            PskHash::Sha256 => Hash::Sha256,
+            PskHash::Sha384 => Hash::Sha384,
+        });
+        return Ok(RawKey { bytes, hash });
+    }
+    if let Some(bytes) = keys::read_hex(path).map_err(Failure::failed)? {
+        return Ok(RawKey { bytes, hash: None });
+    }
+    let found = keys::read(path).map_err(Failure::failed)?;
+    one(found.len())?;
+    let bytes = Zeroizing::new(found[0].bytes().to_vec());
+    Ok(RawKey { bytes, hash: found[0].transformation() })
+}
+
+fn convert(args: &ConvertArgs) -> Result<Exit, Failure> {
+    let RawKey { bytes, hash } = read_any(&args.from)?;
+    let hash = args.hmac.map_or(hash, Transformation::hash);
+    let text = match args.to {
+        KeyForm::Auth => Secret::new(&bytes, hash).map_err(Failure::failed)?.text(),
+        KeyForm::Tls => TlsKey::new(&bytes, psk_hash(hash)?).map_err(Failure::failed)?.text(),
+        KeyForm::Hex => keys::hex(&bytes),
+    };
+    let text = Zeroizing::new(format!("{}\n", text.as_str()));
+    match &args.file {
+        None => Ok(print(&text, Exit::Success)),
+        Some(file) => write_private(file, &text).map(|()| Exit::Success),
+    }
 }
 
 fn psk_hash(hash: Option<Hash>) -> Result<Option<PskHash>, Failure> {

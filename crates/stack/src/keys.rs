@@ -18,6 +18,9 @@ use crate::private_file::{self, PrivateFileError};
 /// Largest key file, in bytes: two secrets of 103 characters, and comments.
 const FILE_BYTES: u64 = 4096;
 
+/// Most bytes of a key in hexadecimal digits.
+const HEX_BYTES_MAX: usize = 64;
+
 /// A key file that cannot be used. The text names the file and the fix.
 #[derive(Debug, thiserror::Error)]
 #[error("key file {path}: {problem}", path = path.display())]
@@ -164,6 +167,37 @@ pub fn read_tls(path: &Path) -> Result<Vec<TlsKey>, KeyError> {
 pub fn is_tls(path: &Path) -> Result<bool, KeyError> {
     let text = read_private(path, FILE_BYTES)?;
     Ok(lines(&text).next().is_some_and(|(_, line)| TlsKey::is_meant(line)))
+}
+
+/// Bytes of a file that holds hexadecimal digits alone, at most 64 bytes; `None` if it holds anything
+/// else.
+///
+/// # Errors
+/// The file cannot be used.
+pub fn read_hex(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, KeyError> {
+    let text = read_private(path, FILE_BYTES)?;
+    Ok(from_hex(text.trim()).filter(|bytes| (1..=HEX_BYTES_MAX).contains(&bytes.len())))
+}
+
+/// Bytes of hexadecimal digits; `None` if there are others, or an odd number.
+pub(crate) fn from_hex(digits: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    // Of its final size, because a vector that grows leaves copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(pairs.len()));
+    for [high, low] in pairs {
+        bytes.push(u8::try_from(digit(high)? << 4 | digit(low)?).ok()?);
+    }
+    rest.is_empty().then_some(bytes)
+}
+
+/// Hexadecimal digits of `bytes`.
+pub fn hex(bytes: &[u8]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(2 * bytes.len()));
+    for nibble in bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]) {
+        text.extend(char::from_digit(u32::from(nibble), 16));
+    }
+    text
 }
 
 fn read_keys<K: FileKey>(path: &Path) -> Result<Vec<K>, KeyError> {

@@ -154,17 +154,7 @@ fn read_psks(path: &Path) -> Result<Psks, TlsFileError> {
 
 /// Secret of at least 16 bytes in hexadecimal digits.
 fn secret(hex: &str) -> Option<Zeroizing<Vec<u8>>> {
-    let pairs = hex.as_bytes().chunks(2);
-    let bytes: Option<Vec<u8>> = pairs
-        .map(|pair| match pair {
-            [high, low] => {
-                let digit = |byte: &u8| char::from(*byte).to_digit(16);
-                u8::try_from(digit(high)? << 4 | digit(low)?).ok()
-            }
-            _ => None,
-        })
-        .collect();
-    bytes.filter(|bytes| bytes.len() >= 16).map(Zeroizing::new)
+    keys::from_hex(hex).filter(|bytes| bytes.len() >= 16)
 }
 
 /// Keys by name.

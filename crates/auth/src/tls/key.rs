@@ -166,7 +166,8 @@ impl TlsKey {
         })
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    /// Bytes of the key, for another representation. The caller erases its copies.
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
