@@ -259,6 +259,42 @@ fn mirror_runs_over_tls_alone() {
     pair.end(0);
 }
 
+/// The guide's way for a running pair: one node at a time, first with TLS allowed, then required.
+#[test]
+fn running_pair_changes_to_tls() {
+    let scratch = Scratch::new();
+    let key = generate(&scratch, "pair.key");
+    let setup = Setup { size_bytes: 16 << 20, listen: "?tls=allowed", ..Setup::default() };
+    let mut pair = Pair::set_up(setup).synchronized();
+    let change = |pair: &mut Pair, node: usize, (from, to): (&str, &str)| {
+        let path = pair.file(&format!("{}.toml", pair.name(node)));
+        let before = fs::read_to_string(&path).expect("it can be read");
+        assert!(before.contains(from), "{before}");
+        fs::write(&path, before.replace(from, to)).expect("it can be written");
+        pair.restart(node);
+        assert_eq!(pair.source(), 1 - node, "the other node serves on");
+    };
+    let allowed = format!("tls_key_file = {key:?}\ntls = \"allowed\"\n");
+    for step in [("insecure = true\n", &allowed[..]), ("tls = \"allowed\"\n", "")] {
+        let source = pair.source();
+        change(&mut pair, 1 - source, step);
+        pair.order(1 - source, "switchover", &[]);
+        assert_eq!(pair.source(), 1 - source);
+        change(&mut pair, source, step);
+    }
+    let logs = [0, 1].map(|node| pair.node(node).output());
+    assert!(logs.iter().any(|log| log.contains("connecting without TLS, as is allowed")));
+    let source = pair.source();
+    let (address, port) = pair.host_address(1 - source);
+    let from = pair.name(source);
+    let device = format!(
+        "nvme-tcp://{address}:{port}/{NQN_PREFIX}db:replica?hostnqn={NQN_PREFIX}node:{from}"
+    );
+    let (reached, said) = flagstone(&["load", &device, "--rw", "read", "--ios", "1"]);
+    assert!(!reached, "{said}");
+    pair.end(source);
+}
+
 #[test]
 fn tls_keys_are_those_of_nvme_cli() {
     let scratch = Scratch::new();

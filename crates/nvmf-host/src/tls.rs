@@ -2,7 +2,7 @@
 
 use flagstone_auth::tls::{PskHash as Hash, offered};
 use flagstone_runtime::net::{Socket, Stream};
-use flagstone_runtime::tls::{PskHash, TlsClient, TlsFailure, TlsPsk};
+use flagstone_runtime::tls::{PskHash, TlsClient, TlsPsk};
 
 use super::HostError;
 use super::connect::ConnectParams;
@@ -27,10 +27,9 @@ pub(super) async fn connect(params: &ConnectParams) -> Result<Socket, HostError>
         Ok(stream) => return Ok(stream.into()),
         Err(failed) => failed,
     };
-    // A target without TLS answers a ClientHello with a TermReq, which is no record, and closes.
-    let speaks_no_tls =
-        matches!(failed, TlsFailure::Protocol(_) | TlsFailure::Closed | TlsFailure::Io(_));
-    if !tls.allow_plain || !speaks_no_tls {
+    // A target without TLS answers a ClientHello with a TermReq, which is no record, and closes; one
+    // with TLS for other hosts sends an alert.
+    if !tls.allow_plain {
         return Err(HostError::Tls(failed));
     }
     tracing::warn!(address = %params.address, "connecting without TLS, as is allowed: {failed}");

@@ -278,10 +278,12 @@ fn host_falls_back_to_plain_only_if_allowed() {
         let device = secured.connect(tls.clone()).await.unwrap();
         check_io(&device).await;
         device.disconnect().await;
-        // A target that speaks TLS and refuses the key is no target without TLS.
+        // A target that speaks TLS with other hosts, and does not have the key yet.
         let secured = Secured::start(TlsMode::Allowed, vec![key(2)], false);
-        let refused = secured.connect(tls).await.unwrap_err();
-        assert!(matches!(refused, HostError::Tls(_)), "{refused}");
+        secured.connect(tls.clone()).await.unwrap().disconnect().await;
+        let strict = Secured::start(TlsMode::Required, vec![key(2)], false);
+        let refused = strict.connect(tls).await.unwrap_err();
+        assert!(!matches!(refused, HostError::Tls(_)), "{refused}");
     });
 }
 
