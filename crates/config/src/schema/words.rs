@@ -8,19 +8,19 @@ use flagstone_units::{format_duration, format_rate, format_size};
 
 impl Section {
     pub fn markdown(&self) -> String {
-        let mut out = String::from(
-            "| key | value | range | default | meaning |\n| --- | --- | --- | --- | --- |\n",
-        );
+        let mut out = String::from("| key | value (default) | meaning |\n| --- | --- | --- |\n");
         for key in self.keys {
+            let values = match (&key.kind, key.kind.range()) {
+                (Kind::Flag, _) => key.kind.noun(),
+                (Kind::Choice(_), range) => range,
+                (_, range) if range.is_empty() => key.kind.noun(),
+                (_, range) => format!("{}, {range}", key.kind.noun()),
+            };
             let default = match key.default {
                 "" => String::new(),
-                text => format!("`{}`", key.kind.as_toml(text)),
+                text => format!(" (`{}`)", key.kind.as_toml(text)),
             };
-            let (kind, range) = (key.kind.noun(), key.kind.range());
-            out += &format!(
-                "| `{}` | {kind} | {range} | {default} | {} |\n",
-                key.name, key.description
-            );
+            out += &format!("| `{}` | {values}{default} | {} |\n", key.name, key.description);
         }
         out
     }

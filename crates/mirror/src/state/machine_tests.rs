@@ -178,19 +178,51 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-fn result_text(before: &State, transition: Transition) -> String {
+/// Sequences of actions that the table names once.
+const NAMED: [(&str, &str); 5] = [
+    ("*take the role*", "**record the role and a new epoch**, serve hosts"),
+    ("*retire*", "flush, **record the role and that it is unused**"),
+    ("*drain*", "block and drain host calls; deliver the queues"),
+    ("*step down*", "**record the role**; end the sessions; wait for calls in flight; *retire*"),
+    ("*reconnect*", "**record the desired state**, end an unwanted session; repeat the handshakes"),
+];
+
+/// What a transition does, after the name of the role; `None` if it does nothing.
+fn result_text(before: &State, transition: Transition) -> Option<String> {
     match transition {
-        Err(refusal) => format!("– | refused: {refusal}"),
-        Ok((_, actions)) if actions.is_empty() => "– | nothing".to_owned(),
+        Err(refusal) => Some(format!(": refused: {refusal}")),
+        Ok((_, actions)) if actions.is_empty() => None,
         Ok((after, actions)) => {
             let list: Vec<String> = actions.iter().map(|action| action.to_string()).collect();
-            let role = match after.role == before.role {
-                true => "–",
-                false => role_name(after.role),
-            };
-            format!("{role} | {}", list.join("; "))
+            let (old, new) = (role_name(before.role), role_name(after.role));
+            let role = if old == new { String::new() } else { format!(" → {new}") };
+            let named = |text: String, (name, meaning): &(&str, &str)| text.replace(meaning, name);
+            Some(format!("{role}: {}", NAMED.iter().fold(list.join("; "), named)))
         }
     }
+}
+
+/// What an event does in each role; empty if it does nothing in any.
+fn results(state: &dyn Fn(Role) -> State, event: Event) -> String {
+    let mut groups: Vec<(Option<String>, Vec<&str>)> = Vec::new();
+    for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
+        let before = state(role);
+        let result = result_text(&before, next(&before, event));
+        match groups.iter_mut().find(|(known, _)| *known == result) {
+            Some((_, names)) => names.push(role_name),
+            None => groups.push((result, vec![role_name])),
+        }
+    }
+    let rest = (0..groups.len()).max_by_key(|at| groups[*at].1.len());
+    let line = |(at, (result, names)): (usize, &(Option<String>, Vec<&str>))| {
+        let names = match groups.len() {
+            1 => "any".to_owned(),
+            _ if Some(at) == rest && names.len() > 2 => "other".to_owned(),
+            _ => names.join(", "),
+        };
+        result.as_ref().map(|result| format!("{names}{result}"))
+    };
+    groups.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("<br>")
 }
 
 fn table() -> String {
@@ -205,30 +237,24 @@ fn table() -> String {
          with its consent waits first, so no host call fails.\n\
          - Until a node has acted on the announcement that a peer takes the role, it does not begin to \
          serve (*another node takes the role*).\n\
-         - Every event is refused once the mirror is closed. Roles that are left out ignore the event.\n\n\
-         | event | role | becomes | actions |\n| --- | --- | --- | --- |\n",
+         - A closed mirror refuses every event. `a → b`: role *a* becomes *b*. Roles that are left \
+         out ignore the event.\n",
     );
+    for (name, meaning) in NAMED {
+        writeln!(text, "- {name}: {meaning}.").unwrap();
+    }
+    let mut lines: Vec<(Vec<&str>, String)> = Vec::new();
     for (name, state, event) in rows() {
-        let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
-        for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
-            let before = state(role);
-            let result = result_text(&before, next(&before, event));
-            match groups.iter_mut().find(|(known, _)| *known == result) {
-                Some((_, names)) => names.push(role_name),
-                None => groups.push((result, vec![role_name])),
-            }
+        let result = results(&*state, event);
+        match lines.iter_mut().find(|(_, known)| *known == result) {
+            Some((names, _)) => names.push(name),
+            None => lines.push((vec![name], result)),
         }
-        let rest = (0..groups.len()).max_by_key(|at| groups[*at].1.len());
-        for (at, (result, names)) in groups.iter().enumerate() {
-            let names = match groups.len() {
-                1 => "any".to_owned(),
-                // A row that says nothing about the other roles is left out.
-                _ if Some(at) == rest && result.ends_with("nothing") => continue,
-                _ if Some(at) == rest && names.len() > 2 => "other".to_owned(),
-                _ => names.join(", "),
-            };
-            writeln!(text, "| {name} | {names} | {result} |").unwrap();
-        }
+    }
+    text.push_str("\n| event | role: actions |\n| --- | --- |\n");
+    for (names, result) in lines {
+        let result = if result.is_empty() { "any: nothing" } else { &result };
+        writeln!(text, "| {} | {result} |", names.join("<br>")).unwrap();
     }
     text.push_str(&consent_table());
     text
@@ -238,8 +264,8 @@ fn table() -> String {
 fn consent_table() -> String {
     let mut text = String::from(
         "\n## Announcement of a failover\n\nBefore it serves, the node announces its epoch to every peer \
-         that can be reached, and goes on only if all answers allow it. A peer acts on the announcement \
-         when the change of role that it is busy with has ended; until then it does not begin to serve. \
+         that can be reached, and continues only if all answers allow it. A peer acts on the announcement \
+         when its current change of role has ended; until then it does not begin to serve. \
          A peer that cannot be reached is the operator's responsibility (`--force`).\n\n\
          | answer of a peer | failover | failover --force |\n| --- | --- | --- |\n",
     );
