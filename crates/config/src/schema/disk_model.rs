@@ -13,13 +13,13 @@ pub static DISK_MODEL: Section = Section {
     keys: keys! {
         "latency", LATENCY, "" => "Median service latency.";
         "p99", LATENCY, "" =>
-            "99th percentile, 1 to 100 times the median. Default: the median.";
+            "99th percentile, up to 100 times the median. Default: the median.";
         "read_latency", LATENCY, "" => "Median for reads; replaces `latency`.";
-        "read_p99", LATENCY, "" => "99th percentile of reads.";
+        "read_p99", LATENCY, "" => "99th percentile. Default: the median.";
         "write_latency", LATENCY, "" =>
             "Median for writes, flushes, discards and writes of zeroes; replaces `latency`.";
         "write_p99", LATENCY, "" =>
-            "99th percentile of writes.";
+            "99th percentile. Default: the median.";
         "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
             "Seed of the latencies.";
     },

@@ -19,14 +19,14 @@ pub static LIMIT: Section = Section {
     path: "limit.NAME",
     keys: keys! {
         "iops", IOPS, "" => "I/Os a second, reads and writes.";
-        "read_iops", IOPS, "" => "Reads a second.";
+        "read_iops", IOPS, "" => "Reads or writes a second.";
         "write_iops", IOPS, "" =>
-            "Writes a second.";
+            "Reads or writes a second.";
         "iops_mix", MIX, "separate" =>
             "How `read_iops` and `write_iops` [combine](limit.md#reads-and-writes).";
         "throughput", THROUGHPUT, "" => "Bytes a second, reads and writes.";
-        "read_throughput", THROUGHPUT, "" => "Bytes read a second.";
-        "write_throughput", THROUGHPUT, "" => "Bytes written a second.";
+        "read_throughput", THROUGHPUT, "" => "Bytes read or written a second.";
+        "write_throughput", THROUGHPUT, "" => "Bytes read or written a second.";
         "throughput_mix", MIX, "separate" =>
             "The same for `read_throughput` and `write_throughput`.";
         "io_size", IO_SIZE, "" =>
@@ -42,12 +42,12 @@ pub static BURST: Section = Section {
     path: "limit.NAME.burst",
     keys: keys! {
         "iops", BURST_IOPS, "" =>
-            "I/Os a second while there is credit, more than the limit's `iops`.";
-        "read_iops", BURST_IOPS, "" => "The same for `read_iops`.";
-        "write_iops", BURST_IOPS, "" => "The same for `write_iops`.";
-        "throughput", BURST_THROUGHPUT, "" => "The same for `throughput`.";
-        "read_throughput", BURST_THROUGHPUT, "" => "The same for `read_throughput`.";
-        "write_throughput", BURST_THROUGHPUT, "" => "The same for `write_throughput`.";
+            "Rate while there is credit, more than the limit's.";
+        "read_iops", BURST_IOPS, "" => "Rate while there is credit, more than the limit's.";
+        "write_iops", BURST_IOPS, "" => "Rate while there is credit, more than the limit's.";
+        "throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
+        "read_throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
+        "write_throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
         "duration", Kind::Time(Duration::from_secs(1)..=Duration::from_millis(DAY_MS)), "30s" =>
             "Time that a full bucket lasts at this rate. It starts full; unused rate refills it.";
     },

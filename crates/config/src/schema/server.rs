@@ -27,8 +27,8 @@ pub static SERVER: Section = Section {
             "TCP address of [metrics](metrics.md) without authentication: `ADDRESS:PORT`, default port 9469. Default: none.";
         "state", Kind::Text("directory"), "" =>
             "Directory where the server records the devices of [pools](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; else no pools.";
-        "nvme", Kind::Table(&NVME), "" => "Options of NVMe/TCP.";
-        "nbd", Kind::Table(&NBD), "" => "Options of NBD.";
+        "nvme", Kind::Table(&NVME), "" => "Options of the protocol.";
+        "nbd", Kind::Table(&NBD), "" => "Options of the protocol.";
     },
     profile: false,
 };
@@ -89,8 +89,8 @@ pub static NVME: Section = Section {
             "Largest transfer of one command.";
         "max_connections", Kind::Count(1..=65536), "1024" =>
             "Connections (queues) of all hosts.";
-        "header_digest", Kind::Flag, "true" => "Grant header digests on request.";
-        "data_digest", Kind::Flag, "true" => "Grant data digests on request.";
+        "header_digest", Kind::Flag, "true" => "Grant digests on request.";
+        "data_digest", Kind::Flag, "true" => "Grant digests on request.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit until the Connect command completes.";
         "stall_timeout", time(100, DAY_MS), "30s" =>

@@ -18,8 +18,8 @@ pub static VOLUME: Section = Section {
             "[Mirror layer](#mirror): keeps the layers below identical on other nodes.";
         "disk_model", Kind::Table(&DISK_MODEL), "" =>
             "[Disk model layer](#disk_model): latency of a type of disk, for labs.";
-        "delay", Kind::Table(&DELAY), "" => "Delay layer.";
-        "fault", Kind::Table(&FAULT), "" => "Fault injection layer.";
+        "delay", Kind::Table(&DELAY), "" => "[Delay layer](#delay).";
+        "fault", Kind::Table(&FAULT), "" => "[Fault injection layer](#fault).";
         "layers", Kind::List("layer"), "" =>
             "Order of the layers, from the host's side. Default: this table's.";
         "device", Kind::Text("device"), "" =>
@@ -46,9 +46,9 @@ pub static VOLUME: Section = Section {
 pub static DELAY: Section = Section {
     path: "volume.NAME.delay",
     keys: keys! {
-        "read", time(0, MINUTE_MS), "0" => "Added to each read.";
-        "write", time(0, MINUTE_MS), "0" => "Added to each write.";
-        "flush", time(0, MINUTE_MS), "0" => "Added to each flush.";
+        "read", time(0, MINUTE_MS), "0" => "Added to each such request.";
+        "write", time(0, MINUTE_MS), "0" => "Added to each such request.";
+        "flush", time(0, MINUTE_MS), "0" => "Added to each such request.";
         "discard", time(0, MINUTE_MS), "0" => "Added to each discard and write of zeroes.";
         "jitter", time(0, MINUTE_MS), "0" =>
             "Added to each request, uniformly from 0 to this.";
@@ -60,16 +60,16 @@ pub static DELAY: Section = Section {
 pub static FAULT: Section = Section {
     path: "volume.NAME.fault",
     keys: keys! {
-        "read_error_every", EVERY, "" => "Every Nth read fails.";
+        "read_error_every", EVERY, "" => "Every Nth such request fails. Writes include writes of zeroes.";
         "write_error_every", EVERY, "" =>
-            "Every Nth write or write of zeroes fails.";
-        "flush_error_every", EVERY, "" => "Every Nth flush fails.";
+            "Every Nth such request fails. Writes include writes of zeroes.";
+        "flush_error_every", EVERY, "" => "Every Nth such request fails. Writes include writes of zeroes.";
         "read_errors_per_million", PER_MILLION, "" =>
-            "Failing reads of a million, at random; replaces `read_error_every`.";
+            "Failing requests of a million, at random; replaces `…_error_every`.";
         "write_errors_per_million", PER_MILLION, "" =>
-            "The same for writes and writes of zeroes.";
+            "Failing requests of a million, at random; replaces `…_error_every`.";
         "flush_errors_per_million", PER_MILLION, "" =>
-            "The same for flushes.";
+            "Failing requests of a million, at random; replaces `…_error_every`.";
         "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
             "Seed of random failures.";
     },

@@ -11,7 +11,7 @@ fn roles() -> [(&'static str, Role); 7] {
     [
         ("serving", Role::Serving { epoch: EPOCH }),
         ("waiting", Role::Waiting { epoch: EPOCH, handed_over: false }),
-        ("waiting for its successor", Role::Waiting { epoch: EPOCH, handed_over: true }),
+        ("handing over", Role::Waiting { epoch: EPOCH, handed_over: true }),
         ("target", Role::Target { epoch: EPOCH, attached: false }),
         ("attached target", Role::Target { epoch: EPOCH, attached: true }),
         ("deposed", Role::Deposed { by: EPOCH }),
@@ -178,26 +178,42 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Sequences of actions that the table names once.
-const NAMED: [(&str, &str); 5] = [
+/// Actions, sequences of actions and refusals that the table names once.
+const NAMED: [(&str, &str); 12] = [
     ("*take the role*", "**record the role and a new epoch**, serve hosts"),
     ("*retire*", "flush, **record the role and that it is unused**"),
     ("*drain*", "block and drain host calls; deliver the queues"),
     ("*step down*", "**record the role**; end the sessions; wait for calls in flight; *retire*"),
     ("*reconnect*", "**record the desired state**, end an unwanted session; repeat the handshakes"),
+    ("*detach*", "end the source's session"),
+    ("`no mandate`", "refused: this node may not take the role by itself"),
+    ("`contention`", "refused: another node takes the role at the same time"),
+    ("`not the source`", "refused: this node is not the source"),
+    ("`serves`", "refused: this node serves hosts"),
+    ("`peer serves`", "refused: a peer serves hosts"),
+    ("`stale`", "refused: this node has seen a later epoch"),
 ];
+
+/// Replaces actions and refusals by their names.
+fn named(text: String) -> String {
+    NAMED.iter().fold(text, |text, (name, meaning)| match meaning.starts_with("refused") {
+        // Only as a whole: another refusal may begin with the same words.
+        true if text == *meaning => (*name).to_owned(),
+        true => text,
+        false => text.replace(meaning, name),
+    })
+}
 
 /// What a transition does, after the name of the role; `None` if it does nothing.
 fn result_text(before: &State, transition: Transition) -> Option<String> {
     match transition {
-        Err(refusal) => Some(format!(": refused: {refusal}")),
+        Err(refusal) => Some(format!(": {}", named(format!("refused: {refusal}")))),
         Ok((_, actions)) if actions.is_empty() => None,
         Ok((after, actions)) => {
             let list: Vec<String> = actions.iter().map(|action| action.to_string()).collect();
             let (old, new) = (role_name(before.role), role_name(after.role));
             let role = if old == new { String::new() } else { format!(" → {new}") };
-            let named = |text: String, (name, meaning): &(&str, &str)| text.replace(meaning, name);
-            Some(format!("{role}: {}", NAMED.iter().fold(list.join("; "), named)))
+            Some(format!("{role}: {}", named(list.join("; "))))
         }
     }
 }
@@ -231,12 +247,12 @@ fn table() -> String {
          `crates/mirror/src/state/machine.rs` by its test. [mirror-handshake.md](mirror-handshake.md) \
          gives the reasons. Actions in bold are durable before the next one begins.\n\n\
          - *Serving*: the source. *Waiting*: the last source, until a peer or the operator was \
-         asked. *Deposed*: a former source that was replaced without its consent; its data is kept.\n\
+         asked. *Handing over*: waiting for the successor's answer. *Deposed*: a former source that was replaced without its consent; its data is kept.\n\
          - A *later* claim has the higher role epoch, or the greater UUID.\n\
          - A deposed source refuses hosts first and waits for calls in flight afterwards. An order \
          with its consent waits first, so no host call fails.\n\
          - Until a node has acted on the announcement that a peer takes the role, it does not begin to \
-         serve (*another node takes the role*).\n\
+         serve (`contention`).\n\
          - A closed mirror refuses every event. `a → b`: role *a* becomes *b*. Roles that are left \
          out ignore the event.\n",
     );
@@ -251,10 +267,10 @@ fn table() -> String {
             None => lines.push((vec![name], result)),
         }
     }
-    text.push_str("\n| event | role: actions |\n| --- | --- |\n");
+    text.push_str("\n## Events\n\nEach event, in bold, with its actions by role:\n\n");
     for (names, result) in lines {
         let result = if result.is_empty() { "any: nothing" } else { &result };
-        writeln!(text, "| {} | {result} |", names.join("<br>")).unwrap();
+        writeln!(text, "- **{}**<br>{result}", names.join("**, **")).unwrap();
     }
     text.push_str(&consent_table());
     text
@@ -267,7 +283,7 @@ fn consent_table() -> String {
          that can be reached, and continues only if all answers allow it. A peer acts on the announcement \
          when its current change of role has ended; until then it does not begin to serve. \
          A peer that cannot be reached is the operator's responsibility (`--force`).\n\n\
-         | answer of a peer | failover | failover --force |\n| --- | --- | --- |\n",
+         Answers of a peer, and what follows:\n\n",
     );
     let consents = [
         ("none: no connection", Consent::Unreachable),
@@ -275,16 +291,19 @@ fn consent_table() -> String {
         ("it refuses hosts, and cannot record it", Consent::RefusesHosts),
         ("it serves hosts", Consent::Serves),
         ("it promised a later epoch", Consent::Later),
-        ("none, or another refusal, on a connection", Consent::Unknown),
+        ("none, or another refusal", Consent::Unknown),
         ("its release does not know this; it serves", Consent::TooOld { serving: true }),
         ("its release does not know this; it does not serve", Consent::TooOld { serving: false }),
     ];
     for (name, consent) in consents {
         let [plain, forced] = [false, true].map(|forced| match consented(&[consent], forced) {
-            Ok(()) => "serves".to_owned(),
-            Err(refusal) => format!("refused: {refusal}"),
+            Ok(()) => "this node serves".to_owned(),
+            Err(refusal) => named(format!("refused: {refusal}")),
         });
-        writeln!(text, "| {name} | {plain} | {forced} |").unwrap();
+        match plain == forced {
+            true => writeln!(text, "- {name}: {plain}").unwrap(),
+            false => writeln!(text, "- {name}: {plain}; with `--force`: {forced}").unwrap(),
+        }
     }
     text
 }
