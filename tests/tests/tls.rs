@@ -457,6 +457,12 @@ fn nbd_clients_use_certificates() {
          [volume.db]\ndevice = \"memory:8MiB\"\nnbd_clients = [\"client-1\"]\n\
          [volume.other]\ndevice = \"memory:8MiB\"\nnbd_clients = [\"client-2\"]\n"
     );
+    let broken = scratch.join("broken.toml");
+    let listen = "[server]\nlisten = [\"nbd://127.0.0.1:0?tls=required\"]\n";
+    fs::write(&broken, listen.to_owned() + &configuration.replace("/pki", "/nothing"))
+        .expect("the configuration can be written");
+    let (_, said) = flagstone(&["check", text(&broken)]);
+    assert!(said.contains("warning") && said.contains("/nothing/server-key.pem"), "{said}");
     let server = serve(&scratch, "nbd://127.0.0.1:0?tls=required", &configuration);
     let port = server.port("nbd");
     let uri = |export: &str| {

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use flagstone_auth::tls::{Hello, Psk, PskHash as Hash};
-use flagstone_config::Nbd;
 use flagstone_config::device_spec::{NbdTlsSpec, NbdTlsTrust};
+use flagstone_config::{Config, Nbd};
 use flagstone_runtime::tls::{
     ClientIdentity, PskChoice, PskHash, PskRefusal, PskServer, TlsClient, TlsConfigError, TlsPsk,
     TlsServer, Trust,
@@ -82,6 +82,12 @@ pub fn server(nbd: &Nbd) -> Result<TlsServer, TlsFileError> {
     };
     let made = TlsServer::with_certificate(&own, authorities.as_deref(), psks);
     made.map_err(|error| TlsFileError::Refused { path: folder.clone(), error })
+}
+
+/// The files of the NBD listeners that cannot be used, if the configuration has such with TLS.
+pub fn check(config: &Config) -> Option<TlsFileError> {
+    let encrypts = config.server.listen.iter().any(|one| one.spec.is_nbd_with_tls());
+    encrypts.then(|| server(&config.server.nbd).err()).flatten()
 }
 
 /// TLS of a remote NBD export. `host` is its name if the specification has no other.
