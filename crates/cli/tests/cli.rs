@@ -248,6 +248,7 @@ fn cli_reference_matches_clap() {
         ("options:plan-compare".to_owned(), plan_types("compare")),
         ("options:plan-curve".to_owned(), plan_types("curve")),
         ("options:plan-pool".to_owned(), plan_alone_disks("pool")),
+        ("options:plan-savings".to_owned(), plan_alone("savings")),
         ("options:plan-table".to_owned(), plan_alone("table")),
         ("options:plan-catalog".to_owned(), options(&find(&["plan", "catalog"]))),
         ("options:check".to_owned(), of("check")),

@@ -317,3 +317,63 @@ fn unlike_disks_are_predicted_together() {
         assert!(errors.contains(part), "{wrong}: {errors}");
     }
 }
+
+#[test]
+fn savings_of_a_known_file_are_exact() {
+    let made = scratch();
+    let file = made.path().join("data");
+    // 8 zero blocks, 8 equal blocks of text, and half a block that is continued with zeroes.
+    let mut data = vec![0_u8; 8 * 4096];
+    data.extend(
+        b"flagstone is a volume of blocks. "
+            .iter()
+            .copied()
+            .cycle()
+            .take(4096)
+            .collect::<Vec<_>>()
+            .repeat(8),
+    );
+    data.extend([7; 2048]);
+    fs::write(&file, &data).expect("written");
+    let line = format!("plan savings {} --type pd-ssd", file.display());
+    let report = report(&line);
+    let (body, survey) = (&report["savings"], &report["savings"]["survey"]);
+    documented(&[&report, body, survey, &survey["method"], &body["savings"][0], &body["price"]]);
+    for (name, blocks) in [("zeroes", 8.0), ("lz4", 15.0), ("zstd", 15.0), ("dedup", 15.0)] {
+        for bound in ["estimate", "low", "high"] {
+            let share = survey[name][bound].as_f64().expect("a share");
+            assert!((share - blocks / 17.0).abs() < 1e-12, "{name} {bound}: {share}");
+        }
+    }
+    assert_eq!(survey["size_bytes"], 16 * 4096 + 2048);
+    assert_eq!(fs::read(&file).expect("it is there"), data);
+    let usd = body["savings"][0]["usd_per_month"]["estimate"].as_f64().expect("a price");
+    let size = (16.0 * 4096.0 + 2048.0) / f64::from(1 << 30);
+    assert!((usd - 8.0 / 17.0 * size * 0.17).abs() < 1e-9, "{usd}");
+    let output = run(&line);
+    let said = text(&output.stdout);
+    for part in ["read whole", "zeroes, zstd", "exact", "cold data", "USD/month"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+}
+
+#[test]
+fn savings_report_mistakes_in_one_line() {
+    let made = scratch();
+    let empty = made.path().join("empty");
+    fs::write(&empty, "").expect("written");
+    for (line, status, part) in [
+        ("plan savings no-such-file".to_owned(), 1, "nbd://localhost/NAME"),
+        (format!("plan savings {}", made.path().display()), 1, "directory"),
+        (format!("plan savings {}", empty.display()), 1, "empty"),
+        (format!("plan savings {} --sample 0%", empty.display()), 2, "--sample 0%"),
+        (format!("plan savings {} --type pd-sdd", empty.display()), 2, "no price of pd-sdd"),
+        (format!("plan savings {} --regional", empty.display()), 2, "--type"),
+        ("plan savings null:1PiB --sample 1%".to_owned(), 2, "at most 16 GiB"),
+    ] {
+        let output = run(&line);
+        assert_eq!(output.status.code(), Some(status), "{line}");
+        let said = text(&output.stderr);
+        assert!(said.contains(part) && said.trim_end().lines().count() == 1, "{line}: {said}");
+    }
+}

@@ -39,4 +39,5 @@ pub use judge::{Judgment, MeasuredRun};
 pub use mix::WorkloadMix;
 pub use placement::{Demand, Placement};
 pub use prediction::{Ceilings, PredictedLimit, Prediction, Rates, Recommendation};
+pub use price::{CapacityPrice, NoPrice};
 pub use together::{JointDisk, JointPrediction, SharedLimit};

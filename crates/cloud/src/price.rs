@@ -1,11 +1,62 @@
 //! Monthly prices of disks.
 
-use crate::catalog::Price;
+use serde::Serialize;
+
+use crate::catalog::{Catalog, Confidence, Price};
 use crate::placement::{Demand, Placement};
-use crate::prediction::Cost;
+use crate::prediction::{Cost, SourceUse};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoPrice(pub String);
+
+/// Monthly price of capacity, without what is provisioned beside it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CapacityPrice {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub regional: bool,
+    /// USD per month for one byte.
+    #[serde(skip)]
+    pub usd_per_byte: f64,
+    pub region: String,
+    pub sources: Vec<SourceUse>,
+    pub confidence: Confidence,
+}
+
+impl Catalog {
+    /// Price of the capacity of a disk type.
+    ///
+    /// # Errors
+    /// [`NoPrice`] if the type has none, or a disputed one.
+    pub fn capacity_price(&self, kind: &str, regional: bool) -> Result<CapacityPrice, NoPrice> {
+        let price = self.prices.iter().find(|price| price.kind == kind);
+        let price = price.ok_or_else(|| NoPrice(format!("no price of {kind} in {}", self.name)))?;
+        let per_size = per_size(price, regional)?;
+        let confidence = self.confidence_of(&price.source, price.confidence);
+        Ok(CapacityPrice {
+            kind: kind.to_owned(),
+            regional,
+            usd_per_byte: per_size * self.units.size_of(1),
+            region: price.region.clone(),
+            sources: self.source_uses([(&price.source, price.confidence)]),
+            confidence,
+        })
+    }
+}
+
+/// Price of a unit of capacity.
+fn per_size(price: &Price, regional: bool) -> Result<f64, NoPrice> {
+    if price.disputed {
+        let text = format!("the price of {}: the sources contradict each other", price.kind);
+        return Err(NoPrice(text));
+    }
+    match regional {
+        true => price
+            .usd_per_gb_regional
+            .ok_or_else(|| NoPrice(format!("the price of regional {}", price.kind))),
+        false => Ok(price.usd_per_gb),
+    }
+}
 
 impl<'a> Placement<'a> {
     pub fn price(&self) -> Option<&'a Price> {
@@ -16,16 +67,7 @@ impl<'a> Placement<'a> {
         let name = &self.catalog.name;
         let price =
             self.price().ok_or_else(|| NoPrice(format!("no price of {} in {name}", self.kind)))?;
-        if price.disputed {
-            let text = format!("the price of {}: the sources contradict each other", self.kind);
-            return Err(NoPrice(text));
-        }
-        let per_size = match self.regional {
-            true => price
-                .usd_per_gb_regional
-                .ok_or_else(|| NoPrice(format!("the price of regional {}", self.kind)))?,
-            false => price.usd_per_gb,
-        };
+        let per_size = per_size(price, self.regional)?;
         let disks = f64::from(demand.disks);
         let (mut usd_iops, mut usd_throughput) = (0.0, 0.0);
         if let Some(part) = &self.disk.provisioned {

@@ -6,6 +6,7 @@
 use clap::{Args, Subcommand};
 use flagstone_cloud::catalog::{Catalog, DEFAULT_CATALOG};
 use flagstone_cloud::{AccessOrder, DiskConfiguration, Workload};
+use flagstone_config::device_spec::DeviceSpec;
 use flagstone_units::{missing_size_unit, parse_rate, parse_size};
 
 use super::several::{CurveArgs, PlanCompareArgs};
@@ -33,6 +34,8 @@ pub(crate) enum PlanCommand {
     /// Predict a pool on a disk: random writes and reads by fullness, against the raw disk and the
     /// larger disk that does the same
     Pool(Box<PlanPoolArgs>),
+    /// Survey existing data, read-only: savings by zeroes, compression and deduplication
+    Savings(Box<PlanSavingsArgs>),
     /// Print the limit and price tables of a catalog
     Table(TableArgs),
     /// Print a built-in catalog, as a template
@@ -349,6 +352,26 @@ pub(crate) struct PlanPoolArgs {
     /// Picture file, an SVG; .svg is added to a name without it
     #[arg(long, short = 'o', value_name = "FILE")]
     pub(crate) output: Option<String>,
+    #[command(flatten)]
+    pub(crate) catalog: CatalogArg,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanSavingsArgs {
+    /// The data: a disk, a file, or a volume as nbd://HOST:PORT/EXPORT or nvme-tcp://HOST:PORT/NQN
+    pub(crate) target: DeviceSpec,
+    /// Data to read: all, a share such as 5%, or a size such as 2GiB
+    #[arg(long, value_name = "AMOUNT", default_value = "2GiB", allow_hyphen_values = true)]
+    pub(crate) sample: String,
+    /// Seed of the sample
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Type of disk whose capacity is priced, such as pd-ssd
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<String>,
+    /// Disks are replicated in two zones
+    #[arg(long)]
+    pub(crate) regional: bool,
     #[command(flatten)]
     pub(crate) catalog: CatalogArg,
 }

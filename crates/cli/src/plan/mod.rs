@@ -1,5 +1,5 @@
-//! `flagstone plan`: performance and price of cloud disks, predicted from a catalog. Pure
-//! arithmetic; it measures nothing and contacts no service.
+//! `flagstone plan`: performance and price of cloud disks, predicted from a catalog, and savings of
+//! existing data. Only `savings` reads a device; the others are arithmetic.
 
 pub(crate) mod args;
 mod cheapest;
@@ -9,6 +9,7 @@ mod explain;
 mod paint;
 mod pool;
 mod predict;
+mod savings;
 pub(crate) mod several;
 mod table;
 
@@ -37,6 +38,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Exit, Failure> {
         PlanCommand::Compare(args) => compare::run(args),
         PlanCommand::Curve(args) => curve::run(args),
         PlanCommand::Pool(args) => pool::run(args),
+        PlanCommand::Savings(args) => savings::run(args),
         PlanCommand::Table(args) => table::run(args),
         PlanCommand::Catalog(args) => catalog(args),
     }
