@@ -264,8 +264,12 @@ mod tests {
 
     const TLS: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
 
+    /// Reloads concern all rings of the process.
+    static RELOADS: Mutex<()> = Mutex::new(());
+
     #[test]
     fn tls_key_files_are_read_and_reloaded() {
+        let _alone = RELOADS.lock();
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder, TLS, 0o600);
         assert!(is_tls(&path).unwrap());
@@ -283,6 +287,7 @@ mod tests {
 
     #[test]
     fn reload_replaces_the_secrets_of_rings_in_use() {
+        let _alone = RELOADS.lock();
         let folder = tempfile::tempdir().unwrap();
         let path = file(&folder, CANARY, 0o600);
         let used = ring(&path).unwrap();

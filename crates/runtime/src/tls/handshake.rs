@@ -21,6 +21,12 @@ use crate::net::Stream;
 /// NVMe/TCP nor an option of NBD begins with it.
 pub const CLIENT_HELLO_FIRST_BYTE: u8 = 0x16;
 
+/// Fatal alert "handshake failure" without encryption (RFC 8446, section 6).
+const REFUSAL: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 40];
+
+/// Where an alert without encryption has its level.
+const REFUSAL_LEVEL_AT: usize = 5;
+
 /// Suites that are accepted, as the library names them.
 const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
 
@@ -174,6 +180,7 @@ async fn negotiate(
 ) -> Result<TlsStream, TlsFailure> {
     let engine = Engine::new(connection).map_err(|error| failure(&error))?;
     let mut received = input.len();
+    let mut has_sent = false;
     let mut step = Step { engine, input, output: Vec::new() };
     loop {
         let (back, result) = compute(move || {
@@ -182,6 +189,12 @@ async fn negotiate(
         })
         .await?;
         step = back;
+        let is_fatal = step.output.get(REFUSAL_LEVEL_AT) == Some(&REFUSAL[REFUSAL_LEVEL_AT]);
+        if matches!(result, Poll::Ready(Err(_))) && !is_fatal && !has_sent {
+            // The library only closes after a refused key. A peer that sees no more would retry.
+            step.output = REFUSAL.to_vec();
+        }
+        has_sent |= !step.output.is_empty();
         send(&stream, std::mem::take(&mut step.output)).await?;
         match result {
             Poll::Ready(Ok(())) => return TlsStream::new(stream, step.engine, &step.input),

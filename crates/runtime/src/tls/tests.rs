@@ -167,7 +167,7 @@ fn wrong_keys_and_unknown_identities_are_refused() {
         let (accepted, connected) = handshake(&server(key.clone()), &stranger).await;
         let refusal = PskRefusal::UnknownIdentity(b"?".to_vec());
         assert!(matches!(accepted, Err(TlsFailure::Psk(reason)) if reason == refusal));
-        assert!(matches!(connected, Err(TlsFailure::Alert(_) | TlsFailure::Closed)));
+        assert!(matches!(connected, Err(TlsFailure::Alert(_))), "{:?}", connected.err());
         // A client without a key.
         let (near, far) = streams().await;
         near.send_buf(Buf::copy_of(&[0; 128]).unwrap()).await.unwrap();
@@ -363,7 +363,8 @@ fn malformed_records_end_the_stream() {
             pass(client.stream(), bytes).await;
             client.stream().shutdown_sending();
             let (received, end) = receive_all(&server).await;
-            assert_eq!(received, [1; 10]);
+            // What one receive got before the record may be lost with the connection.
+            assert!(received.is_empty() || received == [1; 10], "{received:?}");
             assert!(end.is_err(), "{bytes:02x?}");
             let (again, _) = server.recv(buf::try_alloc(10).unwrap()).await;
             assert!(again.is_err(), "{bytes:02x?}");
