@@ -21,7 +21,7 @@ use crate::api::document::ReloadDocument;
 use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
 use crate::http::access::Users;
-use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
+use crate::mirrors::{self, MirrorShares, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::pools::Pools;
 use crate::reload::Limits;
@@ -91,7 +91,7 @@ pub(crate) struct Server {
     pub(crate) nvme: Arc<Connections>,
     pub(crate) exports: Arc<Exports>,
     pub(crate) nbd: Arc<NbdServer>,
-    pub(crate) bandwidth_limits: BandwidthLimits,
+    pub(crate) mirror_shares: MirrorShares,
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
     /// The same moment, since the Unix epoch.
@@ -221,7 +221,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         nbd: nbd_server,
         exports,
         machine,
-        bandwidth_limits: mirrors::bandwidth_limits(&config),
+        mirror_shares: mirrors::mirror_shares(&config),
         started: time::now(),
         started_at: time::wall_clock(),
         api_users: OnceCell::new(),
