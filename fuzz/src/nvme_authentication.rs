@@ -1,9 +1,11 @@
-//! Fuzz target for messages of authentication, as both sides take them, and for secrets as text.
+//! Fuzz target for messages of authentication, as both sides take them, for secrets and TLS keys as
+//! text, and for ClientHellos with their PSK identities.
 //!
 //! Input: one byte that selects the reader, then messages, each after its length in two bytes.
 
 use flagstone_auth::host::HostOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
+use flagstone_auth::tls::{Hello, IDENTITIES, Identity, TlsKey, derived};
 use flagstone_auth::{
     Controller, ControllerOptions, Group, Hash, Host, HostStep, Message, Names, Progress,
     Randomness, Secret,
@@ -12,11 +14,13 @@ use flagstone_auth::{
 /// Takes the messages.
 pub fn run(input: &[u8]) {
     let Some((choice, data)) = input.split_first() else { return };
-    match choice % 4 {
+    match choice % 6 {
         0 => round_trip(data),
         1 => controller(data),
         2 => host(data),
-        _ => secret(data),
+        3 => secret(data),
+        4 => hello(data),
+        _ => tls_key(data),
     }
 }
 
@@ -99,5 +103,27 @@ fn secret(data: &[u8]) {
     if let Ok(secret) = Secret::parse(text) {
         let written = secret.text();
         assert!(Secret::parse(&written).is_ok_and(|again| again == secret));
+    }
+}
+
+/// No ClientHello proves a key that its sender does not know.
+fn hello(data: &[u8]) {
+    let Ok(hello) = Hello::parse(data) else { return };
+    assert!(hello.identities.len() <= IDENTITIES);
+    let key = TlsKey::new(&[1; 32], None).expect("32 bytes");
+    for (index, offered) in hello.identities.iter().enumerate() {
+        let Some(identity) = Identity::parse(offered) else { continue };
+        assert_eq!(identity.to_string().as_bytes(), *offered);
+        for psk in derived(&key, &identity) {
+            assert!(!hello.proves(index, &psk), "proven without the key");
+        }
+    }
+}
+
+fn tls_key(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(key) = TlsKey::parse(text) {
+        let written = key.text();
+        assert!(TlsKey::parse(&written).is_ok_and(|again| again == key));
     }
 }

@@ -30,6 +30,8 @@ pub struct Setup<'a> {
     pub options: &'a str,
     /// Options in the peer table, such as `compression = "lz4"`.
     pub peer: &'a str,
+    /// Options of the listeners for NVMe/TCP, such as `?tls=allowed`.
+    pub listen: &'a str,
     /// Options in the volume table of each node, such as `disk_model = { latency = "1ms" }`.
     pub volume: [&'a str; 2],
     /// Network between the nodes; this machine's loopback if `None`.
@@ -84,7 +86,16 @@ impl Pair {
     ///
     /// If a node does not start to serve.
     pub fn set_up(setup: Setup<'_>) -> Pair {
-        let Setup { size_bytes, options, peer: way, volume, network, small, volatile } = setup;
+        let Setup {
+            size_bytes,
+            options,
+            peer: way,
+            listen: query,
+            volume,
+            network,
+            small,
+            volatile,
+        } = setup;
         let scratch = Scratch::new();
         let place = |node: usize| network.as_ref().map(|network| network.node(node).clone());
         let places = [0, 1].map(|node| place(node).unwrap_or_default());
@@ -135,9 +146,9 @@ impl Pair {
             );
             let file = scratch.join(&format!("{node}.toml"));
             std::fs::write(&file, text).expect("a configuration can be written");
-            let mut listen = vec![format!("nvme-tcp://{}", hosts[index])];
+            let mut listen = vec![format!("nvme-tcp://{}{query}", hosts[index])];
             if links[index] != hosts[index] {
-                listen.push(format!("nvme-tcp://{}", links[index]));
+                listen.push(format!("nvme-tcp://{}{query}", links[index]));
             }
             let host = hosts[index].split(':').next().unwrap_or_default();
             listen.push(format!("nbd://{host}:0"));

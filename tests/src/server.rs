@@ -183,7 +183,7 @@ impl Server {
     ///
     /// If there is no such listener.
     pub fn port(&self, scheme: &str) -> u16 {
-        let address = self.address(scheme);
+        let address = without_query(self.address(scheme));
         let port = address.rsplit(':').next().and_then(|port| port.parse().ok());
         port.unwrap_or_else(|| panic!("no port in {address}"))
     }
@@ -192,7 +192,7 @@ impl Server {
     pub fn nbd_uri(&self, export: &str) -> String {
         match self.listening.iter().find_map(|address| address.strip_prefix("nbd+unix://")) {
             Some(socket) => format!("nbd+unix:///{export}?socket={socket}"),
-            None => format!("{}/{export}", self.address("nbd")),
+            None => format!("{}/{export}", without_query(self.address("nbd"))),
         }
     }
 
@@ -270,7 +270,7 @@ impl Server {
 
     /// NVMe/TCP URI of the subsystem of `volume`.
     pub fn nvme_uri(&self, volume: &str) -> String {
-        format!("{}/{NQN_PREFIX}{volume}", self.address("nvme-tcp"))
+        format!("{}/{NQN_PREFIX}{volume}", without_query(self.address("nvme-tcp")))
     }
 
     /// Stops the server with SIGTERM and waits until it has exited.
@@ -317,15 +317,22 @@ impl Drop for Server {
     }
 }
 
+/// The address of a listener without its options.
+fn without_query(listener: &str) -> &str {
+    listener.split('?').next().unwrap_or(listener)
+}
+
 /// Replaces port 0 of a listener by a port that is still free after a restart. A port that the
 /// kernel chose may by then belong to an outgoing connection.
 fn on_kept_port(listener: &str) -> String {
+    let query = listener.find('?').unwrap_or(listener.len());
+    let (listener, query) = listener.split_at(query);
     match listener.strip_suffix(":0") {
         Some(address) => {
             let [port] = free_ports().expect("a port is free");
-            format!("{address}:{port}")
+            format!("{address}:{port}{query}")
         }
-        None => listener.to_owned(),
+        None => format!("{listener}{query}"),
     }
 }
 

@@ -369,7 +369,12 @@ fn secrets_stay_out_of_every_output() {
         assert_eq!(code, Some(0), "{said}");
         path
     });
-    let api = Api::start(&format!("[host.h]\nnqn = \"{HOST}\"\nkey_file = {right:?}\n"));
+    let for_tls = keys.join("tls.key");
+    let (code, made) = flagstone(&["key", "generate", "--tls", text(&for_tls)]);
+    assert_eq!(code, Some(0), "{made}");
+    let api = Api::start(&format!(
+        "[host.h]\nnqn = \"{HOST}\"\nkey_file = {right:?}\ntls_key_file = {for_tls:?}\n"
+    ));
     let socket = api.server.api();
     let mut said = String::new();
     for key in [&right, &wrong] {
@@ -377,6 +382,9 @@ fn secrets_stay_out_of_every_output() {
         let device = format!("{uri}?hostnqn={HOST}&key-file={}", key.display());
         said += &flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]).1;
     }
+    let device =
+        format!("{}?hostnqn={HOST}&tls-key-file={}", api.server.nvme_uri("db"), for_tls.display());
+    said += &flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]).1;
     for user in ["alice", "stranger"] {
         said += &api.with_token(&["status", "db", "--json"], user).1;
         said += &api.with_token(&ORDER, user).1;
@@ -387,9 +395,10 @@ fn secrets_stay_out_of_every_output() {
     let file = api.scratch.join("flagstone.toml");
     said += &flagstone(&["check", text(&file)]).1;
     said += &flagstone(&["check", "--json", text(&file)]).1;
-    said += &flagstone(&["key", "check", text(&right)]).1;
+    said += &flagstone(&["key", "check", text(&right), text(&for_tls)]).1;
     // A key and a token in the wrong place.
-    let canaries = [&right, &wrong].map(|path| fs::read_to_string(path).unwrap()).to_vec();
+    let canaries =
+        [&right, &wrong, &for_tls].map(|path| fs::read_to_string(path).unwrap()).to_vec();
     let tokens = ["alice", "stranger"]
         .map(|user| fs::read_to_string(api.scratch.join(&format!("{user}.token"))).unwrap());
     for canary in canaries.iter().chain(&tokens) {
@@ -418,10 +427,12 @@ fn secrets_stay_out_of_every_output() {
         }
     }
     // A core has what memory has: the text of a key is erased after it was read.
-    let secret = canaries[0].trim().rsplit(':').nth(1).unwrap();
-    match memory_has(api.server.pid(), secret.as_bytes()) {
-        None => tools::unable("secrets in memory", "the memory of another process cannot be read"),
-        Some(found) => assert!(!found, "the text of a key is in memory"),
+    for canary in [&canaries[0], &canaries[2]] {
+        let secret = canary.trim().rsplit(':').nth(1).unwrap();
+        match memory_has(api.server.pid(), secret.as_bytes()) {
+            None => tools::unable("secrets in memory", "another process's memory cannot be read"),
+            Some(found) => assert!(!found, "the text of a key is in memory"),
+        }
     }
     let control = memory_has(api.server.pid(), HOST.as_bytes());
     assert_ne!(control, Some(false), "the search finds what is in memory");

@@ -5,17 +5,21 @@
 //! of the machine. Compare with `floor`, which exchanges the same bytes without NVMe.
 //!
 //! `remote [--rw read|write] [--block BYTES] [--depth N] [--queues N] [--seconds S]
-//! [--io-engine io_uring|threads]`
+//! [--io-engine io_uring|threads] [--tls off|sha256|sha384]`, the last with the suite of that hash
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the two runtimes")]
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use flagstone_auth::TlsRing;
+use flagstone_auth::tls::{PskHash, TlsKey};
 use flagstone_blockdev::{BlockDevice, NullDevice};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{HostOptions, RemoteDevice};
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
+use flagstone_nvmf_target::{
+    self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode, serve_listener,
+};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{IoEngine, RuntimeConfig, buf, run, spawn, spawn_detached, time};
 
@@ -29,6 +33,7 @@ struct Plan {
     queues: u16,
     seconds: u64,
     io_engine: IoEngine,
+    tls: Option<PskHash>,
 }
 
 impl Plan {
@@ -40,6 +45,7 @@ impl Plan {
             queues: 1,
             seconds: 3,
             io_engine: IoEngine::Auto,
+            tls: None,
         };
         let mut args = std::env::args().skip(1);
         while let Some(flag) = args.next() {
@@ -51,6 +57,9 @@ impl Plan {
                 "--depth" => plan.depth = number()? as u16,
                 "--queues" => plan.queues = number()? as u16,
                 "--seconds" => plan.seconds = number()?,
+                "--tls" if value == "sha256" => plan.tls = Some(PskHash::Sha256),
+                "--tls" if value == "sha384" => plan.tls = Some(PskHash::Sha384),
+                "--tls" => plan.tls = None,
                 "--io-engine" if value == "threads" => plan.io_engine = IoEngine::Threads,
                 "--io-engine" => plan.io_engine = IoEngine::IoUring,
                 _ => return Err(format!("unknown flag {flag}")),
@@ -64,7 +73,15 @@ fn subnqn() -> Nqn {
     Nqn::new("nqn.2024-01.example:null").expect("a valid name")
 }
 
-async fn serve_null(address: mpsc::Sender<Address>) {
+fn host_nqn() -> Nqn {
+    Nqn::from_uuid([7; 16])
+}
+
+fn keys(hash: PskHash) -> TlsRing {
+    TlsRing::new(vec![TlsKey::new(&vec![7; hash.bytes()], Some(hash)).expect("a valid length")])
+}
+
+async fn serve_null(address: mpsc::Sender<Address>, tls: Option<PskHash>) {
     let target = Target::new(TargetConfig::default()).expect("the default is valid");
     let subsystem = SubsystemConfig {
         nqn: subnqn(),
@@ -73,6 +90,9 @@ async fn serve_null(address: mpsc::Sender<Address>) {
         keys: Default::default(),
     };
     target.add_subsystem(subsystem).expect("the first");
+    let hosts = tls.map(|hash| (host_nqn(), target::HostTls { keys: keys(hash), required: true }));
+    target.set_tls_keys(&subnqn(), hosts.into_iter().collect());
+    let mode = if tls.is_some() { TlsMode::Required } else { TlsMode::Off };
     let device = Arc::new(NullDevice::new(SIZE_BYTES, 512).expect("a valid size"));
     let namespace = NamespaceConfig { nsid: None, device, uuid: [1; 16], read_only: false };
     target.add_namespace(&subnqn(), namespace).expect("the first");
@@ -82,7 +102,7 @@ async fn serve_null(address: mpsc::Sender<Address>) {
     let accepting = target.clone();
     spawn_detached(async move {
         while let Ok(stream) = listener.accept().await {
-            spawn_detached(serve(accepting.clone(), stream));
+            spawn_detached(serve_listener(accepting.clone(), stream, mode));
         }
     });
     while target.controllers() == 0 {
@@ -140,14 +160,21 @@ fn main() {
     });
     let (sender, receiver) = mpsc::channel();
     let config = RuntimeConfig { io_engine: plan.io_engine, ..RuntimeConfig::default() };
-    let server = std::thread::Builder::new()
-        .name("target".to_owned())
-        .spawn(move || run(&RuntimeConfig { pin_from: Some(0), ..config }, || serve_null(sender)));
+    let server = std::thread::Builder::new().name("target".to_owned()).spawn(move || {
+        run(&RuntimeConfig { pin_from: Some(0), ..config }, || serve_null(sender, plan.tls))
+    });
     let server = server.expect("a thread");
     let address = receiver.recv().expect("the server has started");
     let (iops, cpu) = run(&RuntimeConfig { pin_from: Some(1), ..config }, || async {
         let queue_depth = (plan.depth / plan.queues).clamp(1, 1023);
-        let options = HostOptions { queues: plan.queues, queue_depth, ..HostOptions::default() };
+        let tls = plan.tls.map(|hash| HostTls { keys: keys(hash), allow_plain: false });
+        let options = HostOptions {
+            host_nqn: Some(host_nqn()),
+            tls,
+            queues: plan.queues,
+            queue_depth,
+            ..HostOptions::default()
+        };
         let device =
             RemoteDevice::connect(address, &subnqn(), options).await.expect("the target is there");
         let measured = measure(&device, plan).await;

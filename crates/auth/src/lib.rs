@@ -1,5 +1,6 @@
 //! DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (Base 8.3.5): secrets, messages and
-//! both sides of the exchange, without I/O, clocks or randomness of their own.
+//! both sides of the exchange, without I/O, clocks or randomness of their own. Beside it, the
+//! pre-shared keys of TLS ([`tls`]).
 //!
 //! Invariants: secrets and what is derived from them are erased when dropped and never printed.
 //! Responses are compared in constant time. Every message is bounded by [`message::MESSAGE_BYTES`]
@@ -19,6 +20,7 @@ pub mod message;
 mod response;
 mod ring;
 pub mod secret;
+pub mod tls;
 
 #[cfg(test)]
 mod exchange_tests;
@@ -29,5 +31,5 @@ pub use hash::Hash;
 pub use host::{Host, HostFailure, HostStep};
 pub use message::{Explanation, Message};
 pub use response::Names;
-pub use ring::{KeyPair, KeyRing, RING_SECRETS};
+pub use ring::{KeyPair, KeyRing, RING_SECRETS, Ring, TlsRing};
 pub use secret::{Secret, SecretError};

@@ -8,23 +8,35 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 
 use crate::secret::Secret;
+use crate::tls::TlsKey;
 
 /// Most secrets of a ring: one, and the one that replaces it.
 pub const RING_SECRETS: usize = 2;
 
 /// Secrets of one owner, shared by everything that uses them. The first is proven to others; all
 /// are accepted. Two rings are equal if they are the same ring.
-#[derive(Clone)]
-pub struct KeyRing(Arc<RwLock<Vec<Secret>>>);
+pub struct Ring<S>(Arc<RwLock<Vec<S>>>);
 
-impl KeyRing {
+/// Secrets of DH-HMAC-CHAP.
+pub type KeyRing = Ring<Secret>;
+
+/// Keys of TLS.
+pub type TlsRing = Ring<TlsKey>;
+
+impl<S> Clone for Ring<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Clone + PartialEq> Ring<S> {
     /// Ring of `secrets`, the first of which is proven.
-    pub fn new(secrets: Vec<Secret>) -> Self {
+    pub fn new(secrets: Vec<S>) -> Self {
         Self(Arc::new(RwLock::new(secrets)))
     }
 
     /// Replaces the secrets, for exchanges that begin later. True if they differ.
-    pub fn replace(&self, secrets: Vec<Secret>) -> bool {
+    pub fn replace(&self, secrets: Vec<S>) -> bool {
         let mut known = self.0.write();
         let differs = *known != secrets;
         *known = secrets;
@@ -32,25 +44,25 @@ impl KeyRing {
     }
 
     /// The secrets, the first of which is proven.
-    pub fn secrets(&self) -> Vec<Secret> {
+    pub fn secrets(&self) -> Vec<S> {
         self.0.read().clone()
     }
 
     /// The secret that is proven.
-    pub fn first(&self) -> Option<Secret> {
+    pub fn first(&self) -> Option<S> {
         self.0.read().first().cloned()
     }
 }
 
-impl PartialEq for KeyRing {
+impl<S> PartialEq for Ring<S> {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for KeyRing {}
+impl<S> Eq for Ring<S> {}
 
-impl std::fmt::Debug for KeyRing {
+impl<S> std::fmt::Debug for Ring<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "KeyRing({} secrets)", self.0.read().len())
     }

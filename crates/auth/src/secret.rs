@@ -108,6 +108,11 @@ impl Secret {
         self.bytes.len()
     }
 
+    /// Bytes of the secret, for another representation. The caller erases its copies.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The hash that turns the secret into a key, if one does.
     pub fn transformation(&self) -> Option<Hash> {
         self.transformation
@@ -138,7 +143,7 @@ impl std::fmt::Debug for Secret {
 }
 
 /// CRC-32 of RFC 1952, least significant byte first.
-fn crc_of(bytes: &[u8]) -> [u8; 4] {
+pub(crate) fn crc_of(bytes: &[u8]) -> [u8; 4] {
     (crc_fast::checksum(CrcAlgorithm::Crc32IsoHdlc, bytes) as u32).to_le_bytes()
 }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use flagstone_config::{Arguments, Checked, Config, Diagnostic, Diagnostics};
 use flagstone_server::api::check_users;
-use flagstone_stack::keys;
+use flagstone_stack::{keys, tls_files};
 use serde::Serialize;
 
 use crate::args::CheckArgs;
@@ -22,7 +22,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
         (Ok(Checked { config, warnings }), false) => {
             warnings.iter().for_each(show);
             let errors = keys::check(&config).into_iter().map(|error| error.to_string());
-            for error in errors.chain(check_users(&config)) {
+            let tls = tls_files::check(&config).map(|error| error.to_string());
+            for error in errors.chain(tls).chain(check_users(&config)) {
                 complain(&format!("warning: {error}\n"));
             }
             print(&summary(&name, &config), Exit::Success)

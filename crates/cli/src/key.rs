@@ -1,4 +1,4 @@
-//! `flagstone key`: makes and checks keys for the authentication of NVMe/TCP hosts and peers.
+//! `flagstone key`: makes and checks keys of NVMe/TCP hosts and peers, for authentication and TLS.
 //!
 //! A key is printed only if `generate` is asked for no file; `check` shows a fingerprint.
 
@@ -9,7 +9,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
+use flagstone_auth::tls::{PskHash, TlsKey, offered};
 use flagstone_auth::{Hash, Secret};
+use flagstone_config::names::{NameError, check_nqn};
 use flagstone_config::redact::TOKEN_PREFIX;
 use flagstone_runtime::{block_on, random_u64};
 use flagstone_server::api::hash_line;
@@ -27,18 +29,25 @@ pub(crate) struct KeyArgs {
 
 #[derive(Debug, Subcommand)]
 enum KeyAction {
-    /// Make a random key, as `nvme gen-dhchap-key` does
+    /// Make a random key, as `nvme gen-dhchap-key` and `nvme gen-tls-key` do
     Generate(GenerateArgs),
     /// Make a random token for a user of the API over TCP, and print its hash for the server
     Token(TokenArgs),
     /// Check key files, and show fingerprints to compare with other machines
     Check(CheckArgs),
+    /// Write a key in another form: for authentication, for TLS, or as hexadecimal digits
+    Convert(ConvertArgs),
+    /// Show the PSK identities of a TLS key, which name it in logs and key rings
+    Identity(IdentityArgs),
 }
 
 #[derive(Debug, Args)]
 struct GenerateArgs {
     /// File to write, with mode 0600; it must not exist. The key is printed if there is none
     file: Option<PathBuf>,
+    /// Make a key for TLS instead of one for authentication
+    #[arg(long)]
+    tls: bool,
     /// Bytes of the key: 32, 48 or 64; those of --hmac if not given
     #[arg(long, value_name = "N")]
     length: Option<usize>,
@@ -58,6 +67,42 @@ struct CheckArgs {
     /// The files: one key on a line, or two while one replaces the other
     #[arg(required = true)]
     files: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct ConvertArgs {
+    /// File of one key: `DHHC-1:…`, `NVMeTLSkey-1:…`, or hexadecimal digits
+    from: PathBuf,
+    /// File to write, with mode 0600; it must not exist. The key is printed if there is none
+    file: Option<PathBuf>,
+    /// Form to write
+    #[arg(long, value_enum, value_name = "FORM")]
+    to: KeyForm,
+    /// Hash function that binds the key to its owner's NQN; that of FROM if not given
+    #[arg(long, value_enum, value_name = "HASH")]
+    hmac: Option<Transformation>,
+}
+
+#[derive(Debug, Args)]
+struct IdentityArgs {
+    /// The file of the TLS key
+    file: PathBuf,
+    /// NQN of the host
+    #[arg(long, value_name = "NQN", value_parser = nqn)]
+    host: String,
+    /// NQN of the subsystem
+    #[arg(long, value_name = "NQN", value_parser = nqn)]
+    subsystem: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum KeyForm {
+    /// `DHHC-1:HH:BASE64:`, for authentication
+    Auth,
+    /// `NVMeTLSkey-1:HH:BASE64:`, for TLS
+    Tls,
+    /// Hexadecimal digits, as `--secret` of nvme-cli and files of psktool have them
+    Hex,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -85,20 +130,82 @@ pub(crate) fn run(args: &KeyArgs) -> Result<Exit, Failure> {
         KeyAction::Generate(args) => generate(args),
         KeyAction::Token(args) => token(args),
         KeyAction::Check(args) => check(args),
+        KeyAction::Convert(args) => convert(args),
+        KeyAction::Identity(args) => identity(args),
     }
 }
 
 fn generate(args: &GenerateArgs) -> Result<Exit, Failure> {
     let hash = args.hmac.hash();
     let length = args.length.unwrap_or(hash.map_or(32, Hash::digest_bytes));
-    let usage = |error: flagstone_auth::SecretError| Failure::usage(error);
     let bytes = random(length.min(64))?;
-    let secret = Secret::new(&bytes, hash).map_err(usage)?;
-    let text = Zeroizing::new(format!("{}\n", secret.text().as_str()));
+    let (text, fingerprint) = if args.tls {
+        let key = TlsKey::new(&bytes, psk_hash(hash)?).map_err(Failure::usage)?;
+        (key.text(), key.fingerprint())
+    } else {
+        let secret = Secret::new(&bytes, hash).map_err(Failure::usage)?;
+        (secret.text(), secret.fingerprint())
+    };
+    let text = Zeroizing::new(format!("{}\n", text.as_str()));
     let Some(file) = &args.file else { return Ok(print(&text, Exit::Success)) };
     write_private(file, &text)?;
-    let line = format!("{}: fingerprint {}\n", file.display(), secret.fingerprint());
+    let line = format!("{}: fingerprint {fingerprint}\n", file.display());
     Ok(print(&line, Exit::Success))
+}
+
+/// Bytes of a key in any form, and the hash that binds it to its owner.
+struct RawKey {
+    bytes: Zeroizing<Vec<u8>>,
+    hash: Option<Hash>,
+}
+
+/// Reads a file of exactly one key.
+fn read_any(path: &Path) -> Result<RawKey, Failure> {
+    let one = |count: usize| match count {
+        1 => Ok(()),
+        _ => Err(Failure::failed(format!("{}: it holds {count} keys, not one", path.display()))),
+    };
+    if keys::is_tls(path).map_err(Failure::failed)? {
+        let found = keys::read_tls(path).map_err(Failure::failed)?;
+        one(found.len())?;
+        let bytes = Zeroizing::new(found[0].bytes().to_vec());
+        let hash = found[0].transformation().map(|hash| match hash {
+            PskHash::Sha256 => Hash::Sha256,
+            PskHash::Sha384 => Hash::Sha384,
+        });
+        return Ok(RawKey { bytes, hash });
+    }
+    if let Some(bytes) = keys::read_hex(path).map_err(Failure::failed)? {
+        return Ok(RawKey { bytes, hash: None });
+    }
+    let found = keys::read(path).map_err(Failure::failed)?;
+    one(found.len())?;
+    let bytes = Zeroizing::new(found[0].bytes().to_vec());
+    Ok(RawKey { bytes, hash: found[0].transformation() })
+}
+
+fn convert(args: &ConvertArgs) -> Result<Exit, Failure> {
+    let RawKey { bytes, hash } = read_any(&args.from)?;
+    let hash = args.hmac.map_or(hash, Transformation::hash);
+    let text = match args.to {
+        KeyForm::Auth => Secret::new(&bytes, hash).map_err(Failure::failed)?.text(),
+        KeyForm::Tls => TlsKey::new(&bytes, psk_hash(hash)?).map_err(Failure::failed)?.text(),
+        KeyForm::Hex => keys::hex(&bytes),
+    };
+    let text = Zeroizing::new(format!("{}\n", text.as_str()));
+    match &args.file {
+        None => Ok(print(&text, Exit::Success)),
+        Some(file) => write_private(file, &text).map(|()| Exit::Success),
+    }
+}
+
+fn psk_hash(hash: Option<Hash>) -> Result<Option<PskHash>, Failure> {
+    match hash {
+        None => Ok(None),
+        Some(Hash::Sha256) => Ok(Some(PskHash::Sha256)),
+        Some(Hash::Sha384) => Ok(Some(PskHash::Sha384)),
+        Some(Hash::Sha512) => Err(Failure::usage("a TLS key has --hmac none, sha256 or sha384")),
+    }
 }
 
 fn random(length: usize) -> Result<Zeroizing<Vec<u8>>, Failure> {
@@ -141,16 +248,35 @@ fn token(args: &TokenArgs) -> Result<Exit, Failure> {
 fn check(args: &CheckArgs) -> Result<Exit, Failure> {
     let mut text = String::new();
     for file in &args.files {
-        let secrets = keys::read(file).map_err(Failure::failed)?;
-        for (index, secret) in secrets.iter().enumerate() {
-            let bits = secret.length() * 8;
+        let of_tls = keys::is_tls(file).map_err(Failure::failed)?;
+        let found: Vec<(usize, String)> = if of_tls {
+            let keys = keys::read_tls(file).map_err(Failure::failed)?;
+            keys.iter().map(|key| (key.length(), key.fingerprint())).collect()
+        } else {
+            let secrets = keys::read(file).map_err(Failure::failed)?;
+            secrets.iter().map(|secret| (secret.length(), secret.fingerprint())).collect()
+        };
+        for (index, (bytes, fingerprint)) in found.iter().enumerate() {
+            let bits = bytes * 8;
             let use_of = if index == 0 { "proven and accepted" } else { "accepted" };
-            let _ = writeln!(
-                text,
-                "{}: {bits} bits, {use_of}, fingerprint {}",
-                file.display(),
-                secret.fingerprint()
-            );
+            let kind = if of_tls { ", for TLS" } else { "" };
+            let file = file.display();
+            let _ =
+                writeln!(text, "{file}: {bits} bits{kind}, {use_of}, fingerprint {fingerprint}");
+        }
+    }
+    Ok(print(&text, Exit::Success))
+}
+
+fn nqn(text: &str) -> Result<String, NameError> {
+    check_nqn(text).map(|()| text.to_owned())
+}
+
+fn identity(args: &IdentityArgs) -> Result<Exit, Failure> {
+    let mut text = String::new();
+    for key in keys::read_tls(&args.file).map_err(Failure::failed)? {
+        for psk in offered(&key, &args.host, &args.subsystem) {
+            let _ = writeln!(text, "{}", String::from_utf8_lossy(&psk.identity));
         }
     }
     Ok(print(&text, Exit::Success))

@@ -1,5 +1,6 @@
-//! Access rule: a listener that other machines reach requires keys of its hosts, and a peer on another
-//! machine shares a key, unless the operator accepts the opposite with the word `insecure`.
+//! Access rule: a listener that other machines reach requires keys of its hosts, for authentication or
+//! TLS, and a peer on another machine shares a key, unless the operator accepts the opposite with the
+//! word `insecure`.
 //!
 //! The rule is here once. `check` refuses by it, the server reports by it, and an order on a volume of
 //! a pool is refused by it.
@@ -9,8 +10,8 @@ use std::fmt;
 
 use super::check::{RawConfig, RawLayer};
 use super::diagnostic::{Located, Place, Report};
-use super::model::{Config, Host, Peer, Subsystem};
-use crate::listen_spec::{ListenSpec, Listener};
+use super::model::{Config, Host, Nbd, Peer, Subsystem};
+use crate::listen_spec::{ListenSpec, ListenTls, Listener};
 use crate::uri;
 
 /// Use of a listener without proof of identity.
@@ -47,19 +48,41 @@ pub(crate) fn hosts_of<'a>(
 fn exposure<'a>(
     listen: &ListenSpec,
     mut subsystems: impl Iterator<Item = &'a Subsystem>,
-    hosts: &[&Host],
+    (hosts, nbd): (&[&Host], &Nbd),
     has_pools: bool,
 ) -> Option<Exposure> {
     if listen.is_local() {
         return None;
     }
     match listen {
-        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => Some(Exposure::Nbd),
+        ListenSpec::NbdTcp(listen) => {
+            let proves = listen.tls == ListenTls::Required && nbd.proves_clients();
+            (!proves).then_some(Exposure::Nbd)
+        }
+        ListenSpec::NbdUnix(_) => Some(Exposure::Nbd),
+        // Each host proves its TLS key.
+        ListenSpec::NvmeTcp(listen) if listen.tls == ListenTls::Required => None,
         ListenSpec::NvmeTcp(_) => {
-            let has_keys = |one: &&Subsystem| hosts_of(hosts.iter().copied(), one).next().is_some();
+            let has_keys = |one: &&Subsystem| authenticates(hosts.iter().copied(), one);
             let open = subsystems.find(|one| !has_keys(one));
-            let pools = (has_pools && hosts.is_empty()).then_some(Exposure::PoolVolumes);
+            let is_keyed = hosts.iter().any(|host| host.key_file.is_some());
+            let pools = (has_pools && !is_keyed).then_some(Exposure::PoolVolumes);
             open.map(|one| Exposure::Volume(one.name.clone())).or(pools)
+        }
+    }
+}
+
+/// Returns true if hosts without TLS have to prove a key for authentication.
+fn authenticates<'a>(hosts: impl Iterator<Item = &'a Host>, subsystem: &Subsystem) -> bool {
+    hosts_of(hosts, subsystem).any(|host| host.key_file.is_some())
+}
+
+impl Nbd {
+    /// Returns true if each client with TLS proves a name: by its certificate or pre-shared key.
+    fn proves_clients(&self) -> bool {
+        match self.tls_certificates {
+            Some(_) => self.tls_verify_clients,
+            None => self.tls_psk_file.is_some(),
         }
     }
 }
@@ -74,15 +97,13 @@ impl Config {
     ) -> Option<Exposure> {
         let hosts: Vec<_> = self.hosts.iter().collect();
         let all = self.subsystems.iter().chain(made);
-        exposure(listen, all, &hosts, self.server.state.is_some())
+        exposure(listen, all, (&hosts, &self.server.nbd), self.server.state.is_some())
     }
 
     /// The listener that forbids to serve `subsystem`, because none of its hosts has a key.
     pub fn forbids_open(&self, subsystem: &Subsystem) -> Option<&ListenSpec> {
-        let forbids = |one: &&Listener| {
-            !one.insecure && !one.spec.is_local() && matches!(one.spec, ListenSpec::NvmeTcp(_))
-        };
-        let is_open = self.hosts_of(subsystem).next().is_none();
+        let forbids = |one: &&Listener| !one.insecure && admits_plain(&one.spec);
+        let is_open = !authenticates(self.hosts.iter(), subsystem);
         let listener = self.server.listen.iter().find(forbids)?;
         is_open.then_some(&listener.spec)
     }
@@ -100,15 +121,21 @@ impl Config {
 }
 
 fn guards_replicas<'a>(mut listen: impl Iterator<Item = &'a Listener>) -> bool {
-    listen.any(|one| {
-        matches!(one.spec, ListenSpec::NvmeTcp(_)) && !one.spec.is_local() && !one.insecure
-    })
+    listen.any(|one| admits_plain(&one.spec) && !one.insecure)
+}
+
+/// Returns true if hosts of other machines reach it over NVMe/TCP without TLS.
+fn admits_plain(spec: &ListenSpec) -> bool {
+    match spec {
+        ListenSpec::NvmeTcp(listen) => listen.tls != ListenTls::Required && !spec.is_local(),
+        ListenSpec::NbdTcp(_) | ListenSpec::NbdUnix(_) => false,
+    }
 }
 
 /// A peer on another machine, or one whose replica other machines reach here.
 fn forbids_peer(peer: &Peer, guards_replicas: bool) -> bool {
-    let is_keyed = peer.key_file.is_some() || peer.insecure;
-    !is_keyed && (guards_replicas || !peer.address.host.is_loopback())
+    let accepts = peer.insecure || peer.is_keyed();
+    !accepts && (guards_replicas || !peer.address.host.is_loopback())
 }
 
 impl uri::Host {
@@ -130,9 +157,10 @@ pub(crate) fn check(
     report: &Report,
 ) {
     let hosts: Vec<&Host> = raw.hosts.iter().filter_map(|(_, host)| host.as_ref()).collect();
+    let nbd = &raw.server.nbd;
     for Located { value: listener, place } in listen {
         let Listener { spec, insecure } = listener;
-        match exposure(spec, subsystems.iter(), &hosts, raw.server.state.is_some()) {
+        match exposure(spec, subsystems.iter(), (&hosts, nbd), raw.server.state.is_some()) {
             Some(exposed) if !insecure => {
                 let message = format!("anyone who reaches {spec} could use {exposed}");
                 report.error(place, message, help(spec, place));
@@ -169,7 +197,7 @@ pub(crate) fn check(
              mirrors: it has no key",
             name.value, peer.address
         );
-        let help = "write key_file = \"/PATH\" on both nodes (`flagstone key generate` makes a key), or \
+        let help = "write key_file or tls_key_file = \"/PATH\" on both nodes (`flagstone key generate` makes a key), or \
                     insecure = true to accept that";
         report.error(&name.place, message, help);
     }
@@ -183,9 +211,11 @@ fn help(spec: &ListenSpec, place: &Place) -> String {
     };
     let safe = match spec {
         ListenSpec::NvmeTcp(_) => {
-            "give each host a key in [host.NAME] (`flagstone key generate` makes one), listen on 127.0.0.1"
+            "give each host a key in [host.NAME] (`flagstone key generate` makes one), add ?tls=required, listen on 127.0.0.1"
         }
-        _ => "listen on 127.0.0.1 or nbd+unix:///PATH",
+        _ => {
+            "add ?tls=required with keys of the clients in [server.nbd], listen on 127.0.0.1 or nbd+unix:///PATH"
+        }
     };
     format!("{safe}, or accept that with {accept}")
 }

@@ -146,5 +146,6 @@ fn read_volume(text: &str, report: &Report) -> Option<RawVolume> {
         serial: None,
         allow_hosts: None,
         nbd_export: None,
+        nbd_clients: None,
     })
 }

@@ -51,7 +51,7 @@ impl Config {
         for old in &self.hosts {
             if let Some(new) = read.hosts.iter().find(|new| new.name == old.name) {
                 compare!(keys, format!("host.{}", old.name), Host, old, new, {
-                    nqn, key_file, controller_key_file
+                    nqn, key_file, controller_key_file, tls_key_file
                 }, elsewhere { name });
             }
         }
@@ -81,7 +81,8 @@ fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
         max_connections, header_digest, data_digest, handshake_timeout, stall_timeout
     }, elsewhere {});
     compare!(keys, "server.nbd", Nbd, &old.nbd, new.nbd, {
-        max_connections, handshake_timeout, stall_timeout
+        max_connections, handshake_timeout, stall_timeout, tls_certificates, tls_verify_clients,
+        tls_psk_file
     }, elsewhere {});
 }
 
@@ -92,7 +93,7 @@ fn compare_volumes(
 ) {
     let table = format!("volume.{}", old.name);
     compare!(keys, table, Volume, old, new, {
-        backing: device, block_size_bytes: block_size, read_only, uuid, nbd_export
+        backing: device, block_size_bytes: block_size, read_only, uuid, nbd_export, nbd_clients
     }, elsewhere { name, layers });
     let before = keys.len();
     let layers = |config: &Config, volume: &Volume| -> Vec<(&'static str, LayerValue)> {
@@ -143,7 +144,8 @@ fn comparable(config: &Config, layer: &Layer) -> (&'static str, LayerValue) {
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address, key_file, insecure, host_addresses, connections, timeout, compression,
+        address, key_file, insecure, tls_key_file, tls_optional: tls, host_addresses, connections,
+        timeout, compression,
         max_bytes_per_s: bandwidth_max
     }, elsewhere { name });
 }

@@ -69,6 +69,7 @@ pub(crate) struct RawVolume {
     pub(crate) serial: Option<Located<String>>,
     pub(crate) allow_hosts: Option<Located<Vec<String>>>,
     pub(crate) nbd_export: Option<Located<String>>,
+    pub(crate) nbd_clients: Option<Vec<String>>,
 }
 
 pub(crate) enum RawLayer {
@@ -103,6 +104,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     check_listen(&listen, report);
     check_control(&raw.server, &listen, report);
     check_sizes(&raw.server, &listen, report);
+    check_nbd_tls(&raw.server.nbd, &listen, report);
     for volume in &raw.volumes {
         check_blocks(volume, report);
     }
@@ -189,7 +191,7 @@ fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Repo
     let taken =
         |spec: &ListenSpec| listen.iter().find(|other| other.value.spec.collides_with(spec));
     if let Some(Located { value: Some(address), place }) = &server.metrics
-        && let Some(first) = taken(&ListenSpec::NbdTcp(*address))
+        && let Some(first) = taken(&ListenSpec::NbdTcp((*address).into()))
     {
         let help = "give the metrics a port of their own, such as 9469, or write \"none\"";
         let related = ("that is at", &first.place);
@@ -197,10 +199,10 @@ fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Repo
     }
     let api_tls = server.api_tls.as_ref().and_then(|tls| tls.listen.as_ref());
     if let Some(Located { value: address, place }) = api_tls {
-        let spec = ListenSpec::NbdTcp(*address);
+        let spec = ListenSpec::NbdTcp((*address).into());
         let metrics = server.metrics.as_ref();
         let metrics = metrics.filter(|one| {
-            one.value.is_some_and(|other| ListenSpec::NbdTcp(other).collides_with(&spec))
+            one.value.is_some_and(|other| ListenSpec::NbdTcp(other.into()).collides_with(&spec))
         });
         let first = taken(&spec).map(|one| &one.place).or(metrics.map(|one| &one.place));
         if let Some(first) = first {
@@ -215,6 +217,16 @@ fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Repo
         let help = "give the API a socket of its own, or write \"none\"";
         let message = format!("volumes are served on {}", path.display());
         report.error_with(place, message, help, ("that is at", &first.place));
+    }
+}
+
+/// A listener with TLS for NBD needs a certificate or pre-shared keys.
+fn check_nbd_tls(nbd: &Nbd, listen: &[Located<Listener>], report: &Report) {
+    let encrypted = listen.iter().find(|one| one.value.spec.is_nbd_with_tls());
+    let has_keys = nbd.tls_certificates.is_some() || nbd.tls_psk_file.is_some();
+    if let (Some(one), false) = (encrypted, has_keys) {
+        let help = "write tls_certificates = \"/DIR\" or tls_psk_file = \"/PATH\" in [server.nbd]";
+        report.error(&one.place, "NBD with TLS has neither a certificate nor keys", help);
     }
 }
 
@@ -530,6 +542,7 @@ fn finish_volume(
     };
     Some(Volume {
         nbd_export: raw.nbd_export.map_or_else(|| raw.name.value.clone(), |name| name.value),
+        nbd_clients: raw.nbd_clients,
         name: raw.name.value,
         layers: raw.layers.into_iter().map(layer).collect::<Option<_>>()?,
         backing,

@@ -6,9 +6,11 @@
 //! null:1TiB                                   reads zeroes, forgets writes
 //! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
 //!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & key-file=PATH &
-//!              controller-key-file=PATH & nsid=1
+//!              controller-key-file=PATH & tls-key-file=PATH & nsid=1
 //! nbd://HOST[:10809]/[EXPORT]                 an NBD export (the NBD URI specification)
 //! nbd+unix:///[EXPORT]?socket=PATH            the same over a Unix socket
+//! nbds://[NAME@]HOST[:10809]/[EXPORT][?QUERY] the same with TLS
+//!       QUERY: tls-psk-file=PATH (of NAME) or tls-certificates=DIR & tls-hostname=NAME
 //! ```
 //!
 //! A text is a path unless it begins with a scheme (`word:`); a file that is really called so is
@@ -68,6 +70,8 @@ pub struct NvmeTcpSpec {
     pub key_file: Option<PathBuf>,
     /// Absolute path of the key that the target has to prove.
     pub controller_key_file: Option<PathBuf>,
+    /// Absolute path of the key for TLS; `None` for no TLS.
+    pub tls_key_file: Option<PathBuf>,
     /// The namespace identifier; `None` for the only one there is.
     pub namespace_id: Option<u32>,
 }
@@ -77,6 +81,27 @@ pub struct NbdSpec {
     pub address: NbdAddress,
     /// The export's name; empty for the server's default one.
     pub export: String,
+    /// Encryption; `None` for none.
+    pub tls: Option<NbdTlsSpec>,
+}
+
+/// Encryption of an NBD export, which the server has to speak.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NbdTlsSpec {
+    pub trust: NbdTlsTrust,
+    /// Name in the server's certificate; `None` for the host of the address.
+    pub server_name: Option<String>,
+}
+
+/// How both sides of an NBD connection know each other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NbdTlsTrust {
+    /// By a pre-shared key: the absolute path of its file, and its name there.
+    Psk { file: PathBuf, name: String },
+    /// By the certificates in a directory.
+    Certificates { folder: PathBuf },
+    /// The server by a certificate that this system trusts.
+    System,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +134,7 @@ pub enum DeviceSpecError {
     #[error("write {0}")]
     WriteInstead(&'static str),
     #[error(
-        "NBD over TLS is not supported: write nbd:// or nbd+unix://, on a network that you trust"
+        "NBD over TLS is written nbds://HOST:10809/EXPORT, and there is none over a Unix socket"
     )]
     Tls,
     #[error(transparent)]
@@ -182,6 +207,7 @@ impl FromStr for DeviceSpec {
             "null" => Ok(DeviceSpec::Null { size_bytes: parse_device_size(rest)? }),
             "nvme-tcp" => parse_nvme_tcp(rest).map(DeviceSpec::NvmeTcp),
             "nbd" => parse_nbd_tcp(rest).map(DeviceSpec::Nbd),
+            "nbds" => parse_nbds(rest).map(DeviceSpec::Nbd),
             "nbd+unix" => parse_nbd_unix(rest).map(DeviceSpec::Nbd),
             _ => Err(unknown_scheme(scheme)),
         }
@@ -298,6 +324,7 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
         host_nqn: None,
         key_file: None,
         controller_key_file: None,
+        tls_key_file: None,
         namespace_id: None,
     };
     for (key, value) in parse_query(parts.query)? {
@@ -335,11 +362,12 @@ fn set_nvme_option(
             spec.host_nqn = Some(nqn);
         }
         ("hostnqn", None) => return Err(OptionValue("hostnqn needs a value: write hostnqn=NQN")),
-        ("key-file" | "controller-key-file", path) => {
+        ("key-file" | "controller-key-file" | "tls-key-file", path) => {
             let path = path.ok_or(OptionValue("key-file needs a path: write key-file=/PATH"))?;
             let path = Some(key_path(&path).map_err(OptionValue)?);
             match key {
                 "key-file" => spec.key_file = path,
+                "tls-key-file" => spec.tls_key_file = path,
                 _ => spec.controller_key_file = path,
             }
         }
@@ -347,7 +375,7 @@ fn set_nvme_option(
             return Err(DeviceSpecError::UnknownOption {
                 key: shortened(key),
                 known: "queues, header-digest, data-digest, hostnqn, key-file, \
-                        controller-key-file, nsid",
+                        controller-key-file, tls-key-file, nsid",
             });
         }
     }
@@ -369,7 +397,54 @@ fn parse_nbd_tcp(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
         let known = "none (a socket belongs to nbd+unix://)";
         return Err(DeviceSpecError::UnknownOption { key: shortened(key), known });
     }
-    Ok(NbdSpec { address: NbdAddress::Tcp(address), export: parse_export(parts.path)? })
+    let export = parse_export(parts.path)?;
+    Ok(NbdSpec { address: NbdAddress::Tcp(address), export, tls: None })
+}
+
+/// The options are those of libnbd's URIs.
+fn parse_nbds(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
+    use DeviceSpecError::OptionValue;
+    let parts = split_uri(rest, "nbds://HOST:10809/EXPORT")?;
+    let (user, authority) = match parts.authority.rsplit_once('@') {
+        Some((user, authority)) => (Some(decode(user)?), authority),
+        None => (None, parts.authority),
+    };
+    let address = parse_connect_address(authority, NBD_PORT)?;
+    let (mut psk, mut folder, mut server_name) = (None, None, None);
+    for (key, value) in parse_query(parts.query)? {
+        let path = |text: Option<String>| {
+            let text = text.ok_or(OptionValue("tls-psk-file and tls-certificates need a path"))?;
+            key_path(&text).map_err(OptionValue)
+        };
+        match key.as_str() {
+            "tls-psk-file" => psk = Some(path(value)?),
+            "tls-certificates" => folder = Some(path(value)?),
+            "tls-hostname" => {
+                let name = value.filter(|name| !name.is_empty());
+                server_name = Some(name.ok_or(OptionValue("tls-hostname needs a name"))?);
+            }
+            key => {
+                let known = "tls-psk-file, tls-certificates, tls-hostname";
+                return Err(DeviceSpecError::UnknownOption { key: shortened(key), known });
+            }
+        }
+    }
+    let trust = match (psk, folder, user) {
+        (Some(file), None, Some(name)) if !name.is_empty() && server_name.is_none() => {
+            NbdTlsTrust::Psk { file, name }
+        }
+        (Some(_), ..) => {
+            return Err(OptionValue(
+                "tls-psk-file needs the name of a key, and no certificates: write \
+                 nbds://NAME@HOST/EXPORT?tls-psk-file=/PATH",
+            ));
+        }
+        (None, _, Some(_)) => return Err(OptionValue("a name before @ needs tls-psk-file=/PATH")),
+        (None, Some(folder), None) => NbdTlsTrust::Certificates { folder },
+        (None, None, None) => NbdTlsTrust::System,
+    };
+    let tls = Some(NbdTlsSpec { trust, server_name });
+    Ok(NbdSpec { address: NbdAddress::Tcp(address), export: parse_export(parts.path)?, tls })
 }
 
 fn parse_nbd_unix(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
@@ -386,7 +461,7 @@ fn parse_nbd_unix(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
     }
     let socket = socket.filter(|path| is_socket_path(path)).ok_or(DeviceSpecError::Socket)?;
     let export = parse_export(parts.path)?;
-    Ok(NbdSpec { address: NbdAddress::Unix(socket.into()), export })
+    Ok(NbdSpec { address: NbdAddress::Unix(socket.into()), export, tls: None })
 }
 
 pub(crate) fn is_socket_path(path: &str) -> bool {
@@ -444,9 +519,11 @@ impl fmt::Display for NvmeTcpSpec {
         if let Some(nqn) = &self.host_nqn {
             option(f, format_args!("hostnqn={}", encoded(nqn)))?;
         }
-        for (name, path) in
-            [("key-file", &self.key_file), ("controller-key-file", &self.controller_key_file)]
-        {
+        for (name, path) in [
+            ("key-file", &self.key_file),
+            ("controller-key-file", &self.controller_key_file),
+            ("tls-key-file", &self.tls_key_file),
+        ] {
             if let Some(path) = path {
                 option(f, format_args!("{name}={}", encoded(&path.to_string_lossy())))?;
             }
@@ -461,13 +538,39 @@ impl fmt::Display for NvmeTcpSpec {
 impl fmt::Display for NbdSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.address {
-            NbdAddress::Tcp(address) => write!(f, "nbd://{address}/{}", encoded(&self.export)),
+            NbdAddress::Tcp(address) => match &self.tls {
+                None => write!(f, "nbd://{address}/{}", encoded(&self.export)),
+                Some(tls) => fmt_nbds(f, address, &self.export, tls),
+            },
             NbdAddress::Unix(path) => {
                 let path = path.to_string_lossy();
                 write!(f, "nbd+unix:///{}?socket={}", encoded(&self.export), encoded(&path))
             }
         }
     }
+}
+
+fn fmt_nbds(
+    f: &mut fmt::Formatter<'_>,
+    address: &HostPort,
+    export: &str,
+    tls: &NbdTlsSpec,
+) -> fmt::Result {
+    let path = |path: &Path| encoded(&path.to_string_lossy()).to_string();
+    let (user, mut options) = match &tls.trust {
+        NbdTlsTrust::Psk { file, name } => {
+            // A slash would end the authority.
+            let name = encoded(name).to_string().replace('/', "%2F");
+            (format!("{name}@"), vec![format!("tls-psk-file={}", path(file))])
+        }
+        NbdTlsTrust::Certificates { folder } => {
+            (String::new(), vec![format!("tls-certificates={}", path(folder))])
+        }
+        NbdTlsTrust::System => (String::new(), Vec::new()),
+    };
+    options.extend(tls.server_name.iter().map(|name| format!("tls-hostname={}", encoded(name))));
+    let query = if options.is_empty() { "" } else { "?" };
+    write!(f, "nbds://{user}{address}/{}{query}{}", encoded(export), options.join("&"))
 }
 
 #[cfg(test)]

@@ -104,11 +104,16 @@ fn mistakes_are_explained() {
         ("nvme-tcp://h/nqn.2026-01.a:b?key-file", "key-file=/PATH"),
         ("nvme-tcp://h/nqn.2026-01.a:b?key-file=k", "an absolute path"),
         ("nvme-tcp://h/nqn.2026-01.a:b?controller-key-file=DHHC-1:00:x:", "this is a key"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?tls-key-file=NVMeTLSkey-1:01:x:", "this is a key"),
         ("nvme-tcp://h/nqn.2026-01.a:b?nsid=1&nsid=1", "twice"),
         ("nvme-tcp://h/nqn.2026-01.a:b?depth=1", "unknown option `depth`"),
         ("nvme-tcp://h/nqn.2026-01.a:b%2", "percent"),
         ("nvme-tcp://h/nqn.2026-01.a:b#1", "%23"),
-        ("nbds://h/x", "TLS"),
+        ("nbds+unix:///x?socket=/s", "TLS"),
+        ("nbds://h/x?tls-psk-file=/p", "needs the name of a key"),
+        ("nbds://a@h/x", "needs tls-psk-file"),
+        ("nbds://h/x?tls-verify-peer=false", "unknown option"),
+        ("nbds://h/x?tls-certificates=dir", "absolute path"),
         ("nbd:///x", "host is missing"),
         ("nbd://h/x?socket=/s", "nbd+unix"),
         ("nbd+unix://h/x?socket=/s", "three slashes"),
@@ -157,10 +162,27 @@ fn nvme() -> impl Strategy<Value = DeviceSpec> {
             data_digest,
             host_nqn,
             controller_key_file: key_file.clone(),
+            tls_key_file: key_file.clone(),
             key_file,
             namespace_id,
         })
     })
+}
+
+fn nbd_tls() -> impl Strategy<Value = NbdTlsSpec> {
+    let path = "/[^\\x00]{1,26}".prop_map(PathBuf::from);
+    let named = proptest::option::of("[^\\x00]{1,20}");
+    prop_oneof![
+        (path.clone(), "[^\\x00]{1,20}").prop_map(|(file, name)| NbdTlsSpec {
+            trust: NbdTlsTrust::Psk { file, name },
+            server_name: None,
+        }),
+        (path, named.clone()).prop_map(|(folder, server_name)| NbdTlsSpec {
+            trust: NbdTlsTrust::Certificates { folder },
+            server_name,
+        }),
+        named.prop_map(|server_name| NbdTlsSpec { trust: NbdTlsTrust::System, server_name }),
+    ]
 }
 
 fn spec() -> impl Strategy<Value = DeviceSpec> {
@@ -174,8 +196,13 @@ fn spec() -> impl Strategy<Value = DeviceSpec> {
         size.clone().prop_map(|size_bytes| DeviceSpec::Memory { size_bytes }),
         size.prop_map(|size_bytes| DeviceSpec::Null { size_bytes }),
         nvme(),
-        (address, "\\PC{0,40}")
-            .prop_map(|(address, export)| DeviceSpec::Nbd(NbdSpec { address, export })),
+        (address, "\\PC{0,40}").prop_map(|(address, export)| {
+            DeviceSpec::Nbd(NbdSpec { address, export, tls: None })
+        }),
+        (host_port(), "\\PC{0,40}", nbd_tls()).prop_map(|(address, export, tls)| {
+            let address = NbdAddress::Tcp(address);
+            DeviceSpec::Nbd(NbdSpec { address, export, tls: Some(tls) })
+        }),
     ]
 }
 

@@ -1,8 +1,8 @@
 //! Grammar of addresses to serve on:
 //!
 //! ```text
-//! nvme-tcp://ADDRESS[:4420]     ADDRESS is an IP address, IPv6 in brackets
-//! nbd://ADDRESS[:10809]         port 0: any free one, printed at the start
+//! nvme-tcp://ADDRESS[:4420][?tls=required|allowed|off]   ADDRESS is an IP address, IPv6 in brackets
+//! nbd://ADDRESS[:10809][?tls=…]  port 0: any free one, printed at the start
 //! nbd+unix:///path.sock         an absolute path
 //! ```
 //!
@@ -25,11 +25,47 @@ pub struct Listener {
     pub insecure: bool,
 }
 
+/// Where a protocol is served over TCP, and how connections there are encrypted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpListen {
+    pub address: SocketAddr,
+    pub tls: ListenTls,
+}
+
+impl From<SocketAddr> for TcpListen {
+    fn from(address: SocketAddr) -> TcpListen {
+        TcpListen { address, tls: ListenTls::Off }
+    }
+}
+
+/// Encryption of a listener's connections.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ListenTls {
+    #[default]
+    Off,
+    /// Of hosts that begin it.
+    Allowed,
+    /// Of all hosts.
+    Required,
+}
+
+impl ListenTls {
+    pub const ALL: [ListenTls; 3] = [ListenTls::Off, ListenTls::Allowed, ListenTls::Required];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            ListenTls::Off => "off",
+            ListenTls::Allowed => "allowed",
+            ListenTls::Required => "required",
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ListenSpec {
     /// NVMe/TCP, with the discovery subsystem on the same address.
-    NvmeTcp(SocketAddr),
-    NbdTcp(SocketAddr),
+    NvmeTcp(TcpListen),
+    NbdTcp(TcpListen),
     /// NBD over a Unix socket: an absolute path of at most 107 bytes.
     NbdUnix(PathBuf),
 }
@@ -41,8 +77,10 @@ pub enum ListenSpecError {
         "a listen address begins with its protocol: nvme-tcp://0.0.0.0:4420, nbd://127.0.0.1:10809 or nbd+unix:///path.sock"
     )]
     Scheme,
-    #[error("NBD over TLS is not supported: write nbd:// or nbd+unix://")]
+    #[error("NBD over TLS is written nbd://ADDRESS:PORT?tls=required, or ?tls=allowed")]
     Tls,
+    #[error("the only option of an address is tls: ?tls=required, ?tls=allowed or ?tls=off")]
+    TlsOption,
     #[error(transparent)]
     Authority(#[from] AuthorityError),
     #[error(
@@ -60,7 +98,7 @@ pub enum ListenSpecError {
 impl ListenSpec {
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         match self {
-            ListenSpec::NvmeTcp(address) | ListenSpec::NbdTcp(address) => Some(*address),
+            ListenSpec::NvmeTcp(listen) | ListenSpec::NbdTcp(listen) => Some(listen.address),
             ListenSpec::NbdUnix(_) => None,
         }
     }
@@ -70,6 +108,11 @@ impl ListenSpec {
             ListenSpec::NbdUnix(path) => Some(path),
             _ => None,
         }
+    }
+
+    /// Returns true for NBD whose clients may or have to use TLS.
+    pub fn is_nbd_with_tls(&self) -> bool {
+        matches!(self, ListenSpec::NbdTcp(listen) if listen.tls != ListenTls::Off)
     }
 
     /// Returns true if only this machine can reach it.
@@ -100,13 +143,24 @@ impl FromStr for ListenSpec {
         let (scheme, rest) = split_scheme(text).ok_or(ListenSpecError::Scheme)?;
         let rest = rest.strip_prefix("//").ok_or(ListenSpecError::Scheme)?;
         match scheme {
-            "nvme-tcp" => parse_tcp(rest, NVME_TCP_PORT).map(ListenSpec::NvmeTcp),
-            "nbd" => parse_tcp(rest, NBD_PORT).map(ListenSpec::NbdTcp),
+            "nvme-tcp" => parse_tls(rest, NVME_TCP_PORT).map(ListenSpec::NvmeTcp),
+            "nbd" => parse_tls(rest, NBD_PORT).map(ListenSpec::NbdTcp),
             "nbd+unix" => parse_unix(rest).map(ListenSpec::NbdUnix),
             "nbds" | "nbds+unix" => Err(ListenSpecError::Tls),
             _ => Err(ListenSpecError::Scheme),
         }
     }
+}
+
+fn parse_tls(rest: &str, default_port: u16) -> Result<TcpListen, ListenSpecError> {
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let address = parse_tcp(rest, default_port)?;
+    let tls = match query.strip_prefix("tls=") {
+        Some(word) => ListenTls::ALL.into_iter().find(|tls| tls.name() == word),
+        None if query.is_empty() => Some(ListenTls::Off),
+        None => None,
+    };
+    Ok(TcpListen { address, tls: tls.ok_or(ListenSpecError::TlsOption)? })
 }
 
 fn parse_tcp(rest: &str, default_port: u16) -> Result<SocketAddr, ListenSpecError> {
@@ -128,11 +182,21 @@ fn parse_unix(rest: &str) -> Result<PathBuf, ListenSpecError> {
         .ok_or(ListenSpecError::Socket)
 }
 
+impl fmt::Display for TcpListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.address)?;
+        match self.tls {
+            ListenTls::Off => Ok(()),
+            other => write!(f, "?tls={}", other.name()),
+        }
+    }
+}
+
 impl fmt::Display for ListenSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ListenSpec::NvmeTcp(address) => write!(f, "nvme-tcp://{address}"),
-            ListenSpec::NbdTcp(address) => write!(f, "nbd://{address}"),
+            ListenSpec::NvmeTcp(listen) => write!(f, "nvme-tcp://{listen}"),
+            ListenSpec::NbdTcp(listen) => write!(f, "nbd://{listen}"),
             ListenSpec::NbdUnix(path) => {
                 write!(f, "nbd+unix://{}", encoded(&path.to_string_lossy()))
             }
@@ -155,6 +219,10 @@ mod tests {
             ("nvme-tcp://0.0.0.0:4420", "nvme-tcp://0.0.0.0:4420"),
             ("nvme-tcp://[::]", "nvme-tcp://[::]:4420"),
             ("nvme-tcp://127.0.0.1:0", "nvme-tcp://127.0.0.1:0"),
+            ("nvme-tcp://[::]?tls=required", "nvme-tcp://[::]:4420?tls=required"),
+            ("nvme-tcp://[::]:1/?tls=allowed", "nvme-tcp://[::]:1?tls=allowed"),
+            ("nvme-tcp://[::]:1?tls=off", "nvme-tcp://[::]:1"),
+            ("nbd://[::]?tls=required", "nbd://[::]:10809?tls=required"),
             ("nbd://127.0.0.1/", "nbd://127.0.0.1:10809"),
             ("nbd+unix:///run/a%20b.sock", "nbd+unix:///run/a%20b.sock"),
         ] {
@@ -170,6 +238,10 @@ mod tests {
             ("tcp://0.0.0.0:4420", "begins with its protocol"),
             ("nbd:127.0.0.1", "begins with its protocol"),
             ("nbds://127.0.0.1", "TLS"),
+            ("nvme-tcp://127.0.0.1?tls=yes", "the only option"),
+            ("nvme-tcp://127.0.0.1?tls", "the only option"),
+            ("nbd://127.0.0.1?tls=always", "the only option"),
+            ("nbd+unix:///run/a.sock?tls=required", "three slashes"),
             ("nvme-tcp://localhost", "`localhost` is a name"),
             ("nvme-tcp://:4420", "host is missing"),
             ("nbd://127.0.0.1/db", "ends after the port"),
@@ -204,8 +276,12 @@ mod tests {
         #[test]
         fn printing_and_parsing_agree(ip4: [u8; 4], ip6: [u16; 8], port: u16, path in "/[^\\x00]{1,26}") {
             for spec in [
-                ListenSpec::NvmeTcp((ip4, port).into()),
-                ListenSpec::NbdTcp((ip6, port).into()),
+                ListenSpec::NvmeTcp(SocketAddr::from((ip4, port)).into()),
+                ListenSpec::NvmeTcp(TcpListen {
+                    address: (ip6, port).into(),
+                    tls: ListenTls::Required,
+                }),
+                ListenSpec::NbdTcp(SocketAddr::from((ip6, port)).into()),
                 ListenSpec::NbdUnix(path.into()),
             ] {
                 prop_assert_eq!(parse(&spec.to_string()), Ok(spec));

@@ -69,6 +69,10 @@ pub(crate) fn read_peer(
     let options = peer_options(reader);
     let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
     let peer = address.map(|address| options(name.value.clone(), address.value));
+    if peer.as_ref().is_some_and(|peer| peer.insecure && peer.is_keyed()) {
+        let message = "`insecure` has no effect beside keys";
+        reader.report().warn(&reader.key_place("insecure"), message, "remove it");
+    }
     (name, peer)
 }
 
@@ -83,15 +87,15 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         .list("host_addresses", MAX_HOST_ADDRESSES, |text| parse_authority(text, NVME_TCP_PORT))
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
+    let tls_key_file = reader.parsed("tls_key_file", key_path).map(|path| path.value);
+    let tls_optional = reader.choice("tls") == "allowed";
     let insecure = reader.boolean("insecure");
-    if insecure && key_file.is_some() {
-        let message = "`insecure` has no effect beside `key_file`";
-        reader.report().warn(&reader.key_place("insecure"), message, "remove it");
-    }
     move |name, address| Peer {
         name,
         key_file,
         insecure,
+        tls_key_file,
+        tls_optional,
         host_addresses,
         address,
         connections,

@@ -90,6 +90,12 @@ pub struct Nbd {
     pub handshake_timeout: Duration,
     /// Longest standstill in the middle of a request or reply.
     pub stall_timeout: Duration,
+    /// Absolute path of a directory with the certificate of this server.
+    pub tls_certificates: Option<PathBuf>,
+    /// Clients have to show a certificate.
+    pub tls_verify_clients: bool,
+    /// Absolute path of a file of pre-shared keys.
+    pub tls_psk_file: Option<PathBuf>,
 }
 
 /// `[volume.NAME]`
@@ -105,6 +111,8 @@ pub struct Volume {
     pub read_only: bool,
     pub uuid: Option<Uuid>,
     pub nbd_export: String,
+    /// Clients that may use it over NBD, by names that they prove with TLS; `None` for all.
+    pub nbd_clients: Option<Vec<String>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,10 +133,12 @@ pub struct Host {
     pub name: String,
     /// Its NQN; no two are the same.
     pub nqn: String,
-    /// Absolute path of its key.
-    pub key_file: PathBuf,
+    /// Absolute path of its key for authentication. It has this one, a key for TLS, or both.
+    pub key_file: Option<PathBuf>,
     /// Absolute path of the key that the server proves to it.
     pub controller_key_file: Option<PathBuf>,
+    /// Absolute path of its key for TLS.
+    pub tls_key_file: Option<PathBuf>,
 }
 
 /// `[server.api_tls]`: the API over TCP.
@@ -185,6 +195,10 @@ pub struct Peer {
     pub key_file: Option<PathBuf>,
     /// The operator accepts that it proves no key.
     pub insecure: bool,
+    /// Absolute path of the key for TLS of both nodes.
+    pub tls_key_file: Option<PathBuf>,
+    /// Connections without TLS are accepted, and made if the peer speaks none.
+    pub tls_optional: bool,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
@@ -198,6 +212,11 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Returns true if it has to prove a key, for authentication or TLS, on each connection.
+    pub fn is_keyed(&self) -> bool {
+        self.key_file.is_some() || self.tls_key_file.is_some() && !self.tls_optional
+    }
+
     pub fn reached_by_hosts(&self) -> &[HostPort] {
         self.host_addresses.as_deref().unwrap_or(std::slice::from_ref(&self.address))
     }

@@ -204,7 +204,11 @@ fn parse_nqn_prefix(text: &str) -> Result<String, NameError> {
 }
 
 fn read_nbd(reader: &Reader<'_>) -> Nbd {
+    let path = |key| reader.parsed(key, key_path).map(|path| path.value);
     Nbd {
+        tls_certificates: path("tls_certificates"),
+        tls_verify_clients: reader.boolean("tls_verify_clients"),
+        tls_psk_file: path("tls_psk_file"),
         max_connections: reader.count_or_default("max_connections") as u32,
         handshake_timeout: reader.time_or_default("handshake_timeout"),
         stall_timeout: reader.time_or_default("stall_timeout"),
@@ -222,6 +226,12 @@ fn read_volume(name: Located<String>, reader: &Reader<'_>, catalogs: &Catalogs) 
         serial: reader.checked("serial", names::check_serial),
         allow_hosts: read_hosts(reader),
         nbd_export: reader.checked("nbd_export", names::check_export_name),
+        nbd_clients: reader
+            .list("nbd_clients", MAX_ALLOWED_HOSTS, |text| match text.is_empty() {
+                true => Err("a client has a name: in its certificate, or of its pre-shared key"),
+                false => Ok(text.to_owned()),
+            })
+            .map(|list| list.entries.into_iter().map(|entry| entry.value).collect()),
         name,
     }
 }
@@ -235,21 +245,31 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
 }
 
 fn read_host(name: Located<String>, reader: &Reader<'_>) -> (Located<String>, Option<Host>) {
-    for (key, help) in [("nqn", "nqn = \"NQN\""), ("key_file", "key_file = \"/PATH\"")] {
-        if !reader.has(key) {
+    let has_key = reader.has("key_file") || reader.has("tls_key_file");
+    for (key, has, help) in [
+        ("nqn", reader.has("nqn"), "nqn = \"NQN\""),
+        ("key_file", has_key, "key_file = \"/PATH\", or tls_key_file for TLS"),
+    ] {
+        if !has {
             let message = reader.message(|title| format!("[{title}] has no {key}"));
             reader.report().error(reader.place(), message, format!("write {help}"));
         }
     }
     let nqn = reader.checked("nqn", names::check_nqn);
-    let key_file = reader.parsed("key_file", key_path);
-    let controller = reader.parsed("controller_key_file", key_path).map(|path| path.value);
+    let path = |key| reader.parsed(key, key_path).map(|path| path.value);
+    let (key_file, tls_key_file) = (path("key_file"), path("tls_key_file"));
+    let controller_key_file = path("controller_key_file");
+    if let (None, true) = (&key_file, controller_key_file.is_some()) {
+        let help = "write key_file too: a host without one asks for no proof";
+        reader.report().error(reader.place(), "controller_key_file without key_file", help);
+    }
     let own_name = name.value.clone();
-    let host = nqn.zip(key_file).map(|(nqn, key_file)| Host {
+    let host = nqn.filter(|_| has_key).map(|nqn| Host {
         name: own_name,
         nqn: nqn.value,
-        key_file: key_file.value,
-        controller_key_file: controller,
+        key_file,
+        controller_key_file,
+        tls_key_file,
     });
     (name, host)
 }

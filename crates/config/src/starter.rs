@@ -285,7 +285,7 @@ mod tests {
         let keyed = with(starter().access);
         for text in [keyed.text(), keyed.peer_text().unwrap()] {
             let config = checked(&text);
-            assert_eq!(config.hosts[0].key_file.to_str(), Some(HOST_KEY));
+            assert_eq!(config.hosts[0].key_file.as_deref(), Some(std::path::Path::new(HOST_KEY)));
             assert_eq!(config.peers[0].key_file.as_ref().unwrap().to_str(), Some(PAIR_KEY));
             assert!(!config.server.listen[0].insecure && !config.peers[0].insecure);
         }

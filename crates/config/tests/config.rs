@@ -108,6 +108,9 @@ fn access(listen: &str, more: &str) -> (Vec<String>, Vec<String>) {
 #[test]
 fn listener_off_loopback_needs_keys_or_the_word() {
     let keys = "[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\nkey_file = \"/k\"\n";
+    let tls_keys = "[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\ntls_key_file = \"/k\"\n";
+    let nbd = |key: &str| format!("[server.nbd]\ntls_{key} = \"/p\"\n");
+    let verified = nbd("certificates") + "tls_verify_clients = true\n";
     let others = "[volume.w]\nallow_hosts = [\"nqn.2026-01.io.x:i\"]\ndevice = \"null:1GiB\"\n";
     for local in ["nvme-tcp://127.0.0.1", "nvme-tcp://[::1]", "nbd://127.9.9.9", "nbd+unix:///s"] {
         assert_eq!(access(&format!("[{local:?}]"), ""), (vec![], vec![]), "{local}");
@@ -121,6 +124,15 @@ fn listener_off_loopback_needs_keys_or_the_word() {
         ("nvme-tcp://0.0.0.0", keys, None),
         ("nvme-tcp://0.0.0.0", &format!("{keys}{others}"), Some("volume `w`")),
         ("nbd://0.0.0.0", keys, Some("NBD clients prove no key")),
+        // A host with a TLS key alone proves it to listeners that require TLS.
+        ("nvme-tcp://0.0.0.0", tls_keys, Some("volume `v`")),
+        ("nvme-tcp://0.0.0.0?tls=allowed", tls_keys, Some("volume `v`")),
+        ("nvme-tcp://0.0.0.0?tls=required", tls_keys, None),
+        ("nvme-tcp://0.0.0.0?tls=allowed", keys, None),
+        ("nbd://0.0.0.0?tls=required", &nbd("psk_file"), None),
+        ("nbd://0.0.0.0?tls=allowed", &nbd("psk_file"), Some("NBD clients prove no key")),
+        ("nbd://0.0.0.0?tls=required", &nbd("certificates"), Some("NBD clients prove no key")),
+        ("nbd://0.0.0.0?tls=required", &verified, None),
     ] {
         let bare = access(&format!("[{listen:?}]"), tables).0;
         let word = access(&format!("[{{ url = {listen:?}, insecure = true }}]"), tables);
@@ -155,6 +167,7 @@ fn peer_off_loopback_needs_a_key_or_the_word() {
         format!("{keys}{peer}\n[volume.m]\nmirror.peer = \"b\"\ndevice = \"null:1GiB\"")
     };
     let [local, open] = ["[\"nvme-tcp://127.0.0.1\"]", "[{ url = \"nvme-tcp://0.0.0.0\" }]"];
+    let tls = "[\"nvme-tcp://0.0.0.0?tls=required\"]";
     for (listen, address, key, refused) in [
         (local, "localhost:4421", "", false),
         (local, "[::1]:4421", "", false),
@@ -162,6 +175,9 @@ fn peer_off_loopback_needs_a_key_or_the_word() {
         (local, "b.example.com", "", true),
         (local, "10.0.0.2", "insecure = true", false),
         (local, "10.0.0.2", "key_file = \"/p\"", false),
+        (local, "10.0.0.2", "tls_key_file = \"/p\"", false),
+        (local, "10.0.0.2", "tls_key_file = \"/p\"\ntls = \"allowed\"", true),
+        (tls, "localhost:4421", "", false),
         // Other machines reach the replica here.
         (open, "localhost:4421", "", true),
         (open, "localhost:4421", "insecure = true", false),

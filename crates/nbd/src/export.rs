@@ -18,6 +18,9 @@ pub struct Export {
     pub device: SharedDevice,
     /// Refuse changes, even if the device is writable.
     pub read_only: bool,
+    /// Clients that may use it: names in their certificates, or identities of their pre-shared keys.
+    /// `None` for every client.
+    pub access: Option<Vec<String>>,
     /// Serializes read-modify-write with other changes.
     pub(crate) block_lock: BlockLock,
     /// Ended connections with device calls in flight. A client that lost its connection reconnects
@@ -45,6 +48,7 @@ impl Export {
             description: String::new(),
             device,
             read_only: false,
+            access: None,
             block_lock: BlockLock::default(),
             ended_connections: Arc::default(),
             links: LinkTable::default(),
@@ -55,6 +59,18 @@ impl Export {
     pub fn described(mut self, description: impl Into<String>) -> Export {
         self.description = description.into();
         self
+    }
+
+    /// Sets the clients that may use it, by names that they have to prove with TLS.
+    #[must_use]
+    pub fn accessible_to(mut self, clients: Option<Vec<String>>) -> Export {
+        self.access = clients;
+        self
+    }
+
+    /// True if a client that has proven `names` may use it.
+    pub fn admits(&self, names: &[String]) -> bool {
+        self.access.as_ref().is_none_or(|list| list.iter().any(|name| names.contains(name)))
     }
 
     /// Sets whether changes are refused.

@@ -32,4 +32,4 @@ pub mod wire;
 
 pub use client::{ClientOptions, ConnectError, NbdDevice};
 pub use export::{Export, ExportError, ExportLookup, Exports};
-pub use server::{AttachedClient, DisconnectReason, Drain, NbdServer, ServerOptions};
+pub use server::{AttachedClient, DisconnectReason, Drain, NbdServer, NbdTls, ServerOptions};

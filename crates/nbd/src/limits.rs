@@ -49,6 +49,12 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Negotiations in progress of one address, or half of all connections if those are more.
 pub const NEGOTIATIONS_PER_SOURCE: usize = 16;
 
+/// TLS handshakes in flight of all clients. Each holds about 100 KiB.
+pub const TLS_HANDSHAKES: usize = 128;
+
+/// TLS handshakes in flight of one address.
+pub const TLS_HANDSHAKES_PER_SOURCE: usize = 32;
+
 /// Time limit of all steps together: 900 exports at the 200 ms that libnbd 1.14 takes for each.
 pub const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(180);
 

@@ -45,7 +45,7 @@ fn serve_bytes(mut input: &[u8]) -> Vec<u8> {
         match progress {
             HandshakeStep::Again => assert!(taken > 0, "no progress"),
             HandshakeStep::Begin(session) => break transmit(&session, input, &mut out),
-            HandshakeStep::More | HandshakeStep::Close(_) => break,
+            HandshakeStep::More | HandshakeStep::Close(_) | HandshakeStep::StartTls => break,
         }
     }
     out
@@ -105,15 +105,21 @@ fn check_range(session: &NbdSession, request: &NbdRequest, action: RequestAction
     }
 }
 
-/// Client output for a server's bytes, until it fails or begins the transmission phase.
-fn negotiate_bytes(mut input: &[u8]) -> Vec<u8> {
+/// Gives a server's bytes to a client without and with TLS.
+fn negotiate_bytes(input: &[u8]) {
+    negotiate_with(Negotiation::new("export", LinkId(7)), input);
+    negotiate_with(Negotiation::new("export", LinkId(7)).with_tls(), input);
+}
+
+/// Gives a server's bytes to a client, until it fails or begins the transmission phase.
+fn negotiate_with(mut negotiation: Negotiation, mut input: &[u8]) {
     let mut out = Vec::new();
-    let mut negotiation = Negotiation::new("export", LinkId(7));
     while let Ok((taken, progress)) = negotiation.step(input, &mut out) {
         input = &input[taken..];
         match progress {
             negotiate::NegotiationStep::Again => assert!(taken > 0, "no progress"),
             negotiate::NegotiationStep::More => break,
+            negotiate::NegotiationStep::StartTls => negotiation.secured(&mut out),
             negotiate::NegotiationStep::Begin(info) => {
                 assert!(info.block_sizes[0].is_power_of_two());
                 while let Ok(Some(header)) = ReplyHeader::decode(input) {
@@ -123,7 +129,6 @@ fn negotiate_bytes(mut input: &[u8]) -> Vec<u8> {
             }
         }
     }
-    out
 }
 
 /// Client bytes up to the transmission phase of export `name`.

@@ -150,7 +150,7 @@ async fn connect_queue(
     end: &Rc<AssociationEnd>,
     (qid, entries, controller_id): (u16, u16, u16),
 ) -> Result<(Rc<HostQueue>, ConnectResult), HostError> {
-    let connection = initialize(&params.address, params.options.digests).await?;
+    let connection = initialize(params).await?;
     let patience = params.options.end_patience();
     let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), patience);
     let unused = queue.clone();

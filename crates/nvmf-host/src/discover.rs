@@ -28,6 +28,8 @@ pub struct DiscoveredSubsystem {
     pub address: Address,
     /// Port identifier of the address.
     pub port_id: u16,
+    /// Hosts have to use TLS there.
+    pub requires_tls: bool,
 }
 
 /// Reads from the discovery service at `address` the NVM subsystems that this host may connect to
@@ -102,6 +104,7 @@ fn understand(entry: &DiscoveryEntry) -> Option<DiscoveredSubsystem> {
         subnqn: entry.subnqn().ok()?,
         address: Address::Tcp(entry.tcp_address()?),
         port_id: entry.port_id.get(),
+        requires_tls: entry.requires_tls(),
     })
 }
 

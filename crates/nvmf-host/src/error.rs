@@ -7,6 +7,7 @@ use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Fatal, Violation};
 use flagstone_runtime::net::may_pass;
 use flagstone_runtime::time::Elapsed;
+use flagstone_runtime::tls::TlsFailure;
 
 use flagstone_transport::RxError;
 
@@ -65,6 +66,9 @@ pub enum HostError {
     /// Authentication failed.
     #[error("authentication failed: {0}")]
     Authentication(HostFailure),
+    /// TLS failed.
+    #[error("TLS failed: {0}")]
+    Tls(TlsFailure),
     /// Data digests are required, and the target declines them.
     #[error("the target declines data digests, which replicas require")]
     NoDigests,
@@ -89,6 +93,8 @@ impl HostError {
         match self {
             HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
             HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
+            HostError::Tls(TlsFailure::Closed) => true,
+            HostError::Tls(TlsFailure::Io(error)) => may_pass(error),
             HostError::Refused { status, .. } | HostError::FabricsRefused { status, .. }
                 if status.is_dnr() =>
             {

@@ -7,11 +7,13 @@ use flagstone_nvme::pdu::{
     Receiver, Rules, TermReqHeader, encode_term_req,
 };
 use flagstone_nvme::wire::Wire;
-use flagstone_runtime::net::{Address, Stream};
+use flagstone_runtime::net::Socket;
 use flagstone_runtime::{buf, time};
 
 use super::HostError;
+use super::connect::ConnectParams;
 use super::queue::{Agreement, InitializedConnection};
+use super::tls;
 use flagstone_transport::Rx;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 
@@ -20,30 +22,28 @@ const HOST_DATA_ALIGNMENT: u8 = 0;
 /// MAXR2T: outstanding R2Ts per command.
 const R2TS: u32 = 1;
 
-pub(super) async fn initialize(
-    address: &Address,
-    wanted: Digests,
-) -> Result<InitializedConnection, HostError> {
-    let stream = Stream::connect(address).await.map_err(HostError::Connect)?;
-    let unused = stream.clone();
+pub(super) async fn initialize(params: &ConnectParams) -> Result<InitializedConnection, HostError> {
+    let wanted = params.options.digests;
+    let socket = tls::connect(params).await?;
+    let unused = socket.stream().clone();
     let guard = OnDrop::new(move || unused.shutdown());
     let request = InitializeRequest::new(wanted, HOST_DATA_ALIGNMENT, R2TS);
     let mut out = buf::alloc_small(INITIALIZE_BYTES);
     out.copy_from_slice(request.bytes());
-    stream.send_buf(out.freeze()).await.map_err(HostError::Broken)?;
-    let mut rx = Rx::new(stream.clone());
+    socket.send_buf(out.freeze()).await.map_err(HostError::Broken)?;
+    let mut rx = Rx::new(socket.clone());
     let agreement = match agree(&mut rx, wanted).await {
         Ok(agreement) => agreement,
         Err((error, offending)) => {
             if let HostError::Protocol(fatal) = error {
-                let told = terminate(&stream, &mut rx, fatal, &offending);
+                let told = terminate(&socket, &mut rx, fatal, &offending);
                 let _ = time::timeout(TERMINATE_TIMEOUT, told).await;
             }
             return Err(error);
         }
     };
     guard.disarm();
-    Ok(InitializedConnection { stream, rx, agreement })
+    Ok(InitializedConnection { socket, rx, agreement })
 }
 
 /// Receives the ICResp. An error includes the invalid header.
@@ -82,10 +82,10 @@ async fn arrive(rx: &mut Rx, len: usize) -> Result<(), (HostError, Vec<u8>)> {
 }
 
 /// Sends a TermReq, and waits for the target to close.
-async fn terminate(stream: &Stream, rx: &mut Rx, fatal: Fatal, offending: &[u8]) {
+async fn terminate(socket: &Socket, rx: &mut Rx, fatal: Fatal, offending: &[u8]) {
     let mut out = buf::alloc_small(TERM_REQ_MAX_BYTES);
     if let Some(len) = encode_term_req(&mut out, Receiver::Host, fatal, offending) {
-        let _ = stream.send_buf(out.freeze().slice(0..len)).await;
+        let _ = socket.send_buf(out.freeze().slice(0..len)).await;
         rx.until_closed().await;
     }
 }

@@ -52,13 +52,14 @@ mod reader;
 mod session;
 mod shape;
 mod supervisor;
+mod tls;
 mod window;
 
 pub use command::CommandData;
 pub use device::{Compressed, RemoteDevice};
 pub use discover::{DiscoveredSubsystem, discover};
 pub use error::HostError;
-pub use options::HostOptions;
+pub use options::{HostOptions, HostTls};
 pub use paths::MultipathDevice;
 pub use session::{AdminCompletion, RemoteSession};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flagstone_auth::KeyPair;
+use flagstone_auth::{KeyPair, TlsRing};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
 
@@ -19,6 +19,8 @@ pub struct HostOptions {
     /// Keys between this host and the subsystem, for targets that require authentication. With a
     /// controller key, the target has to require it, and to prove that it knows that key.
     pub keys: Option<KeyPair>,
+    /// TLS with the target; `None` for none.
+    pub tls: Option<HostTls>,
     /// Namespace identifier; the subsystem's first when `None`.
     pub nsid: Option<u32>,
     /// I/O queues per core that uses the device, 1 to 128.
@@ -42,6 +44,16 @@ pub struct HostOptions {
     /// The target never loses completed writes, not even in a crash, although it reports a volatile
     /// write cache: a restart endangers nothing.
     pub target_is_durable: bool,
+}
+
+/// TLS of a host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostTls {
+    /// Keys between this host and the subsystem; the first is offered.
+    pub keys: TlsRing,
+    /// If TLS fails, as the target speaks none or lacks the key, connect without. An attacker on the way can bring that about, so
+    /// it is for the time in which the nodes of a pair change to TLS.
+    pub allow_plain: bool,
 }
 
 impl HostOptions {
@@ -82,6 +94,7 @@ impl Default for HostOptions {
             host_nqn: None,
             host_id: None,
             keys: None,
+            tls: None,
             nsid: None,
             queues: 1,
             queue_depth: 127,

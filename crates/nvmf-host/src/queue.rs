@@ -13,7 +13,7 @@ use flagstone_nvme::pdu::{Encoder, Fatal, R2tHeader, Receiver, Rules, encode_ter
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::wire::U16;
 use flagstone_nvme::{Cqe, Sqe};
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::{Buf, spawn, spawn_detached, sync, time};
 
 use super::HostError;
@@ -36,7 +36,7 @@ pub(super) struct Agreement {
 
 /// Initialized connection that is not yet a queue.
 pub(super) struct InitializedConnection {
-    pub(super) stream: Stream,
+    pub(super) socket: Socket,
     pub(super) rx: Rx,
     pub(super) agreement: Agreement,
 }
@@ -73,9 +73,10 @@ impl HostQueue {
         end: Rc<AssociationEnd>,
         patience: Duration,
     ) -> Rc<HostQueue> {
-        let InitializedConnection { stream, mut rx, agreement } = connection;
+        let InitializedConnection { socket, mut rx, agreement } = connection;
+        let stream = socket.stream().clone();
         let queue = Rc::new(HostQueue {
-            tx: Tx::new(stream.clone(), Rc::new(sync::Notify::new())),
+            tx: Tx::new(socket, Rc::new(sync::Notify::new())),
             stream,
             agreement,
             slots: RefCell::new(CommandSlots::new(depth)),

@@ -80,7 +80,8 @@ impl From<Status> for ConnectRefusal {
 }
 
 /// Connects a queue. `local` is the address that the host connected to, and `source` its own.
-/// `connection` is the handle that closes the connection from any thread.
+/// `proven` says that the host has proven its name by TLS, and `connection` is the handle that closes
+/// the connection from any thread.
 ///
 /// # Errors
 /// The completion to send.
@@ -89,6 +90,7 @@ pub(crate) fn connect(
     command: &ConnectCommand,
     data: &ConnectData,
     (local, source): (Option<SocketAddr>, Option<IpAddr>),
+    proven: bool,
     connection: Box<dyn Hangup>,
 ) -> Result<Connected, ConnectRefusal> {
     let refused =
@@ -113,6 +115,8 @@ pub(crate) fn connect(
     }
     let handshake = match subsystem.requires_authentication() {
         false => None,
+        // Its TLS key is its proof, as it has no other.
+        true if proven && subsystem.keys_of(&nqn).is_none() => None,
         true if subsystem.keys_of(&nqn).is_none() => {
             let reason = FailureReason::NoKey;
             target.handshakes.failed(source, reason);
@@ -141,6 +145,9 @@ pub(crate) fn connect(
     controller.attach(queue.clone())?;
     // From here on, dropping it releases the queue.
     controller.saw_traffic();
+    if proven && handshake.is_none() {
+        controller.passed_authentication(qid);
+    }
     let result = ConnectResult {
         controller_id: controller.id,
         authentication_required: handshake.is_some(),

@@ -12,7 +12,7 @@ use flagstone_nvme::wire::{U16, U32, U64, Wire};
 
 use super::controller::Controller;
 use super::vendor::CommandReply;
-use super::{Listener, Target};
+use super::{Listener, Target, TlsMode};
 
 /// Contents of the log for one host at one time.
 struct View {
@@ -73,11 +73,17 @@ impl Target {
                 ports.push(port);
             }
         }
+        // The other nodes of a mirror are taken to listen as this one does.
+        let requires_tls =
+            !ports.is_empty() && ports.iter().all(|port| port.tls == TlsMode::Required);
         let visible =
             self.subsystems().into_iter().filter(|subsystem| subsystem.is_discovered_by(host));
         let visible = visible.map(|subsystem| {
             let mut remote = subsystem.remote_ports();
             remote.retain(|port| !ports.iter().any(|local| local.address == port.address));
+            if requires_tls {
+                remote.iter_mut().for_each(|port| port.tls = TlsMode::Required);
+            }
             (subsystem.nqn, remote)
         });
         let subsystems = std::iter::once((Nqn::discovery(), Vec::new())).chain(visible).collect();
@@ -91,6 +97,11 @@ impl Target {
             (SubsystemType::NVM, 0)
         };
         let mut entry = DiscoveryEntry::tcp(kind, nqn, port.address, port.port_id);
+        match port.tls {
+            TlsMode::Off => {}
+            TlsMode::Allowed => entry.set_tls(false),
+            TlsMode::Required => entry.set_tls(true),
+        }
         entry.flags = U16::new(flags);
         entry.admin_queue_entries = U16::new(self.config.max_queue_entries);
         entry

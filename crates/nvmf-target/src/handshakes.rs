@@ -6,7 +6,6 @@
 //!   abandoned, because it made this side compute too;
 //! - failures of an address delay its next handshakes, the longer the more there were.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,7 +13,7 @@ use std::time::Duration;
 
 use flagstone_auth::Explanation;
 use flagstone_runtime::time::{self, Instant};
-use flagstone_transport::{FailureDelays, source_of};
+use flagstone_transport::{FailureDelays, InFlight, InFlightPlace};
 use parking_lot::Mutex;
 
 use crate::limits::{HANDSHAKES, HANDSHAKES_PER_SOURCE};
@@ -32,11 +31,15 @@ pub enum FailureReason {
     Abandoned,
     /// Too many exchanges are in flight.
     Busy,
+    /// The host has to use TLS, and does not.
+    NoTls,
+    /// The names in Connect are not those that the host has proven by TLS.
+    OtherIdentity,
 }
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::NoKey,
         Self::Refused(Explanation::Failed),
         Self::Refused(Explanation::ProtocolNotUsable),
@@ -48,6 +51,8 @@ impl FailureReason {
         Self::Distrusted,
         Self::Abandoned,
         Self::Busy,
+        Self::NoTls,
+        Self::OtherIdentity,
     ];
 
     /// Name, for metrics.
@@ -64,6 +69,8 @@ impl FailureReason {
             Self::Distrusted => "distrusted",
             Self::Abandoned => "abandoned",
             Self::Busy => "busy",
+            Self::NoTls => "no-tls",
+            Self::OtherIdentity => "other-identity",
         }
     }
 }
@@ -79,6 +86,10 @@ impl std::fmt::Display for FailureReason {
             }
             Self::Abandoned => f.write_str("the exchange was not completed"),
             Self::Busy => f.write_str("too many authentications in progress"),
+            Self::NoTls => f.write_str("the host has to use TLS"),
+            Self::OtherIdentity => {
+                f.write_str("the host has proven another name by TLS than it gives")
+            }
         }
     }
 }
@@ -93,45 +104,50 @@ pub struct AuthenticationTotals {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Handshakes {
-    state: Mutex<State>,
+    in_flight: Arc<InFlight>,
+    delays: Mutex<FailureDelays<Instant>>,
     succeeded: AtomicU64,
     failed: [AtomicU64; FailureReason::ALL.len()],
 }
 
-#[derive(Debug, Default)]
-struct State {
-    in_flight: BTreeMap<Option<IpAddr>, usize>,
-    delays: FailureDelays<Instant>,
+impl Default for Handshakes {
+    fn default() -> Self {
+        Self {
+            in_flight: InFlight::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
+            delays: Mutex::default(),
+            succeeded: AtomicU64::default(),
+            failed: Default::default(),
+        }
+    }
 }
 
 impl Handshakes {
     /// Begins a handshake of `source`, `None` for a Unix socket. `None` at a limit. Call it on a
     /// core of the runtime, as all of these.
     pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<Handshake> {
-        let source = source.map(source_of);
-        let mut state = self.state.lock();
-        let all: usize = state.in_flight.values().sum();
-        let own = state.in_flight.get(&source).copied().unwrap_or(0);
-        if all >= HANDSHAKES || own >= HANDSHAKES_PER_SOURCE {
-            drop(state);
+        let Some(place) = self.in_flight.begin(source) else {
             self.count(FailureReason::Busy);
             return None;
-        }
-        state.in_flight.insert(source, own + 1);
-        Some(Handshake { all: self.clone(), source, ended: false })
+        };
+        Some(Handshake { all: self.clone(), source, ended: false, _place: place })
     }
 
     /// Time that a new handshake of `source` has to wait.
     pub(crate) fn delay(&self, source: Option<IpAddr>) -> Duration {
-        self.state.lock().delays.delay(source, time::now())
+        self.delays.lock().delay(source, time::now())
     }
 
     /// Records a failure of `source`.
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
-        self.state.lock().delays.failed(source, time::now());
+        self.delay_source(source);
+    }
+
+    /// Delays the next handshakes of `source`.
+    pub(crate) fn delay_source(&self, source: Option<IpAddr>) {
+        self.delays.lock().failed(source, time::now());
     }
 
     fn count(&self, reason: FailureReason) {
@@ -154,6 +170,7 @@ pub(crate) struct Handshake {
     all: Arc<Handshakes>,
     source: Option<IpAddr>,
     ended: bool,
+    _place: InFlightPlace,
 }
 
 impl Handshake {
@@ -177,13 +194,6 @@ impl Handshake {
 impl Drop for Handshake {
     fn drop(&mut self) {
         self.fail(FailureReason::Abandoned);
-        let mut state = self.all.state.lock();
-        if let Some(own) = state.in_flight.get_mut(&self.source) {
-            *own -= 1;
-            if *own == 0 {
-                state.in_flight.remove(&self.source);
-            }
-        }
     }
 }
 
@@ -220,7 +230,6 @@ mod tests {
             held.remove(0).succeed();
             assert!(all.begin(source(1)).is_some());
             drop(held);
-            assert!(all.state.lock().in_flight.is_empty());
             assert_eq!(all.totals().succeeded, 1);
         })
         .unwrap();

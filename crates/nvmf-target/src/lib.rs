@@ -35,6 +35,7 @@ mod queue;
 mod reservation;
 pub mod status;
 mod subsystem;
+mod tls;
 pub mod vendor;
 
 #[cfg(test)]
@@ -50,6 +51,7 @@ use flagstone_nvme::event::AsyncEvent;
 use flagstone_nvme::log::AnaState;
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::Address;
+use flagstone_runtime::tls::{TlsConfigError, TlsServer};
 use flagstone_runtime::{cores, time};
 use parking_lot::Mutex;
 
@@ -59,7 +61,7 @@ use flagstone_transport::{RefusalLog, grace_period};
 pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
 pub(crate) use connect::{Connected, connect};
-pub use connection::serve;
+pub use connection::{serve, serve_listener};
 pub(crate) use controller::Controller;
 use handshakes::Handshakes;
 pub use handshakes::{AuthenticationTotals, FailureReason};
@@ -70,6 +72,8 @@ pub use queue::IoTotals;
 pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
 pub use subsystem::SubsystemConfig;
 use subsystem::{Subsystem, SubsystemKind};
+use tls::TlsKeys;
+pub use tls::{HostTls, TlsFailureReason, TlsMode, TlsTotals};
 pub use vendor::{
     Charge, CommandReply, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorSession,
 };
@@ -141,6 +145,10 @@ pub struct Target {
     refusals: RefusalLog,
     handshakes: Arc<Handshakes>,
     authentication_refusals: RefusalLog,
+    tls: Arc<TlsKeys>,
+    /// Made for the first handshake.
+    tls_server: OnceLock<TlsServer>,
+    tls_refusals: RefusalLog,
     shares: OnceLock<Arc<BufferShares>>,
 }
 
@@ -155,6 +163,7 @@ struct Served {
 pub(crate) struct Listener {
     pub(crate) address: SocketAddr,
     pub(crate) port_id: u16,
+    pub(crate) tls: TlsMode,
 }
 
 impl Target {
@@ -182,6 +191,9 @@ impl Target {
             refusals: RefusalLog::new("NVMe/TCP Connect"),
             handshakes: Arc::default(),
             authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),
+            tls: Arc::default(),
+            tls_server: OnceLock::new(),
+            tls_refusals: RefusalLog::new("TLS of NVMe/TCP"),
             shares: OnceLock::new(),
         }))
     }
@@ -363,6 +375,14 @@ impl Target {
     /// # Errors
     /// [`TargetError::NotTcp`], [`TargetError::Full`].
     pub fn add_listener(&self, address: &Address) -> Result<(), TargetError> {
+        self.add_tls_listener(address, TlsMode::Off)
+    }
+
+    /// Same as [`Target::add_listener`], for a listener whose connections are encrypted as `tls` says.
+    ///
+    /// # Errors
+    /// As [`Target::add_listener`].
+    pub fn add_tls_listener(&self, address: &Address, tls: TlsMode) -> Result<(), TargetError> {
         let Address::Tcp(address) = *address else {
             return Err(TargetError::NotTcp(address.to_string()));
         };
@@ -378,7 +398,7 @@ impl Target {
             let first = self.config.first_port_id;
             let mut ids = first..=first + (LISTENERS as u16 - 1);
             let port_id = ids.find(|id| !used(id)).ok_or(TargetError::Full)?;
-            served.listeners.push(Listener { address, port_id });
+            served.listeners.push(Listener { address, port_id, tls });
         }
         self.discovery_changed(|_| true);
         Ok(())
@@ -396,7 +416,7 @@ impl Target {
         port_id: u16,
     ) -> Result<(), TargetError> {
         let subsystem = self.subsystem_named(nqn)?;
-        if subsystem.add_remote_port(Listener { address, port_id })? {
+        if subsystem.add_remote_port(Listener { address, port_id, tls: TlsMode::Off })? {
             self.discovery_changed(|host| subsystem.is_discovered_by(host));
         }
         Ok(())
@@ -429,6 +449,17 @@ impl Target {
         self.discovery.disconnect("target shutdown");
     }
 
+    /// Sets the TLS keys between hosts and the subsystem `nqn`, which may be added later. Connections
+    /// that are made afterwards use them.
+    pub fn set_tls_keys(&self, nqn: &Nqn, keys: BTreeMap<Nqn, HostTls>) {
+        self.tls.set(nqn, keys);
+    }
+
+    /// Results of TLS handshakes since the start.
+    pub fn tls_totals(&self) -> TlsTotals {
+        self.tls.totals()
+    }
+
     /// Results of authentication since the start.
     pub fn authentication_totals(&self) -> AuthenticationTotals {
         self.handshakes.totals()
@@ -437,6 +468,14 @@ impl Target {
     /// Number of controllers, including discovery controllers.
     pub fn controllers(&self) -> u32 {
         self.controllers.load(Ordering::Acquire)
+    }
+
+    fn tls_server(&self) -> Result<TlsServer, TlsConfigError> {
+        if let Some(server) = self.tls_server.get() {
+            return Ok(server.clone());
+        }
+        let made = TlsServer::with_psks(self.tls.clone())?;
+        Ok(self.tls_server.get_or_init(|| made).clone())
     }
 
     fn is_draining(&self) -> bool {
@@ -455,6 +494,11 @@ impl Target {
     }
 
     /// Finds the subsystem that a host names `nqn`.
+    /// True if `host` has to prove a key for authentication to the subsystem `nqn`.
+    fn has_key(&self, nqn: &Nqn, host: &Nqn) -> bool {
+        self.subsystem(nqn).is_some_and(|subsystem| subsystem.keys_of(host).is_some())
+    }
+
     fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         if nqn.is_discovery() {
             return Some(self.discovery.clone());

@@ -61,6 +61,12 @@ pub(crate) const HANDSHAKES: usize = 128;
 /// others.
 pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 
+/// TLS handshakes in flight of all hosts, and of one source address. Each holds about 100 KiB.
+pub(crate) const TLS_HANDSHAKES: usize = 128;
+
+/// See [`TLS_HANDSHAKES`].
+pub(crate) const TLS_HANDSHAKES_PER_SOURCE: usize = 32;
+
 /// Interval at which a connection's progress is checked.
 pub(crate) const WATCHDOG_PERIOD: Duration = Duration::from_secs(1);
 

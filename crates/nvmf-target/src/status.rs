@@ -56,7 +56,7 @@ pub struct ControllerStatus {
     pub host_id: [u8; 16],
     /// Local address that the host connected to.
     pub local: Option<SocketAddr>,
-    /// The host has proven its key.
+    /// The host has proven its key, for authentication or TLS.
     pub authenticated: bool,
     /// Enabled by the host.
     pub ready: bool,

@@ -48,6 +48,7 @@ pub mod sim;
 pub mod sync;
 pub mod task;
 pub mod time;
+pub mod tls;
 mod vectored;
 mod zeroed;
 

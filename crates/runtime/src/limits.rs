@@ -123,3 +123,28 @@ pub const SHARE_LOOK: Duration = Duration::from_millis(100);
 
 /// Threads for CPU-bound work off the cores.
 pub const COMPUTE_THREADS: usize = 2;
+
+/// Data of one TLS record, in bytes (RFC 8446, section 5.1).
+pub(crate) const TLS_RECORD_BYTES: usize = 16 << 10;
+
+/// Bytes that a peer may send during a TLS handshake: certificate chains have up to some 10 KiB.
+pub const TLS_HANDSHAKE_BYTES: usize = 64 << 10;
+
+/// Smallest buffer for received records, in bytes: what an idle TLS connection holds, beside 33 KiB
+/// in the TLS library.
+pub(crate) const TLS_RX_MIN_BYTES: usize = 8 << 10;
+
+/// Largest buffer for received records, in bytes: 8 records.
+pub(crate) const TLS_RX_MAX_BYTES: usize = 128 << 10;
+
+/// Buffer for records to send, in bytes: 7 records of 16 KiB.
+pub(crate) const TLS_TX_BYTES: usize = 128 << 10;
+
+/// Record buffers that one connection may hold, in bytes: one for each direction.
+pub(crate) const TLS_BUDGET_BYTES: usize = TLS_RX_MAX_BYTES + TLS_TX_BYTES;
+
+/// Consecutive receives of less than a quarter of the buffer before it is halved.
+pub(crate) const TLS_RX_SHRINK_AFTER: u32 = 64;
+
+/// Names of a client's certificate that are looked at.
+pub(crate) const TLS_CERTIFICATE_NAMES: usize = 64;

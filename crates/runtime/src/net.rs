@@ -12,6 +12,7 @@ use crate::buf::{Buf, BufMut};
 use crate::executor::Executor;
 use crate::handle::{Handle, Kind};
 use crate::op::{Op, OpFuture};
+use crate::tls::TlsStream;
 use crate::vectored::{RecvList, SendList};
 
 /// Address at which a stream socket listens or to which it connects.
@@ -366,6 +367,97 @@ impl Stream {
     fn end(&self, direction: Direction) {
         if let Some(executor) = Executor::try_current() {
             executor.driver().shutdown(self.handle.raw(), direction);
+        }
+    }
+}
+
+/// Connected stream of a protocol, encrypted or not. It stays on its core.
+#[derive(Clone)]
+pub enum Socket {
+    /// The stream itself.
+    Plain(Stream),
+    /// TLS over it.
+    Tls(TlsStream),
+}
+
+impl From<Stream> for Socket {
+    fn from(stream: Stream) -> Socket {
+        Socket::Plain(stream)
+    }
+}
+
+impl From<TlsStream> for Socket {
+    fn from(stream: TlsStream) -> Socket {
+        Socket::Tls(stream)
+    }
+}
+
+impl Socket {
+    /// Stream below, for its ends and addresses.
+    pub fn stream(&self) -> &Stream {
+        match self {
+            Socket::Plain(stream) => stream,
+            Socket::Tls(tls) => tls.stream(),
+        }
+    }
+
+    /// The encryption, if there is one.
+    pub fn tls(&self) -> Option<&TlsStream> {
+        match self {
+            Socket::Plain(_) => None,
+            Socket::Tls(tls) => Some(tls),
+        }
+    }
+
+    /// As [`Stream::recv`].
+    #[inline]
+    pub async fn recv(&self, buf: BufMut) -> (io::Result<usize>, BufMut) {
+        match self {
+            Socket::Plain(stream) => stream.recv(buf).await,
+            Socket::Tls(tls) => tls.recv(buf).await,
+        }
+    }
+
+    /// As [`Stream::recv_vectored`].
+    #[inline]
+    pub async fn recv_vectored(&self, list: RecvList) -> (io::Result<usize>, RecvList) {
+        match self {
+            Socket::Plain(stream) => stream.recv_vectored(list).await,
+            Socket::Tls(tls) => tls.recv_vectored(list).await,
+        }
+    }
+
+    /// As [`Stream::send`].
+    #[inline]
+    pub async fn send(&self, list: SendList) -> (io::Result<usize>, SendList) {
+        match self {
+            Socket::Plain(stream) => stream.send(list).await,
+            Socket::Tls(tls) => tls.send(list).await,
+        }
+    }
+
+    /// As [`Stream::send_buf`].
+    pub async fn send_buf(&self, buf: Buf) -> io::Result<()> {
+        let mut list = SendList::new();
+        list.push(buf);
+        while !list.is_empty() {
+            let (result, rest) = self.send(list).await;
+            list = rest;
+            if result? == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells an encrypted peer that nothing more is sent. The connection stays open.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub async fn close(&self) -> io::Result<()> {
+        match self {
+            Socket::Plain(_) => Ok(()),
+            Socket::Tls(tls) => tls.close().await,
         }
     }
 }

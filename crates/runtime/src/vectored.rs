@@ -99,7 +99,6 @@ impl SendList {
     }
 
     /// The buffers still to send.
-    #[cfg(feature = "sim")]
     pub(crate) fn pending(&self) -> &[Buf] {
         &self.bufs[self.head..]
     }
@@ -172,7 +171,6 @@ impl RecvList {
         self.bufs.drain(..)
     }
 
-    #[cfg(feature = "sim")]
     pub(crate) fn bufs_mut(&mut self) -> &mut [BufMut] {
         &mut self.bufs
     }

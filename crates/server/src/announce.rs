@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use crate::api::{ApiServer, devices};
 use crate::serve::Server;
 use crate::volume::ServedVolume;
-use flagstone_config::listen_spec::ListenSpec;
+use flagstone_config::listen_spec::{ListenSpec, ListenTls, TcpListen};
 use flagstone_config::uri::encoded;
 use flagstone_units::size_text;
 
@@ -82,8 +82,9 @@ fn host(address: &SocketAddr) -> String {
 fn attach(text: &mut String, served: &ServedVolume, listener: &ListenSpec) {
     let volume = &served.config;
     let _ = match listener {
-        ListenSpec::NvmeTcp(address) => {
+        ListenSpec::NvmeTcp(TcpListen { address, tls }) => {
             let (subsystem, nsid) = (&served.subsystem, served.nsid);
+            let tls = if *tls == ListenTls::Required { " --tls" } else { "" };
             let note = match subsystem.namespaces.len() {
                 // A volume of a pool has a subsystem of its own.
                 0 | 1 => String::new(),
@@ -91,19 +92,24 @@ fn attach(text: &mut String, served: &ServedVolume, listener: &ListenSpec) {
             };
             writeln!(
                 text,
-                "  nvme connect -t tcp -a {} -s {} -n {}{note}",
+                "  nvme connect -t tcp -a {} -s {} -n {}{tls}{note}",
                 host(address),
                 address.port(),
                 subsystem.nqn
             )
         }
-        ListenSpec::NbdTcp(address) => {
+        ListenSpec::NbdTcp(TcpListen { address, tls }) => {
+            let scheme = if *tls == ListenTls::Required { "nbds" } else { "nbd" };
             let authority = match address.ip().is_unspecified() {
                 true => format!("HOST:{}", address.port()),
                 false => address.to_string(),
             };
             let export = &volume.nbd_export;
-            writeln!(text, "  nbdcopy, qemu-img, fio --uri:  nbd://{authority}/{}", encoded(export))
+            writeln!(
+                text,
+                "  nbdcopy, qemu-img, fio --uri:  {scheme}://{authority}/{}",
+                encoded(export)
+            )
         }
         ListenSpec::NbdUnix(path) => writeln!(
             text,

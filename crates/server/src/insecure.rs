@@ -70,7 +70,7 @@ fn peer_access(peer: Peer) -> Access {
         )
     };
     let is_reached = peer.insecure || !peer.address.host.is_loopback();
-    let is_insecure = peer.key_file.is_none() && is_reached;
+    let is_insecure = !peer.is_keyed() && is_reached;
     let insecure = is_insecure.then(consequence);
     Access { kind: InsecureKind::Peer, name: peer.name, insecure }
 }

@@ -206,7 +206,8 @@ impl Server {
         let config = &volume.config;
         let export = Export::new(config.nbd_export.clone(), device.clone())
             .described(format!("Flagstone volume {}", config.name))
-            .read_only(config.read_only);
+            .read_only(config.read_only)
+            .accessible_to(config.nbd_clients.clone());
         self.exports.add(export).map_err(unservable)?;
         let _ = volume.device.set(device);
         Ok(())

@@ -9,9 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_nbd::{Drain, Exports, NbdServer, ServerOptions};
+use flagstone_nbd::{Drain, Exports, NbdServer, NbdTls, ServerOptions};
 use flagstone_nvmf_target as target;
-use flagstone_nvmf_target::Target;
+use flagstone_nvmf_target::{Target, TlsMode};
 use flagstone_runtime::buf::{self, BufferShares};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
@@ -27,12 +27,14 @@ use crate::pools::Pools;
 use crate::reload::Limits;
 use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
-use crate::subsystems::{nvme_target, unservable};
+use crate::subsystems::{nvme_target, tls_mode, unservable};
 use crate::volume::ServedVolume;
-use flagstone_config::listen_spec::{ListenSpec, Listener as ConfiguredListener};
+use flagstone_config::listen_spec::{
+    ListenSpec, ListenTls, Listener as ConfiguredListener, TcpListen,
+};
 use flagstone_config::{Config, Diagnostics};
 use flagstone_limit::Limit;
-use flagstone_stack::{OpenError, open_limits, own_limit};
+use flagstone_stack::{OpenError, open_limits, own_limit, tls_files};
 
 /// Time limit for requests in progress at shutdown.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
@@ -91,6 +93,8 @@ pub(crate) struct Server {
     pub(crate) nvme: Arc<Connections>,
     pub(crate) exports: Arc<Exports>,
     pub(crate) nbd: Arc<NbdServer>,
+    /// TLS of NBD listeners, if one has it.
+    pub(crate) nbd_tls: Option<NbdTls>,
     pub(crate) mirror_shares: MirrorShares,
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
@@ -125,8 +129,9 @@ pub async fn serve(
     let mut accepting = Vec::new();
     for ConfiguredListener { spec, .. } in &server.config.server.listen {
         let (listener, spec) = listen(spec).await?;
-        if let ListenSpec::NvmeTcp(_) = spec {
-            server.target.add_listener(listener.address()).map_err(unservable)?;
+        if let ListenSpec::NvmeTcp(listen) = spec {
+            let added = server.target.add_tls_listener(listener.address(), tls_mode(listen.tls));
+            added.map_err(unservable)?;
         }
         accepting.push((listener, spec.clone()));
         bound.push(spec);
@@ -138,10 +143,23 @@ pub async fn serve(
     for (listener, spec) in accepting {
         let server = server.clone();
         match spec {
-            ListenSpec::NvmeTcp(_) => nvme.push(
-                spawn(async move { server.accept_nvme(listener, &spec).await }).abort_on_drop(),
-            ),
-            _ => nbd.push(spawn(server.nbd.clone().run(listener))),
+            ListenSpec::NvmeTcp(listen) => {
+                let tls = tls_mode(listen.tls);
+                let accept = async move { server.accept_nvme(listener, &spec, tls).await };
+                nvme.push(spawn(accept).abort_on_drop());
+            }
+            other => {
+                let tls = server.nbd_tls.as_ref().and_then(|tls| match &other {
+                    ListenSpec::NbdTcp(TcpListen { tls: ListenTls::Required, .. }) => {
+                        Some(tls.clone().required())
+                    }
+                    ListenSpec::NbdTcp(TcpListen { tls: ListenTls::Allowed, .. }) => {
+                        Some(tls.clone())
+                    }
+                    _ => None,
+                });
+                nbd.push(spawn(server.nbd.clone().run_tls(listener, tls)));
+            }
         }
     }
     let _ = server.bound.set(bound.clone());
@@ -205,6 +223,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     };
     let nbd_drain = Drain::new();
     let nbd_server = NbdServer::new(exports.clone(), nbd_options, nbd_drain.clone());
+    let nbd_tls = nbd_tls(&config)?;
     let target = nvme_target(&config, &machine)?;
     let connections = config.server.nvme.max_connections + nbd.max_connections;
     let shares = BufferShares::new(buf::memory_limit(), connections as usize);
@@ -219,6 +238,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         target,
         nvme: Arc::default(),
         nbd: nbd_server,
+        nbd_tls,
         exports,
         machine,
         mirror_shares: mirrors::mirror_shares(&config),
@@ -242,6 +262,15 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     }
     server.open_pools().await;
     Ok(Some(server))
+}
+
+/// TLS of the NBD listeners that have it.
+fn nbd_tls(config: &Config) -> Result<Option<NbdTls>, ServeError> {
+    if !config.server.listen.iter().any(|listener| listener.spec.is_nbd_with_tls()) {
+        return Ok(None);
+    }
+    let server = tls_files::server(&config.server.nbd).map_err(unservable)?;
+    Ok(Some(NbdTls::new(server)))
 }
 
 /// Identity of this machine; a constant if the system has none.
@@ -285,15 +314,20 @@ pub(crate) async fn bind(
 
 async fn listen(spec: &ListenSpec) -> Result<(Listener, ListenSpec), ServeError> {
     let address = match spec {
-        ListenSpec::NvmeTcp(tcp) | ListenSpec::NbdTcp(tcp) => Address::Tcp(*tcp),
+        ListenSpec::NvmeTcp(listen) | ListenSpec::NbdTcp(listen) => Address::Tcp(listen.address),
         ListenSpec::NbdUnix(path) => Address::Unix(path.clone()),
     };
     let busy = "another program uses it: choose another port, or 0 for any";
     let attempt = || Listener::bind(&address);
     let listener = bind(attempt, &address, spec.to_string(), busy).await?;
     let bound = match (listener.address(), spec) {
-        (Address::Tcp(tcp), ListenSpec::NvmeTcp(_)) => ListenSpec::NvmeTcp(*tcp),
-        (Address::Tcp(tcp), _) => ListenSpec::NbdTcp(*tcp),
+        (Address::Tcp(tcp), ListenSpec::NvmeTcp(listen)) => {
+            ListenSpec::NvmeTcp(TcpListen { address: *tcp, ..*listen })
+        }
+        (Address::Tcp(tcp), ListenSpec::NbdTcp(listen)) => {
+            ListenSpec::NbdTcp(TcpListen { address: *tcp, ..*listen })
+        }
+        (Address::Tcp(tcp), _) => ListenSpec::NbdTcp((*tcp).into()),
         (Address::Unix(path), _) => ListenSpec::NbdUnix(path.clone()),
     };
     Ok((listener, bound))
@@ -313,7 +347,18 @@ impl Server {
         if let Ok(read) = &read {
             self.reload_users(read);
         }
-        self.limits.reload(&self.config, read)
+        let reloaded = self.limits.reload(&self.config, read)?;
+        if let Some(tls) = &self.nbd_tls {
+            match tls_files::server(&self.config.server.nbd) {
+                Ok(server) => tls.replace(server),
+                Err(error) => {
+                    tracing::error!(
+                        "the TLS keys of NBD that were read before stay in use: {error}"
+                    );
+                }
+            }
+        }
+        Ok(reloaded)
     }
 
     /// The mirror of the volume at `index`, if it has one and is open.
@@ -322,7 +367,7 @@ impl Server {
     }
 
     /// Accepts NVMe/TCP connections and distributes them round-robin over the cores.
-    async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec) {
+    async fn accept_nvme(&self, listener: Listener, spec: &ListenSpec, tls: TlsMode) {
         let max = self.config.server.nvme.max_connections;
         let mut turn = 0;
         loop {
@@ -340,7 +385,7 @@ impl Server {
             };
             let target = self.target.clone();
             self.cores[turn].spawn(move || async move {
-                target::serve(target, stream).await;
+                target::serve_listener(target, stream, tls).await;
                 drop(place);
             });
             turn = (turn + 1) % self.cores.len();

@@ -7,13 +7,14 @@ use flagstone_auth::KeyPair;
 use flagstone_blockdev::SharedDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target::{
-    NamespaceConfig, ReservationStore, SubsystemConfig, Target, TargetConfig,
+    HostTls, NamespaceConfig, ReservationStore, SubsystemConfig, Target, TargetConfig, TlsMode,
 };
 
 use crate::mirrors;
 use crate::reservations::Reservations;
 use crate::serve::ServeError;
 use crate::volume::ServedVolume;
+use flagstone_config::listen_spec::ListenTls;
 use flagstone_config::{Config, Subsystem};
 use flagstone_stack::keys;
 
@@ -65,6 +66,7 @@ pub(crate) fn add_subsystem(
 ) -> Result<Nqn, ServeError> {
     let name = nqn(&subsystem.nqn)?;
     let allow_hosts = allowed_hosts(subsystem)?;
+    target.set_tls_keys(&name, tls_keys_of(config, subsystem)?);
     let added = target.add_subsystem(SubsystemConfig {
         nqn: name,
         serial: config.serial_number(subsystem, machine),
@@ -82,11 +84,35 @@ pub(crate) fn allowed_hosts(subsystem: &Subsystem) -> Result<Vec<Nqn>, ServeErro
 
 /// Keys of the hosts that may connect.
 fn keys_of(config: &Config, subsystem: &Subsystem) -> Result<BTreeMap<Nqn, KeyPair>, ServeError> {
-    let keys = config.hosts_of(subsystem).map(|host| {
-        let pair = keys::pair(&host.key_file, host.controller_key_file.as_deref());
+    let keys = config.hosts_of(subsystem).filter_map(|host| Some((host, host.key_file.as_ref()?)));
+    let keys = keys.map(|(host, file)| {
+        let pair = keys::pair(file, host.controller_key_file.as_deref());
         Ok((nqn(&host.nqn)?, pair.map_err(unservable)?))
     });
     keys.collect()
+}
+
+/// TLS keys of the hosts that may connect. Whether a host has to use its key is up to the listener.
+fn tls_keys_of(
+    config: &Config,
+    subsystem: &Subsystem,
+) -> Result<BTreeMap<Nqn, HostTls>, ServeError> {
+    let keys =
+        config.hosts_of(subsystem).filter_map(|host| Some((host, host.tls_key_file.as_ref()?)));
+    let keys = keys.map(|(host, file)| {
+        let ring = keys::tls_ring(file).map_err(unservable)?;
+        Ok((nqn(&host.nqn)?, HostTls { keys: ring, required: false }))
+    });
+    keys.collect()
+}
+
+/// Encryption of a listener, as configured.
+pub(crate) fn tls_mode(tls: ListenTls) -> TlsMode {
+    match tls {
+        ListenTls::Off => TlsMode::Off,
+        ListenTls::Allowed => TlsMode::Allowed,
+        ListenTls::Required => TlsMode::Required,
+    }
 }
 
 /// The subsystem of a volume, and its namespace ID there.

@@ -1,20 +1,25 @@
-//! Key files: one or two secrets, one on each line, read with the checks that OpenSSH makes.
+//! Key files: one or two secrets or TLS keys, one on each line, read with the checks that OpenSSH makes.
 //!
 //! Every user of a path has the same ring. [`reload`] reads all files again and replaces the secrets
 //! of the rings, so that connections made later use them. An error never contains a secret.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use flagstone_auth::{KeyPair, KeyRing, RING_SECRETS, Secret, SecretError};
+use flagstone_auth::tls::{TlsKey, TlsKeyError};
+use flagstone_auth::{KeyPair, KeyRing, RING_SECRETS, Ring, Secret, SecretError, TlsRing};
 use flagstone_config::Config;
 use flagstone_config::device_spec::DeviceSpec;
 use parking_lot::Mutex;
+use zeroize::Zeroizing;
 
 use crate::private_file::{self, PrivateFileError};
 
 /// Largest key file, in bytes: two secrets of 103 characters, and comments.
 const FILE_BYTES: u64 = 4096;
+
+/// Most bytes of a key in hexadecimal digits.
+const HEX_BYTES_MAX: usize = 64;
 
 /// A key file that cannot be used. The text names the file and the fix.
 #[derive(Debug, thiserror::Error)]
@@ -32,20 +37,56 @@ enum KeyProblem {
     Count(usize),
     #[error("line {line}: {error}")]
     Secret { line: usize, error: SecretError },
+    #[error("line {line}: {error}")]
+    TlsKey { line: usize, error: TlsKeyError },
 }
 
+/// Key of a line of a file.
+trait FileKey: Clone + PartialEq + Sized {
+    fn parse_line(line: usize, text: &str) -> Result<Self, KeyProblem>;
+}
+
+impl FileKey for Secret {
+    fn parse_line(line: usize, text: &str) -> Result<Secret, KeyProblem> {
+        Secret::parse(text).map_err(|error| KeyProblem::Secret { line, error })
+    }
+}
+
+impl FileKey for TlsKey {
+    fn parse_line(line: usize, text: &str) -> Result<TlsKey, KeyProblem> {
+        TlsKey::parse(text).map_err(|error| KeyProblem::TlsKey { line, error })
+    }
+}
+
+type Rings<K> = Mutex<BTreeMap<PathBuf, Ring<K>>>;
+
 /// Rings by path.
-static RINGS: Mutex<BTreeMap<PathBuf, KeyRing>> = Mutex::new(BTreeMap::new());
+static RINGS: Rings<Secret> = Mutex::new(BTreeMap::new());
+
+/// Rings of TLS keys by path.
+static TLS_RINGS: Rings<TlsKey> = Mutex::new(BTreeMap::new());
 
 /// The ring of the file `path`.
 ///
 /// # Errors
 /// The file cannot be used.
 pub fn ring(path: &Path) -> Result<KeyRing, KeyError> {
-    let secrets = read(path)?;
-    let mut rings = RINGS.lock();
-    let ring = rings.entry(path.to_owned()).or_insert_with(|| KeyRing::new(Vec::new()));
-    ring.replace(secrets);
+    ring_among(&RINGS, path)
+}
+
+/// The ring of the file `path` of TLS keys.
+///
+/// # Errors
+/// The file cannot be used.
+pub fn tls_ring(path: &Path) -> Result<TlsRing, KeyError> {
+    ring_among(&TLS_RINGS, path)
+}
+
+fn ring_among<K: FileKey>(rings: &Rings<K>, path: &Path) -> Result<Ring<K>, KeyError> {
+    let keys = read_keys(path)?;
+    let mut rings = rings.lock();
+    let ring = rings.entry(path.to_owned()).or_insert_with(|| Ring::new(Vec::new()));
+    ring.replace(keys);
     Ok(ring.clone())
 }
 
@@ -60,31 +101,47 @@ pub fn pair(host: &Path, controller: Option<&Path>) -> Result<KeyPair, KeyError>
 /// Reads every file in use again. Returns the number of rings that changed, and what could not be
 /// read, of which the known secrets stay.
 pub fn reload() -> (usize, Vec<KeyError>) {
-    let rings = RINGS.lock().clone();
-    let (mut changed, mut errors) = (0, Vec::new());
+    let mut errors = Vec::new();
+    let changed = reload_among(&RINGS, &mut errors) + reload_among(&TLS_RINGS, &mut errors);
+    (changed, errors)
+}
+
+fn reload_among<K: FileKey>(rings: &Rings<K>, errors: &mut Vec<KeyError>) -> usize {
+    let rings = rings.lock().clone();
+    let mut changed = 0;
     for (path, ring) in rings {
-        match read(&path) {
-            Ok(secrets) => changed += usize::from(ring.replace(secrets)),
+        match read_keys(&path) {
+            Ok(keys) => changed += usize::from(ring.replace(keys)),
             Err(error) => errors.push(error),
         }
     }
-    (changed, errors)
+    changed
 }
 
 /// Key files that a configuration names and that cannot be used.
 pub fn check(config: &Config) -> Vec<KeyError> {
+    let specs = || {
+        let devices = config.volumes.iter().flat_map(|volume| volume.backing.devices());
+        devices.filter_map(|device| match device {
+            DeviceSpec::NvmeTcp(spec) => Some(spec),
+            _ => None,
+        })
+    };
     let hosts = config.hosts.iter();
-    let hosts = hosts.flat_map(|host| [Some(&host.key_file), host.controller_key_file.as_ref()]);
+    let hosts = hosts.flat_map(|host| [host.key_file.as_ref(), host.controller_key_file.as_ref()]);
     let peers = config.peers.iter().map(|peer| peer.key_file.as_ref());
-    let devices = config.volumes.iter().flat_map(|volume| volume.backing.devices());
-    let devices = devices.flat_map(|device| match device {
-        DeviceSpec::NvmeTcp(spec) => [spec.key_file.as_ref(), spec.controller_key_file.as_ref()],
-        _ => [None, None],
-    });
-    let mut paths: Vec<_> = hosts.chain(peers).chain(devices).flatten().collect();
-    paths.sort();
-    paths.dedup();
-    paths.into_iter().filter_map(|path| read(path).err()).collect()
+    let devices =
+        specs().flat_map(|spec| [spec.key_file.as_ref(), spec.controller_key_file.as_ref()]);
+    let secrets = hosts.chain(peers).chain(devices).flatten();
+    let hosts = config.hosts.iter().map(|host| host.tls_key_file.as_ref());
+    let peers = config.peers.iter().map(|peer| peer.tls_key_file.as_ref());
+    let tls = hosts.chain(peers).chain(specs().map(|spec| spec.tls_key_file.as_ref())).flatten();
+    let secrets = distinct(secrets).filter_map(|path| read(path).err());
+    secrets.chain(distinct(tls).filter_map(|path| read_tls(path).err())).collect()
+}
+
+fn distinct<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = &'a PathBuf> {
+    paths.collect::<BTreeSet<_>>().into_iter()
 }
 
 /// Reads a key file.
@@ -92,24 +149,80 @@ pub fn check(config: &Config) -> Vec<KeyError> {
 /// # Errors
 /// The file cannot be used.
 pub fn read(path: &Path) -> Result<Vec<Secret>, KeyError> {
-    read_file(path).map_err(|problem| KeyError { path: path.to_owned(), problem })
+    read_keys(path)
 }
 
-fn read_file(path: &Path) -> Result<Vec<Secret>, KeyProblem> {
-    let text = private_file::read(path, FILE_BYTES)?;
-    parse(&text)
+/// Reads a file of TLS keys.
+///
+/// # Errors
+/// The file cannot be used.
+pub fn read_tls(path: &Path) -> Result<Vec<TlsKey>, KeyError> {
+    read_keys(path)
+}
+
+/// True if the file can be used and holds TLS keys.
+///
+/// # Errors
+/// The file cannot be used.
+pub fn is_tls(path: &Path) -> Result<bool, KeyError> {
+    let text = read_private(path, FILE_BYTES)?;
+    Ok(lines(&text).next().is_some_and(|(_, line)| TlsKey::is_meant(line)))
+}
+
+/// Bytes of a file that holds hexadecimal digits alone, at most 64 bytes; `None` if it holds anything
+/// else.
+///
+/// # Errors
+/// The file cannot be used.
+pub fn read_hex(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, KeyError> {
+    let text = read_private(path, FILE_BYTES)?;
+    Ok(from_hex(text.trim()).filter(|bytes| (1..=HEX_BYTES_MAX).contains(&bytes.len())))
+}
+
+/// Bytes of hexadecimal digits; `None` if there are others, or an odd number.
+pub(crate) fn from_hex(digits: &str) -> Option<Zeroizing<Vec<u8>>> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
+    // Of its final size, because a vector that grows leaves copies behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(pairs.len()));
+    for [high, low] in pairs {
+        bytes.push(u8::try_from(digit(high)? << 4 | digit(low)?).ok()?);
+    }
+    rest.is_empty().then_some(bytes)
+}
+
+/// Hexadecimal digits of `bytes`.
+pub fn hex(bytes: &[u8]) -> Zeroizing<String> {
+    let mut text = Zeroizing::new(String::with_capacity(2 * bytes.len()));
+    for nibble in bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]) {
+        text.extend(char::from_digit(u32::from(nibble), 16));
+    }
+    text
+}
+
+fn read_keys<K: FileKey>(path: &Path) -> Result<Vec<K>, KeyError> {
+    let keys = private_file::read(path, FILE_BYTES).map_err(KeyProblem::from);
+    let keys = keys.and_then(|text| parse(&text));
+    keys.map_err(|problem| KeyError { path: path.to_owned(), problem })
+}
+
+/// Contents of a file of keys of at most `bytes_max` bytes that passes the checks.
+pub(crate) fn read_private(path: &Path, bytes_max: u64) -> Result<Zeroizing<String>, KeyError> {
+    private_file::read(path, bytes_max)
+        .map_err(|error| KeyError { path: path.to_owned(), problem: error.into() })
 }
 
 /// Empty lines and lines that begin with `#` are ignored.
-fn parse(text: &str) -> Result<Vec<Secret>, KeyProblem> {
+fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().map(str::trim).enumerate();
-    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let secrets = lines.map(|(index, line)| {
-        Secret::parse(line).map_err(|error| KeyProblem::Secret { line: index + 1, error })
-    });
-    let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
-    match secrets.len() {
-        1..=RING_SECRETS => Ok(secrets),
+    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+fn parse<K: FileKey>(text: &str) -> Result<Vec<K>, KeyProblem> {
+    let keys = lines(text).map(|(index, line)| K::parse_line(index + 1, line));
+    let keys = keys.collect::<Result<Vec<_>, _>>()?;
+    match keys.len() {
+        1..=RING_SECRETS => Ok(keys),
         count => Err(KeyProblem::Count(count)),
     }
 }
@@ -147,6 +260,25 @@ mod tests {
         }
         assert!(read(folder.path()).unwrap_err().to_string().contains("not a regular file"));
         assert!(read(&folder.path().join("none")).is_err());
+    }
+
+    const TLS: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+
+    #[test]
+    fn tls_key_files_are_read_and_reloaded() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder, TLS, 0o600);
+        assert!(is_tls(&path).unwrap());
+        assert!(read(&path).unwrap_err().to_string().contains("line 1"));
+        let used = tls_ring(&path).unwrap();
+        file(&folder, &format!("{TLS}\n# old\n{TLS}\n"), 0o600);
+        assert!(reload().0 >= 1);
+        assert_eq!(used.secrets().len(), 2);
+        file(&folder, TLS, 0o644);
+        assert!(read_tls(&path).unwrap_err().to_string().contains("chmod 600"));
+        let broken = file(&folder, &TLS.replace("9LrZ", "9LrY"), 0o600);
+        let error = read_tls(&broken).unwrap_err().to_string();
+        assert!(error.contains("CRC") && !error.contains("VRLb"), "{error}");
     }
 
     #[test]

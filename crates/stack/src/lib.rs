@@ -7,6 +7,7 @@ pub mod keys;
 mod open;
 pub mod private_file;
 mod remote;
+pub mod tls_files;
 
 pub use open::{
     OpenError, OpenOptions, OpenVolume, beginning, check_block_size, layered, open_backing,

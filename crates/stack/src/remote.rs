@@ -8,11 +8,12 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{Nqn, Status};
-use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice};
+use flagstone_nvmf_host::{HostError, HostOptions, HostTls, MultipathDevice, RemoteDevice};
 use flagstone_runtime::net::{self, Address};
 
 use crate::keys;
 use crate::open::OpenOptions;
+use crate::tls_files;
 use flagstone_config::device_spec::{Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
 
 /// How long calls wait for one of several paths, and for an answer by each.
@@ -77,7 +78,11 @@ fn explain_nvme(error: &HostError) -> String {
         HostError::Authentication(_) | HostError::NoProof => {
             "; compare `flagstone key check FILE` on both sides"
         }
-        HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port?",
+        HostError::Tls(_) => {
+            "; does the server listen with ?tls=required or ?tls=allowed, and does \
+             `flagstone key check FILE` show the same on both sides?"
+        }
+        HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port without TLS?",
         _ => "",
     };
     format!("{error}{hint}")
@@ -120,6 +125,7 @@ pub(crate) async fn open_nvme(
     let host = HostOptions {
         host_nqn: spec.host_nqn.as_deref().map(nqn).transpose()?,
         keys: keys_of(spec)?,
+        tls: tls_of(spec)?,
         nsid: spec.namespace_id,
         queues: spec.queues.or(options.queues).unwrap_or(default.queues),
         queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
@@ -151,10 +157,25 @@ fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, Failure> {
     }
 }
 
+fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<HostTls>, Failure> {
+    let Some(path) = &spec.tls_key_file else { return Ok(None) };
+    let keys = keys::tls_ring(path).map_err(|error| error.to_string())?;
+    Ok(Some(HostTls { keys, allow_plain: false }))
+}
+
 pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, Failure> {
     let address = match &spec.address {
         NbdAddress::Tcp(host) => look_up(host).await?,
         NbdAddress::Unix(path) => Address::Unix(path.clone()),
     };
-    Ok(NbdDevice::connect(address, &spec.export, ClientOptions::default()).await?)
+    let (export, options) = (&spec.export, ClientOptions::default());
+    let Some(tls) = &spec.tls else {
+        return Ok(NbdDevice::connect(address, export, options).await?);
+    };
+    let host = match &spec.address {
+        NbdAddress::Tcp(host) => host.host.to_string(),
+        NbdAddress::Unix(_) => String::new(),
+    };
+    let tls = tls_files::client(tls, &host).map_err(|error| error.to_string())?;
+    Ok(NbdDevice::connect_tls(address, export, options, tls).await?)
 }

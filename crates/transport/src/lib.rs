@@ -3,10 +3,11 @@
 //! [`Rx`] receives many messages per system call, with payloads in place. [`Tx`] queues the headers
 //! and payloads of the tasks of a connection, and sends what has accumulated. [`WaitGroup`] and
 //! [`grace_period`] wait for work on all cores. [`RefusalLog`] logs refused peers, and
-//! [`FailureDelays`] delays them.
+//! [`FailureDelays`] delays them. [`InFlight`] bounds handshakes.
 
 mod failure_delays;
 mod gather;
+mod in_flight;
 pub mod limits;
 mod receive;
 mod refusal;
@@ -14,6 +15,7 @@ mod send;
 mod wait_group;
 
 pub use failure_delays::{FailureDelays, Source, source_of};
+pub use in_flight::{InFlight, InFlightPlace};
 pub use receive::{MessageShape, Rx, RxError, ShapePredictor};
 pub use refusal::RefusalLog;
 pub use send::Tx;

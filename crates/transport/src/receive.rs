@@ -24,7 +24,7 @@ use std::io;
 use std::rc::Rc;
 
 use flagstone_runtime::buf::{self, ReceiveBudget};
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::Socket;
 use flagstone_runtime::{Buf, BufMut, RecvList, time};
 
 use crate::limits::{
@@ -67,7 +67,7 @@ impl ShapePredictor {
 
 /// Receiving half of a connection.
 pub struct Rx {
-    stream: Stream,
+    socket: Socket,
     /// Received and unread bytes, in stream order.
     data: VecDeque<BufMut>,
     data_bytes: usize,
@@ -97,10 +97,10 @@ pub enum RxError {
 }
 
 impl Rx {
-    /// Creates the receiver of `stream`.
-    pub fn new(stream: Stream) -> Rx {
+    /// Creates the receiver of `socket`.
+    pub fn new(socket: impl Into<Socket>) -> Rx {
         Rx {
-            stream,
+            socket: socket.into(),
             data: VecDeque::with_capacity(64),
             data_bytes: 0,
             free: VecDeque::with_capacity(64),
@@ -250,7 +250,7 @@ impl Rx {
         let mut have = self.copy_out(&mut place);
         while have < place.len() {
             let rest = place.split_off(have);
-            let (result, rest) = self.stream.recv(rest).await;
+            let (result, rest) = self.socket.recv(rest).await;
             rejoin(&mut place, rest);
             self.count_receive();
             match result {
@@ -273,7 +273,7 @@ impl Rx {
             let mut list = self.list.take().unwrap_or_default();
             list.push(rest);
             list.push(next);
-            let (result, mut list) = self.stream.recv_vectored(list).await;
+            let (result, mut list) = self.socket.recv_vectored(list).await;
             let mut parts = list.drain();
             let (Some(rest), Some(back)) = (parts.next(), parts.next()) else {
                 unreachable!("the list keeps its buffers");
@@ -353,7 +353,7 @@ impl Rx {
         for place in self.free.drain(..) {
             list.push(place);
         }
-        let (result, mut list) = self.stream.recv_vectored(list).await;
+        let (result, mut list) = self.socket.recv_vectored(list).await;
         let mut left = *result.as_ref().unwrap_or(&0);
         for mut place in list.drain() {
             if left == 0 {
@@ -416,7 +416,7 @@ impl Rx {
 
     async fn more_plain(&mut self) -> Result<(), RxError> {
         let place = self.free.pop_front().expect("laid out");
-        let (result, mut place) = self.stream.recv(place).await;
+        let (result, mut place) = self.socket.recv(place).await;
         self.count_receive();
         let count = result?;
         if count == 0 {
@@ -535,7 +535,7 @@ fn rejoin(front: &mut BufMut, back: BufMut) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flagstone_runtime::net::{Address, Listener};
+    use flagstone_runtime::net::{Address, Listener, Stream};
     use flagstone_runtime::{SendList, block_on, spawn};
     use std::net::{Ipv4Addr, SocketAddr};
 

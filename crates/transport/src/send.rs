@@ -8,14 +8,14 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::rc::Rc;
 
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::Socket;
 use flagstone_runtime::{Buf, SendList, sync};
 
 use crate::gather::Gather;
 
 /// Sending half of a connection.
 pub struct Tx {
-    stream: Stream,
+    socket: Socket,
     send_bytes_max: usize,
     out: RefCell<Gather>,
     more: sync::Notify,
@@ -41,10 +41,10 @@ enum State {
 }
 
 impl Tx {
-    /// Creates the sender of `stream`. `progress` is notified when a send has ended.
-    pub fn new(stream: Stream, progress: Rc<sync::Notify>) -> Tx {
+    /// Creates the sender of `socket`. `progress` is notified when a send has ended.
+    pub fn new(socket: impl Into<Socket>, progress: Rc<sync::Notify>) -> Tx {
         Tx {
-            stream,
+            socket: socket.into(),
             send_bytes_max: usize::MAX,
             out: RefCell::default(),
             more: sync::Notify::new(),
@@ -165,12 +165,16 @@ impl Tx {
         loop {
             let go_on = self.more.wait_for(|| self.next()).await;
             if !go_on {
-                return Ok(());
+                // Everything was sent, unless the sender was closed.
+                return match self.state.get() {
+                    State::Finishing => self.socket.close().await,
+                    State::Open | State::Closed => Ok(()),
+                };
             }
             self.take_out(&mut list);
             self.in_flight.set(true);
             while !list.is_empty() {
-                let (result, rest) = self.stream.send(list).await;
+                let (result, rest) = self.socket.send(list).await;
                 list = rest;
                 match result {
                     Ok(0) => return self.failed(io::ErrorKind::WriteZero.into()),

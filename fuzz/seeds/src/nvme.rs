@@ -324,7 +324,18 @@ pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
         }
     }
     let secret = b"\x03DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
-    corpus.put("nvme_authentication", "secret", secret)
+    corpus.put("nvme_authentication", "secret", secret)?;
+    let key = b"\x05NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
+    corpus.put("nvme_authentication", "tls-key", key)?;
+    let identity = b"NVMe0R01 nqn.2026-01.x:a nqn.2026-01.x:b";
+    let prefixed = |bytes: &[u8]| [&(bytes.len() as u16).to_be_bytes(), bytes].concat();
+    let binder = [&[32][..], &[7; 32]].concat();
+    let offered = [prefixed(identity), vec![0; 4]].concat();
+    let psk = [prefixed(&offered), prefixed(&binder)].concat();
+    let extensions = [&41_u16.to_be_bytes()[..], &prefixed(&psk)].concat();
+    let body = [&[3, 3][..], &[9; 32], &[0, 0, 2, 0x13, 1, 1, 0], &prefixed(&extensions)].concat();
+    let hello = [&[4, 1, 0][..], &prefixed(&body)].concat();
+    corpus.put("nvme_authentication", "client-hello", &hello)
 }
 
 /// `nvme_host`: PDUs in place of the target's messages on each connection, and between them.

@@ -76,7 +76,11 @@ pub static PEER: Section = Section {
         "key_file", Kind::Text("path"), "" =>
             "Key that both nodes prove to each other. Default: none: knowing the node's name is enough.";
         "insecure", Kind::Flag, "false" =>
-            "Accept a peer on another machine without `key_file`: anyone who takes its name or address can read and overwrite the mirrors.";
+            "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
+        "tls_key_file", Kind::Text("path"), "" =>
+            "TLS key of both nodes (`flagstone key generate --tls`): the link is encrypted, and the replica cannot be reached without. Both listeners need `?tls=allowed` or `?tls=required`. Default: no encryption.";
+        "tls", Kind::Choice(&["required", "allowed"]), "required" =>
+            "`allowed`: also accept and make connections without TLS, with a warning, while [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
         "host_addresses", Kind::List("address"), "" =>
             "Where hosts reach it, for the discovery log: `nvme connect-all` to either node finds the paths to both. Empty: none. Default: `address`.";
         "connections", Kind::Count(1..=16), "1" =>

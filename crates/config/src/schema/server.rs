@@ -9,7 +9,7 @@ pub static SERVER: Section = Section {
     path: "server",
     keys: keys! {
         "listen", Kind::Entries("listen address", &LISTEN), "" =>
-            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`, or [tables](#serverlisten). Port 0 picks a free port. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`.";
+            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`, or [tables](#serverlisten). Over TCP, `?tls=required` or `?tls=allowed` may follow. Port 0 picks a free port. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`.";
         "cores", Kind::Count(1..=1024), "" =>
             "Executor threads. Default: one per available CPU.";
         "buffer_memory", Kind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
@@ -105,6 +105,12 @@ pub static NBD: Section = Section {
     keys: keys! {
         "max_connections", Kind::Count(1..=65536), "256" =>
             "Connections of all clients.";
+        "tls_certificates", Kind::Text("directory"), "" =>
+            "Directory with `server-cert.pem`, `server-key.pem` (mode 0600) and, for `tls_verify_clients`, `ca-cert.pem`, as QEMU and nbdkit have them.";
+        "tls_verify_clients", Kind::Flag, "false" =>
+            "Clients show a certificate that `ca-cert.pem` has signed.";
+        "tls_psk_file", Kind::Text("path"), "" =>
+            "Pre-shared keys (mode 0600), as `psktool` makes them: `NAME:HEX` on each line.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit of each step of a negotiation, with 3 minutes for all; of all steps while more than half of the connections negotiate.";
         "stall_timeout", time(100, DAY_MS), "30s" =>

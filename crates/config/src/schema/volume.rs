@@ -38,6 +38,8 @@ pub static VOLUME: Section = Section {
             "Hosts that may connect over NVMe/TCP. Default: all; empty: none. NBD clients have no names.";
         "nbd_export", Kind::Text("export name"), "" =>
             "Name of the NBD export. Default: NAME.";
+        "nbd_clients", Kind::List("client name"), "" =>
+            "NBD clients that may use it, by a name in their certificate or the name of their pre-shared key. Others, and clients without TLS, are refused. Default: all.";
     },
     profile: false,
 };
@@ -93,9 +95,11 @@ pub static HOST: Section = Section {
     keys: keys! {
         "nqn", Kind::Text("NQN"), "" => "The host's NQN. Required.";
         "key_file", Kind::Text("path"), "" =>
-            "Key that the host has to prove. Required.";
+            "Key that the host has to prove. This or `tls_key_file` is required.";
         "controller_key_file", Kind::Text("path"), "" =>
             "Key that this server proves, if the host asks (`--dhchap-ctrl-secret` of nvme-cli). Default: none.";
+        "tls_key_file", Kind::Text("path"), "" =>
+            "The host's TLS key (`flagstone key generate --tls`). Default: no TLS.";
     },
     profile: false,
 };

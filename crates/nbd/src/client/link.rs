@@ -155,9 +155,10 @@ impl ServerLink {
 
     /// Sends and receives until the connection ends.
     async fn use_connection(self: &Rc<Self>, established: EstablishedConnection) {
-        let EstablishedConnection { stream, mut rx, .. } = established;
+        let EstablishedConnection { socket, mut rx, .. } = established;
+        let stream = socket.stream().clone();
         *self.stream.borrow_mut() = Some(stream.clone());
-        let tx = Tx::new(stream.clone(), self.work.clone()).with_send_limit(SEND_BYTES);
+        let tx = Tx::new(socket, self.work.clone()).with_send_limit(SEND_BYTES);
         let tx = Rc::new(tx);
         let sender = spawn(send(tx.clone(), stream.clone())).abort_on_drop();
         let queuer = spawn(self.clone().queue_requests(tx)).abort_on_drop();

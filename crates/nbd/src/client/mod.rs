@@ -32,6 +32,7 @@ use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::net::Address;
+use flagstone_runtime::tls::TlsClient;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn_detached};
 
 pub use target::{ClientOptions, ConnectError};
@@ -59,8 +60,30 @@ impl NbdDevice {
         export: &str,
         options: ClientOptions,
     ) -> Result<Arc<NbdDevice>, ConnectError> {
+        NbdDevice::connect_with(address, export, options, None).await
+    }
+
+    /// Same as [`NbdDevice::connect`], with TLS, which the server has to speak.
+    ///
+    /// # Errors
+    /// [`ConnectError`], after a single attempt.
+    pub async fn connect_tls(
+        address: Address,
+        export: &str,
+        options: ClientOptions,
+        tls: TlsClient,
+    ) -> Result<Arc<NbdDevice>, ConnectError> {
+        NbdDevice::connect_with(address, export, options, Some(tls)).await
+    }
+
+    async fn connect_with(
+        address: Address,
+        export: &str,
+        options: ClientOptions,
+        tls: Option<TlsClient>,
+    ) -> Result<Arc<NbdDevice>, ConnectError> {
         let id = LinkId(random_u64());
-        let (target, first) = RemoteExport::open(address, export, options, id).await?;
+        let (target, first) = RemoteExport::open(address, export, options, tls, id).await?;
         let core = flagstone_runtime::core_index();
         let several = target.info.has(flag::CAN_MULTI_CONN);
         let home = (!several).then(|| (core, flagstone_runtime::cores()[core].clone()));

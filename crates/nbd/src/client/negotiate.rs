@@ -58,6 +58,12 @@ pub enum NegotiationError {
         /// Message of the server; may be empty.
         message: String,
     },
+    /// The server requires TLS.
+    #[error("the server requires TLS: write nbds:// and its options")]
+    TlsRequired,
+    /// The server does not speak TLS.
+    #[error("the server refuses TLS: {0}")]
+    NoTls(String),
     /// The server violated the protocol.
     #[error("the server violated the protocol: {0}")]
     Broken(&'static str),
@@ -72,6 +78,8 @@ pub enum NegotiationStep {
     More,
     /// A message was consumed: send the output and call again.
     Again,
+    /// Begin TLS, then call [`Negotiation::secured`]. Nothing may have been received yet.
+    StartTls,
     /// The transmission phase begins.
     Begin(ServerInfo),
 }
@@ -79,6 +87,7 @@ pub enum NegotiationStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Greeting,
+    StartTls,
     Structured,
     Link,
     Go,
@@ -96,6 +105,8 @@ pub struct Negotiation {
     export: String,
     link: LinkId,
     state: State,
+    /// The connection has to be encrypted.
+    tls: bool,
     zeroes: bool,
     replies: u32,
     size_and_flags: Option<(u64, u16)>,
@@ -114,12 +125,26 @@ impl Negotiation {
             export: export.to_owned(),
             link,
             state: State::Greeting,
+            tls: false,
             zeroes: true,
             replies: 0,
             size_and_flags: None,
             expected: false,
             info,
         }
+    }
+
+    /// Requires TLS.
+    #[must_use]
+    pub fn with_tls(mut self) -> Negotiation {
+        self.tls = true;
+        self
+    }
+
+    /// Continues after the TLS handshake.
+    pub fn secured(&mut self, out: &mut Vec<u8>) {
+        put_option(out, option::STRUCTURED_REPLY, &[]);
+        self.state = State::Structured;
     }
 
     /// Consumes at most one message from the front of `input`, and writes output to `out`. Returns
@@ -131,7 +156,7 @@ impl Negotiation {
         match self.state {
             State::Greeting => self.greeting(input, out),
             State::ExportName => self.export_name(input),
-            State::Structured | State::Link | State::Go | State::Expected => {
+            State::StartTls | State::Structured | State::Link | State::Go | State::Expected => {
                 self.option_reply(input, out)
             }
         }
@@ -155,8 +180,13 @@ impl Negotiation {
         self.zeroes = flags & handshake_flag::NO_ZEROES == 0;
         let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         out.extend_from_slice(&u32::from(flags & known).to_be_bytes());
-        put_option(out, option::STRUCTURED_REPLY, &[]);
-        self.state = State::Structured;
+        if self.tls {
+            put_option(out, option::STARTTLS, &[]);
+            self.state = State::StartTls;
+        } else {
+            put_option(out, option::STRUCTURED_REPLY, &[]);
+            self.state = State::Structured;
+        }
         Ok((GREETING_BYTES, NegotiationStep::Again))
     }
 
@@ -165,6 +195,7 @@ impl Negotiation {
             OptionReplyHeader::decode(input).map_err(|_| Broken("not a reply to an option"))?;
         let Some(header) = header else { return Ok((0, NegotiationStep::More)) };
         let expected = match self.state {
+            State::StartTls => option::STARTTLS,
             State::Structured => option::STRUCTURED_REPLY,
             State::Link => option::SET_META_CONTEXT,
             State::Expected => option::LIST_META_CONTEXT,
@@ -183,6 +214,7 @@ impl Negotiation {
             return Ok((0, NegotiationStep::More));
         };
         let progress = match self.state {
+            State::StartTls => tls_reply(header.kind, data)?,
             State::Structured => self.structured_reply(header.kind, out),
             State::Link => self.link_reply(header.kind, out),
             State::Expected => self.expected_reply(header.kind, data)?,
@@ -247,6 +279,7 @@ impl Negotiation {
                 Ok(NegotiationStep::Again)
             }
             reply_type::ERR_UNKNOWN => Err(NegotiationError::UnknownExport(self.export.clone())),
+            reply_type::ERR_TLS_REQD => Err(NegotiationError::TlsRequired),
             error if error & reply_type::ERROR_BIT != 0 => Err(NegotiationError::Refused {
                 code: error & !reply_type::ERROR_BIT,
                 message: String::from_utf8_lossy(data).into_owned(),
@@ -312,5 +345,16 @@ impl Negotiation {
         }
         (self.info.size_bytes, self.info.flags) = (size_bytes, flags);
         Ok(NegotiationStep::Begin(self.info))
+    }
+}
+
+/// Handles the answer to STARTTLS. A server that refuses it is not used without.
+fn tls_reply(kind: u32, data: &[u8]) -> Result<NegotiationStep, NegotiationError> {
+    match kind {
+        reply_type::ACK if data.is_empty() => Ok(NegotiationStep::StartTls),
+        error if error & reply_type::ERROR_BIT != 0 => {
+            Err(NegotiationError::NoTls(String::from_utf8_lossy(data).into_owned()))
+        }
+        _ => Err(Broken("an unknown reply to STARTTLS")),
     }
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::net::{Address, Stream, may_pass};
+use flagstone_runtime::net::{Address, Socket, Stream, may_pass};
+use flagstone_runtime::tls::{TlsClient, TlsFailure};
 use flagstone_runtime::{Buf, time};
 use flagstone_transport::Rx;
 
@@ -48,6 +49,9 @@ pub enum ConnectError {
     Connect(#[from] std::io::Error),
     #[error(transparent)]
     Negotiation(#[from] NegotiationError),
+    /// The TLS handshake failed.
+    #[error("TLS failed: {0}")]
+    Tls(#[from] TlsFailure),
     /// The timeout expired.
     #[error("no answer in time")]
     TimedOut,
@@ -63,7 +67,8 @@ impl ConnectError {
     pub fn may_pass(&self) -> bool {
         match self {
             ConnectError::Connect(error) => may_pass(error),
-            ConnectError::TimedOut => true,
+            ConnectError::TimedOut | ConnectError::Tls(TlsFailure::Closed) => true,
+            ConnectError::Tls(_) => false,
             ConnectError::Negotiation(NegotiationError::Refused { code, .. }) => {
                 *code == reply_type::ERR_SHUTDOWN & !reply_type::ERROR_BIT
             }
@@ -75,7 +80,7 @@ impl ConnectError {
 
 /// Connection in its transmission phase.
 pub(crate) struct EstablishedConnection {
-    pub(crate) stream: Stream,
+    pub(crate) socket: Socket,
     pub(crate) rx: Rx,
     pub(crate) info: ServerInfo,
 }
@@ -86,6 +91,7 @@ pub(crate) struct RemoteExport {
     pub(crate) address: Address,
     pub(crate) export: String,
     pub(crate) options: ClientOptions,
+    tls: Option<TlsClient>,
     pub(crate) info: ServerInfo,
     /// The device was dropped.
     pub(crate) closing: Drain,
@@ -105,13 +111,16 @@ impl RemoteExport {
         address: Address,
         export: &str,
         options: ClientOptions,
+        tls: Option<TlsClient>,
         link: LinkId,
     ) -> Result<(RemoteExport, EstablishedConnection), ConnectError> {
-        let established = establish(&address, export, link, options.connect_timeout).await?;
+        let established =
+            establish(&address, export, link, tls.as_ref(), options.connect_timeout).await?;
         let target = RemoteExport {
             address,
             export: export.to_owned(),
             options,
+            tls,
             info: established.info,
             closing: Drain::new(),
             answered: AtomicU64::new(0),
@@ -128,7 +137,8 @@ impl RemoteExport {
         link: LinkId,
     ) -> Result<EstablishedConnection, ConnectError> {
         let timeout = self.options.connect_timeout;
-        let established = establish(&self.address, &self.export, link, timeout).await?;
+        let tls = self.tls.as_ref();
+        let established = establish(&self.address, &self.export, link, tls, timeout).await?;
         if established.info != self.info {
             return Err(ConnectError::Changed);
         }
@@ -193,9 +203,10 @@ async fn establish(
     address: &Address,
     export: &str,
     link: LinkId,
+    tls: Option<&TlsClient>,
     timeout: Duration,
 ) -> Result<EstablishedConnection, ConnectError> {
-    let negotiated = time::timeout(timeout, negotiate(address, export, link)).await;
+    let negotiated = time::timeout(timeout, negotiate(address, export, link, tls)).await;
     negotiated.unwrap_or(Err(ConnectError::TimedOut))
 }
 
@@ -203,27 +214,46 @@ async fn negotiate(
     address: &Address,
     export: &str,
     link: LinkId,
+    tls: Option<&TlsClient>,
 ) -> Result<EstablishedConnection, ConnectError> {
-    let stream = Stream::connect(address).await?;
-    let mut rx = Rx::new(stream.clone());
+    let mut socket = Socket::from(Stream::connect(address).await?);
+    let mut rx = Rx::new(socket.clone());
     let mut scratch = Vec::new();
-    let mut negotiation = Negotiation::new(export, link);
+    let negotiation = Negotiation::new(export, link);
+    let mut negotiation = if tls.is_some() { negotiation.with_tls() } else { negotiation };
     let mut out = Vec::new();
     loop {
         let (taken, progress) = negotiation.step(rx.unread(&mut scratch), &mut out)?;
         rx.skip(taken);
-        if !out.is_empty() {
-            // At most one option with a name: far below the smallest memory ceiling.
-            let sent = Buf::copy_of(&out).ok_or(std::io::ErrorKind::OutOfMemory);
-            stream.send_buf(sent.map_err(std::io::Error::from)?).await?;
-            out.clear();
-        }
+        send(&socket, &mut out).await?;
         match progress {
             NegotiationStep::Begin(info) => {
-                return Ok(EstablishedConnection { stream, rx, info });
+                return Ok(EstablishedConnection { socket, rx, info });
+            }
+            NegotiationStep::StartTls => {
+                // Whatever arrived with the answer is not protected.
+                if let (Some(tls), 0) = (tls, rx.available()) {
+                    socket = tls.connect(socket.stream().clone(), &[]).await?.into();
+                    rx = Rx::new(socket.clone());
+                    negotiation.secured(&mut out);
+                    send(&socket, &mut out).await?;
+                } else {
+                    return Err(NegotiationError::Broken("data before the TLS handshake").into());
+                }
             }
             NegotiationStep::Again => {}
             NegotiationStep::More => rx.more_pooled().await.map_err(std::io::Error::from)?,
         }
     }
+}
+
+/// Sends what a step of the negotiation wrote, if anything.
+async fn send(socket: &Socket, out: &mut Vec<u8>) -> std::io::Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    // At most one option with a name: far below the smallest memory ceiling.
+    let sent = Buf::copy_of(out).ok_or(std::io::ErrorKind::OutOfMemory);
+    out.clear();
+    socket.send_buf(sent.map_err(std::io::Error::from)?).await
 }

@@ -45,6 +45,12 @@ pub enum HandshakeError {
     /// More than [`MAX_OPTIONS`] options, and [`MAX_OPTIONS_EACH`] for each export.
     #[error("more than {MAX_OPTIONS} options, and {MAX_OPTIONS_EACH} for each export")]
     TooManyOptions,
+    /// EXPORT_NAME, which has no error reply, before the TLS that is required.
+    #[error("TLS is required")]
+    TlsRequired,
+    /// The TLS handshake failed, or data arrived before it that nothing protects.
+    #[error("TLS failed: {0}")]
+    Tls(String),
     /// Unknown export in EXPORT_NAME, which has no error reply.
     #[error("no such export")]
     UnknownExport,
@@ -65,9 +71,15 @@ pub enum NbdRefusalReason {
     /// The device of the export is not open yet.
     #[error("this export is not available yet")]
     NotYet,
-    /// The client asked for TLS.
-    #[error("TLS is not supported")]
+    /// The client asked for TLS, which its listener does not have.
+    #[error("TLS is not configured")]
     Tls,
+    /// The client asked for something before TLS, which is required.
+    #[error("the client does not begin TLS, which is required")]
+    TlsRequired,
+    /// The export has a list of clients, and this one is not on it.
+    #[error("the export does not admit this client")]
+    NotAdmitted,
     #[error("{0}")]
     Failed(HandshakeError),
     /// The negotiation took too long.
@@ -80,8 +92,17 @@ pub enum NbdRefusalReason {
 
 impl NbdRefusalReason {
     /// Names of all reasons.
-    pub const NAMES: [&str; 6] =
-        ["unknown-export", "not-yet", "tls", "protocol", "timeout", "busy"];
+    pub const NAMES: [&str; 9] = [
+        "unknown-export",
+        "not-yet",
+        "tls",
+        "tls-required",
+        "tls-failed",
+        "not-admitted",
+        "protocol",
+        "timeout",
+        "busy",
+    ];
 
     /// Name, for metrics.
     pub const fn name(&self) -> &'static str {
@@ -89,6 +110,9 @@ impl NbdRefusalReason {
             NbdRefusalReason::UnknownExport => "unknown-export",
             NbdRefusalReason::NotYet => "not-yet",
             NbdRefusalReason::Tls => "tls",
+            NbdRefusalReason::TlsRequired => "tls-required",
+            NbdRefusalReason::NotAdmitted => "not-admitted",
+            NbdRefusalReason::Failed(HandshakeError::Tls(_)) => "tls-failed",
             NbdRefusalReason::Failed(_) => "protocol",
             NbdRefusalReason::TimedOut => "timeout",
             NbdRefusalReason::Busy => "busy",
@@ -103,16 +127,33 @@ pub enum HandshakeStep {
     More,
     /// A message was consumed: call again.
     Again,
+    /// Send the output, begin TLS, and call [`Handshake::secured`]. Nothing that was received in
+    /// plain text may be used afterwards.
+    StartTls,
     /// The transmission phase begins.
     Begin(NbdSession),
     /// Send the output, then close.
     Close(HandshakeError),
 }
 
+/// Encryption of a negotiation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Security {
+    /// There is none.
+    Off,
+    /// The client may begin it.
+    Offered,
+    /// The client has to begin it.
+    Required,
+    /// It has begun, and the client has proven these names.
+    Secured(Vec<String>),
+}
+
 /// Negotiation state of a server.
 #[derive(Debug)]
 pub struct Handshake {
     exports: Arc<Exports>,
+    security: Security,
     flags: Option<u32>,
     structured: bool,
     options: u32,
@@ -133,6 +174,7 @@ impl Handshake {
         out.extend_from_slice(&SERVER_FLAGS.to_be_bytes());
         Handshake {
             exports,
+            security: Security::Off,
             flags: None,
             structured: false,
             options: 0,
@@ -140,6 +182,41 @@ impl Handshake {
             allocation: None,
             named: String::new(),
             refusal: None,
+        }
+    }
+
+    /// Sets the encryption that is offered or required.
+    #[must_use]
+    pub fn with_security(mut self, security: Security) -> Handshake {
+        self.security = security;
+        self
+    }
+
+    /// Continues after the TLS handshake. Nothing that was negotiated in plain text is kept.
+    pub fn secured(&mut self, names: Vec<String>) {
+        self.security = Security::Secured(names);
+        self.structured = false;
+        (self.link, self.allocation) = (None, None);
+        self.named.clear();
+    }
+
+    fn admits(&self, export: &Export) -> bool {
+        match &self.security {
+            Security::Secured(names) => export.admits(names),
+            Security::Off | Security::Offered | Security::Required => export.admits(&[]),
+        }
+    }
+
+    /// The export that was found, if this client may use it.
+    fn admitted(&self, found: ExportLookup) -> Result<Arc<Export>, NbdRefusalReason> {
+        match found {
+            ExportLookup::Here(export) if self.admits(&export) => Ok(export),
+            ExportLookup::Here(_) if self.security == Security::Offered => {
+                Err(NbdRefusalReason::TlsRequired)
+            }
+            ExportLookup::Here(_) => Err(NbdRefusalReason::NotAdmitted),
+            ExportLookup::Expected => Err(NbdRefusalReason::NotYet),
+            ExportLookup::Nothing => Err(NbdRefusalReason::UnknownExport),
         }
     }
 
@@ -193,7 +270,28 @@ impl Handshake {
     }
 
     fn answer(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
+        if self.security == Security::Required && !matches!(kind, option::STARTTLS | option::ABORT)
+        {
+            self.refusal = Some(self.refusal(NbdRefusalReason::TlsRequired));
+            if kind == option::EXPORT_NAME {
+                return HandshakeStep::Close(HandshakeError::TlsRequired);
+            }
+            put_reply(out, kind, reply_type::ERR_TLS_REQD, b"begin TLS first");
+            return HandshakeStep::Again;
+        }
         let outcome = match kind {
+            option::STARTTLS => match (&self.security, no_data(data)) {
+                (Security::Offered | Security::Required, Ok(())) => {
+                    put_reply(out, kind, reply_type::ACK, &[]);
+                    return HandshakeStep::StartTls;
+                }
+                (Security::Off, _) => {
+                    self.refusal = Some(self.refusal(NbdRefusalReason::Tls));
+                    put_reply(out, kind, reply_type::ERR_UNSUP, b"TLS is not configured");
+                    Ok(())
+                }
+                (_, outcome) => outcome.and(Err(InvalidOption::Unexpected)),
+            },
             option::EXPORT_NAME => return self.export_name(data, out),
             option::ABORT => {
                 put_reply(out, kind, reply_type::ACK, &[]);
@@ -212,11 +310,8 @@ impl Handshake {
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
                 self.meta_context(kind, data, out)
             }
-            // TLS, extended headers and unknown options are unsupported.
+            // Extended headers and unknown options are unsupported.
             _ => {
-                if kind == option::STARTTLS {
-                    self.refusal = Some(self.refusal(NbdRefusalReason::Tls));
-                }
                 put_reply(out, kind, reply_type::ERR_UNSUP, b"this option is not supported");
                 Ok(())
             }
@@ -239,8 +334,12 @@ impl Handshake {
     fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> HandshakeStep {
         self.named = String::from_utf8_lossy(&data[..data.len().min(MAX_STRING_BYTES)]).into();
         let found = string(data).map_or(ExportLookup::Nothing, |name| self.exports.find(name));
-        let ExportLookup::Here(export) = found else {
-            return HandshakeStep::Close(HandshakeError::UnknownExport);
+        let export = match self.admitted(found) {
+            Ok(export) => export,
+            Err(reason) => {
+                self.refusal = Some(self.refusal(reason));
+                return HandshakeStep::Close(HandshakeError::UnknownExport);
+            }
         };
         out.extend_from_slice(&export.device.geometry().size_bytes.to_be_bytes());
         out.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
@@ -252,7 +351,7 @@ impl Handshake {
 
     fn list(&self, data: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidOption> {
         no_data(data)?;
-        for export in self.exports.all() {
+        for export in self.exports.all().iter().filter(|export| self.admits(export)) {
             let mut entry = (export.name.len() as u32).to_be_bytes().to_vec();
             entry.extend_from_slice(export.name.as_bytes());
             entry.extend_from_slice(export.description.as_bytes());
@@ -265,15 +364,24 @@ impl Handshake {
     /// Finds an export, or writes an error reply ("The requested export is not available").
     fn find(&mut self, kind: u32, name: &str, out: &mut Vec<u8>) -> Option<Arc<Export>> {
         name.clone_into(&mut self.named);
-        let (why, reason): (&[u8], _) = match self.exports.find(name) {
-            ExportLookup::Here(export) => return Some(export),
-            ExportLookup::Expected => {
-                (b"this export is not available yet; try again later", NbdRefusalReason::NotYet)
+        let reason = match self.admitted(self.exports.find(name)) {
+            Ok(export) => return Some(export),
+            Err(reason) => reason,
+        };
+        let (code, why): (u32, &[u8]) = match reason {
+            NbdRefusalReason::TlsRequired => {
+                (reply_type::ERR_TLS_REQD, b"this export requires TLS: begin TLS first")
             }
-            ExportLookup::Nothing => (b"no such export", NbdRefusalReason::UnknownExport),
+            NbdRefusalReason::NotAdmitted => {
+                (reply_type::ERR_POLICY, b"this export does not admit this client")
+            }
+            NbdRefusalReason::NotYet => {
+                (reply_type::ERR_UNKNOWN, b"this export is not available yet; try again later")
+            }
+            _ => (reply_type::ERR_UNKNOWN, b"no such export"),
         };
         self.refusal = Some(self.refusal(reason));
-        put_reply(out, kind, reply_type::ERR_UNKNOWN, why);
+        put_reply(out, kind, code, why);
         None
     }
 

@@ -403,3 +403,56 @@ fn allocation_context_belongs_to_one_export() {
     let HandshakeStep::Begin(session) = progress else { panic!("{progress:?}") };
     assert!(!session.reports_allocation);
 }
+
+#[test]
+fn required_tls_comes_before_everything_else() {
+    let mut talk = Talk::begin(disks());
+    talk.server = talk.server.with_security(Security::Required);
+    for kind in [option::GO, option::INFO, option::LIST, option::STRUCTURED_REPLY, 77] {
+        assert_eq!(talk.ask(kind, &[]), reply_type::ERR_TLS_REQD, "{kind}");
+        assert_eq!(talk.server.take_refusal().unwrap().reason, NbdRefusalReason::TlsRequired);
+    }
+    assert_eq!(talk.ask(option::STARTTLS, &[1]), reply_type::ERR_INVALID);
+    let (replies, progress) = talk.say(option::STARTTLS, &[]);
+    assert_eq!(kinds(&replies), [reply_type::ACK]);
+    assert!(matches!(progress, HandshakeStep::StartTls));
+    let mut talk = Talk::begin(disks());
+    talk.server = talk.server.with_security(Security::Required);
+    let (_, progress) = talk.say(option::EXPORT_NAME, b"large");
+    assert!(matches!(progress, HandshakeStep::Close(HandshakeError::TlsRequired)));
+}
+
+/// CVE-2021-3716 of nbdkit: options that an attacker sent before TLS stayed in force after it.
+#[test]
+fn plain_text_negotiation_is_forgotten_after_tls() {
+    let mut talk = Talk::begin(disks());
+    talk.server = talk.server.with_security(Security::Offered);
+    assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
+    let (_, progress) = talk.say(option::STARTTLS, &[]);
+    assert!(matches!(progress, HandshakeStep::StartTls));
+    talk.server.secured(vec!["alice".to_owned()]);
+    assert_eq!(talk.ask(option::STARTTLS, &[]), reply_type::ERR_INVALID);
+    let (_, progress) = talk.say(option::GO, &info_request("large", &[]));
+    let HandshakeStep::Begin(session) = progress else { panic!("{progress:?}") };
+    assert!(!session.structured);
+}
+
+#[test]
+fn exports_are_listed_and_opened_by_admitted_names() {
+    let lists = || {
+        let one = Export::new("one", NoData::shared(Geometry::new(1 << 20, 512)));
+        let two = Export::new("two", NoData::shared(Geometry::new(1 << 20, 512)));
+        let two = two.accessible_to(Some(vec!["alice".to_owned()]));
+        Arc::new(Exports::new([one, two]).unwrap())
+    };
+    for (names, listed) in [(vec!["alice".to_owned()], 2), (vec!["bob".to_owned()], 1)] {
+        let mut talk = Talk::begin(lists());
+        talk.server.secured(names);
+        let (replies, _) = talk.say(option::LIST, &[]);
+        assert_eq!(replies.len(), listed + 1);
+        let admitted = listed == 2;
+        let (replies, progress) = talk.say(option::GO, &info_request("two", &[]));
+        assert_eq!(matches!(progress, HandshakeStep::Begin(_)), admitted);
+        assert_eq!(kinds(&replies).contains(&reply_type::ERR_POLICY), !admitted);
+    }
+}

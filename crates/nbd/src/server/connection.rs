@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use flagstone_runtime::Buf;
 use flagstone_runtime::buf::{PeerProgress, Share, ShareReport};
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::sync::Notify;
 use flagstone_runtime::task::{self, EndedFlow};
 use flagstone_transport::Tx;
@@ -84,7 +84,7 @@ pub(crate) struct NbdConnection {
 impl NbdConnection {
     /// `receives` changes whenever the peer sends.
     pub(crate) fn new(
-        stream: Stream,
+        socket: Socket,
         session: NbdSession,
         share: Share,
         receives: Rc<Cell<u64>>,
@@ -92,8 +92,9 @@ impl NbdConnection {
         replaced: Option<Drain>,
     ) -> NbdConnection {
         let progress = Rc::new(Notify::new());
+        let stream = socket.stream().clone();
         NbdConnection {
-            tx: Tx::new(stream.clone(), progress.clone()).with_send_limit(SEND_BYTES),
+            tx: Tx::new(socket, progress.clone()).with_send_limit(SEND_BYTES),
             stream,
             session,
             executing: Cell::new(0),

@@ -16,6 +16,7 @@ mod execute;
 mod negotiations;
 mod partial;
 mod receiver;
+mod tls;
 mod watchdog;
 
 use std::io;
@@ -27,12 +28,13 @@ use std::time::Duration;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf::{self, BufferShares, Protocol};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
-use flagstone_runtime::net::{Listener, Stream};
+use flagstone_runtime::net::{Listener, Socket, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
 use flagstone_transport::{RefusalLog, Rx, RxError};
 
 pub use attached::AttachedClient;
 pub use drain::Drain;
+pub use tls::NbdTls;
 
 use crate::export::Exports;
 use crate::handshake::{Handshake, HandshakeError, HandshakeStep, NbdRefusal, NbdRefusalReason};
@@ -160,6 +162,11 @@ impl NbdServer {
     /// Accepts clients and distributes them over the cores until shutdown. Returns when all
     /// connections have ended.
     pub async fn run(self: Arc<Self>, listener: Listener) {
+        self.run_tls(listener, None).await;
+    }
+
+    /// Same as [`NbdServer::run`], for a listener whose clients may or have to use TLS.
+    pub async fn run_tls(self: Arc<Self>, listener: Listener, tls: Option<NbdTls>) {
         let cores = flagstone_runtime::cores();
         let mut next = flagstone_runtime::core_index();
         while let Some(accepted) = self.next_client(&listener).await {
@@ -181,10 +188,10 @@ impl NbdServer {
                 continue;
             }
             let place = Occupied(self.clone());
-            let server = self.clone();
+            let (server, tls) = (self.clone(), tls.clone());
             cores[next % cores.len()].spawn(move || async move {
                 let peer = stream.peer();
-                let outcome = server.serve(stream).await;
+                let outcome = server.serve_tls(stream, tls).await;
                 tracing::info!(%peer, "NBD connection ended: {outcome}");
                 drop(place);
             });
@@ -203,14 +210,20 @@ impl NbdServer {
 
     /// Runs NBD on an accepted stream on this core, until either side ends it.
     pub async fn serve(&self, stream: Stream) -> DisconnectReason {
+        self.serve_tls(stream, None).await
+    }
+
+    /// Same as [`NbdServer::serve`], for a listener whose clients may or have to use TLS.
+    pub async fn serve_tls(&self, stream: Stream, tls: Option<NbdTls>) -> DisconnectReason {
         // Fair schedulers in device layers share between flows, and each connection is one.
         task::begin_flow();
         if let Err(error) = stream.set_keep_alive(KEEP_ALIVE) {
             tracing::debug!("cannot enable TCP keep alive: {error}");
         }
-        let mut rx = Rx::new(stream.clone());
+        let mut socket = Socket::from(stream.clone());
+        let mut rx = Rx::new(socket.clone());
         let negotiation = async {
-            let session = self.negotiate(&stream, &mut rx).await?;
+            let session = self.negotiate(&mut socket, &mut rx, tls.as_ref()).await?;
             let ready = async {
                 let owner = match session.link {
                     Some(link) => Some(LinkOwner::take(session.export.clone(), link).await),
@@ -226,7 +239,7 @@ impl NbdServer {
         };
         let outcome = match self.drain.unless_begun(negotiation).await {
             Some(Ok((session, owner))) => {
-                return self.transmit(stream, session, owner, rx).await;
+                return self.transmit(socket, session, owner, rx).await;
             }
             Some(Err(outcome)) => outcome,
             None => DisconnectReason::Drained,
@@ -240,28 +253,30 @@ impl NbdServer {
     /// but only the time of one step while many clients negotiate.
     async fn negotiate(
         &self,
-        stream: &Stream,
+        socket: &mut Socket,
         rx: &mut Rx,
+        tls: Option<&NbdTls>,
     ) -> Result<NbdSession, DisconnectReason> {
-        let peer = stream.peer();
+        let peer = socket.stream().peer();
         let Some(_negotiating) = self.negotiations.begin(&peer, self.options.max_connections)
         else {
             let (export, reason) = (String::new(), NbdRefusalReason::Busy);
-            self.refused(stream, &NbdRefusal { export, reason });
+            self.refused(socket.stream(), &NbdRefusal { export, reason });
             return Err(DisconnectReason::Busy);
         };
         let begun = time::now();
         let mut out = Vec::new();
-        let mut handshake = Handshake::new(self.exports.clone(), &mut out);
+        let handshake = Handshake::new(self.exports.clone(), &mut out);
+        let mut handshake = handshake.with_security(tls::security(tls));
         loop {
             let many = self.negotiations.count() > self.options.max_connections / 2;
             let step_max = self.options.handshake_timeout;
             let all_max = if many { step_max } else { NEGOTIATION_TIMEOUT.max(step_max) };
             let left = all_max.saturating_sub(begun.elapsed()).min(step_max);
-            let step = negotiation_step(stream, rx, &mut handshake, &mut out);
+            let step = negotiation_step(socket, rx, &mut handshake, &mut out, tls);
             let result = time::timeout(left, step).await;
             if let Some(refusal) = handshake.take_refusal() {
-                self.refused(stream, &refusal);
+                self.refused(socket.stream(), &refusal);
             }
             let end = match result {
                 Ok(Ok(None)) => continue,
@@ -270,13 +285,18 @@ impl NbdServer {
                 Err(_) => DisconnectReason::TimedOut,
             };
             let reason = match &end {
-                DisconnectReason::Refused(HandshakeError::Aborted) => None,
+                // The refusal of the option was recorded, if there was one.
+                DisconnectReason::Refused(
+                    HandshakeError::Aborted
+                    | HandshakeError::UnknownExport
+                    | HandshakeError::TlsRequired,
+                ) => None,
                 DisconnectReason::Refused(error) => Some(NbdRefusalReason::Failed(error.clone())),
                 DisconnectReason::TimedOut => Some(NbdRefusalReason::TimedOut),
                 _ => None,
             };
             if let Some(reason) = reason {
-                self.refused(stream, &handshake.refusal(reason));
+                self.refused(socket.stream(), &handshake.refusal(reason));
             }
             return Err(end);
         }
@@ -289,17 +309,18 @@ impl NbdServer {
 
     async fn transmit(
         &self,
-        stream: Stream,
+        socket: Socket,
         session: NbdSession,
         owner: Option<LinkOwner>,
         mut rx: Rx,
     ) -> DisconnectReason {
+        let stream = socket.stream().clone();
         let export = session.export.name.clone();
         let attached = AttachedClient { export, peer: stream.peer() };
         let _entry = self.attached.enter(attached, stream.clone());
         let share = self.shares().join(Protocol::Nbd, &stream.peer());
         let connection = Rc::new(NbdConnection::new(
-            stream,
+            socket,
             session,
             share,
             rx.receives(),
@@ -356,10 +377,11 @@ impl Drop for Occupied {
 /// Answers all options that have arrived, and receives once. Returns the session when the
 /// negotiation has ended.
 async fn negotiation_step(
-    stream: &Stream,
+    socket: &mut Socket,
     rx: &mut Rx,
     handshake: &mut Handshake,
     out: &mut Vec<u8>,
+    tls: Option<&NbdTls>,
 ) -> Result<Option<NbdSession>, DisconnectReason> {
     let mut scratch = Vec::new();
     loop {
@@ -368,9 +390,12 @@ async fn negotiation_step(
         if matches!(progress, HandshakeStep::Again) && out.len() < FLUSH_BYTES {
             continue;
         }
-        send(stream, out).await?;
+        send(socket, out).await?;
         match progress {
             HandshakeStep::Again => {}
+            HandshakeStep::StartTls => {
+                handshake.secured(tls::begin(socket, rx, tls).await?);
+            }
             HandshakeStep::Begin(session) => return Ok(Some(session)),
             HandshakeStep::Close(refusal) => return Err(refusal.into()),
             HandshakeStep::More => {
@@ -389,12 +414,12 @@ async fn negotiation_step(
 /// flood of options cannot accumulate them.
 const FLUSH_BYTES: usize = 64 << 10;
 
-async fn send(stream: &Stream, out: &mut Vec<u8>) -> io::Result<()> {
+async fn send(socket: &Socket, out: &mut Vec<u8>) -> io::Result<()> {
     for part in out.chunks(BUF_MIN_BYTES) {
         let mut buf = flagstone_runtime::buf::alloc_small(part.len());
         buf.copy_from_slice(part);
         let sent: Buf = buf.freeze();
-        stream.send_buf(sent).await?;
+        socket.send_buf(sent).await?;
     }
     out.clear();
     Ok(())

@@ -30,7 +30,9 @@ pub mod reply_type {
     pub const META_CONTEXT: u32 = 4;
     pub const ERROR_BIT: u32 = 1 << 31;
     pub const ERR_UNSUP: u32 = ERROR_BIT | 1;
+    pub const ERR_POLICY: u32 = ERROR_BIT | 2;
     pub const ERR_INVALID: u32 = ERROR_BIT | 3;
+    pub const ERR_TLS_REQD: u32 = ERROR_BIT | 5;
     pub const ERR_UNKNOWN: u32 = ERROR_BIT | 6;
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
 }

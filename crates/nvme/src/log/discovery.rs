@@ -82,6 +82,12 @@ pub mod entry_flags {
 /// TREQ bit 2: flow control of submission queues can be disabled.
 pub const FLOW_CONTROL_OPTIONAL: u8 = 1 << 2;
 
+/// TREQ bits 1:0: hosts have to use a secure channel.
+pub const CHANNEL_REQUIRED: u8 = 1;
+
+/// TSAS byte 0 of TCP: TLS 1.3.
+pub const SECURITY_TLS_1_3: u8 = 2;
+
 impl DiscoveryEntry {
     /// An entry for `subnqn` at the TCP address `at`, on port `port_id` of the subsystem, in the
     /// dynamic controller model, with optional flow control. Nothing is said about secure channels.
@@ -102,6 +108,18 @@ impl DiscoveryEntry {
         fill_ascii(&mut entry.service, &at.port().to_string());
         fill_ascii(&mut entry.address, &at.ip().to_string());
         entry
+    }
+
+    /// Announces TLS 1.3 on this port: required, or possible. What is possible is not announced as
+    /// "not required": libnvme takes that for a target with secure concatenation, and asks for it.
+    pub fn set_tls(&mut self, required: bool) {
+        self.requirements |= if required { CHANNEL_REQUIRED } else { 0 };
+        self.transport_specific[0] = SECURITY_TLS_1_3;
+    }
+
+    /// True if hosts have to use TLS 1.3 on this port.
+    pub fn requires_tls(&self) -> bool {
+        self.requirements & 3 == CHANNEL_REQUIRED && self.transport_specific[0] == SECURITY_TLS_1_3
     }
 
     /// Name of the subsystem.

@@ -30,6 +30,7 @@ mod fused;
 mod receive;
 mod respond;
 mod share;
+mod tls;
 mod transfer;
 mod waiting;
 
@@ -43,12 +44,13 @@ use std::time::Duration;
 use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Digests, Encoder, Fatal, Receiver, encode_term_req};
 use flagstone_runtime::buf::{Protocol, Reserve, Share};
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
 use super::queue::{Admitted, Phase};
-use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target};
+use super::tls::ProvenNames;
+use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
@@ -62,6 +64,8 @@ use waiting::WaitingCommand;
 pub(crate) struct Connection {
     pub(crate) target: Arc<Target>,
     stream: Stream,
+    /// Names that the host has proven by TLS; `None` without TLS.
+    tls_host: Option<ProvenNames>,
     tx: Tx,
     encoder: Cell<Encoder>,
     session: RefCell<Option<QueueSession>>,
@@ -189,16 +193,24 @@ pub(crate) enum ConnectionEnd {
     Terminated(String),
 }
 
-/// Serves one accepted connection on this core until it ends.
+/// Serves one accepted connection on this core until it ends, without TLS.
 pub async fn serve(target: Arc<Target>, stream: Stream) {
+    serve_listener(target, stream, TlsMode::Off).await;
+}
+
+/// Serves one accepted connection of a listener on this core until it ends.
+pub async fn serve_listener(target: Arc<Target>, stream: Stream, mode: TlsMode) {
     // Fair schedulers in device layers share between flows, and each connection is one.
     task::begin_flow();
     let peer = stream.peer();
     if let Err(error) = stream.set_keep_alive(HOST_KEEP_ALIVE) {
         tracing::debug!(%peer, "cannot enable TCP keep alive: {error}");
     }
-    let mut rx = Rx::new(stream.clone());
-    let connection = Rc::new(Connection::new(target, stream.clone(), rx.receives()));
+    let Some((socket, tls_host, mut rx)) = tls::secure(&target, &stream, mode).await else {
+        return stream.shutdown();
+    };
+    let connection = Connection::new(target, socket, rx.receives());
+    let connection = Rc::new(Connection { tls_host, ..connection });
     let sender = {
         let connection = connection.clone();
         spawn(async move { connection.tx.run().await })
@@ -214,6 +226,9 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
     let end = connection.receive(&mut rx).await;
     match &end {
         ConnectionEnd::Stream(_) => tracing::debug!(%peer, "connection ended: {end}"),
+        ConnectionEnd::Violation { offending, .. } if connection.is_hello(offending) => {
+            connection.refuse_hello();
+        }
         _ => tracing::warn!(%peer, "connection ended: {end}"),
     }
     connection.finish(&mut rx, end).await;
@@ -227,14 +242,16 @@ pub async fn serve(target: Arc<Target>, stream: Stream) {
 }
 
 impl Connection {
-    fn new(target: Arc<Target>, stream: Stream, receives: Rc<Cell<u64>>) -> Connection {
+    fn new(target: Arc<Target>, socket: Socket, receives: Rc<Cell<u64>>) -> Connection {
+        let stream = socket.stream().clone();
         let room = Rc::new(sync::Notify::new());
         Connection {
             share: target.shares().join(Protocol::Nvme, &stream.peer()),
             drained: Cell::new(0),
             receives,
-            tx: Tx::new(stream.clone(), room.clone()),
+            tx: Tx::new(socket, room.clone()),
             stream,
+            tls_host: None,
             target,
             encoder: Cell::new(Encoder::new(Digests::default(), 0)),
             session: RefCell::new(None),

@@ -510,11 +510,13 @@ impl Connection {
         command: &ConnectCommand,
         data: &ConnectData,
     ) -> Result<Connected, ConnectRefusal> {
+        self.check_names(data)?;
         let begin = time::now();
         loop {
             let hangup = Box::new(self.stream.clone());
             let addresses = (self.stream.local(), self.source());
-            let connected = connect(&self.target, command, data, addresses, hangup);
+            let proven = self.tls_host.is_some();
+            let connected = connect(&self.target, command, data, addresses, proven, hangup);
             let in_use =
                 connected.as_ref().is_err_and(|refusal| *refusal == ConnectRefusal::QUEUE_IN_USE);
             if !in_use || begin.elapsed() >= QUEUE_RELEASE_TIMEOUT {

@@ -138,7 +138,7 @@ impl Attempt {
 
     pub(crate) fn send(&self, target: &Arc<Target>) -> Result<Connected, ConnectRefusal> {
         let line = Box::new(self.line.clone());
-        connect(target, &self.command, &self.data, (self.local, None), line)
+        connect(target, &self.command, &self.data, (self.local, None), false, line)
     }
 }
 

@@ -198,7 +198,7 @@ pub enum ConnectionDocument {
         controller: u16,
         /// Local address of the connection.
         local: Option<String>,
-        /// The host has proven its key.
+        /// The host has proven its key, for authentication or TLS.
         authenticated: bool,
         /// The host has enabled the controller.
         ready: bool,

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use flagstone_nvmf_target::FailureReason;
+use flagstone_nvmf_target::{FailureReason, TlsFailureReason};
 use flagstone_runtime::{buf, task};
 
 use super::{
@@ -60,6 +60,14 @@ fn process(server: &Server, out: &mut Exposition) {
     let mut refusals = out.family("flagstone_nbd_refusals_total", help);
     for (reason, count) in server.nbd.refusals() {
         refusals.count(&[("reason", reason)], count);
+    }
+    let totals = server.target.tls_totals();
+    let help = "NVMe/TCP connections whose TLS handshakes succeeded.";
+    out.family("flagstone_tls_handshakes_total", help).count(&[], totals.succeeded);
+    let help = "Failed TLS handshakes of NVMe/TCP hosts, by reason.";
+    let mut failures = out.family("flagstone_tls_failures_total", help);
+    for (reason, count) in TlsFailureReason::ALL.iter().zip(totals.failed) {
+        failures.count(&[("reason", reason.name())], count);
     }
     let memory = [
         (

@@ -31,7 +31,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use flagstone_auth::KeyPair;
+use flagstone_auth::{KeyPair, TlsRing};
 use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::io::queue::QueueLimits;
@@ -42,8 +42,8 @@ use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
 use flagstone_mirror::{ConsistencyGroup, LinkVersions, Mirror, PeerOptions, Undelivered};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
-use flagstone_nvmf_host::HostOptions;
-use flagstone_nvmf_target::{SubsystemConfig, Target};
+use flagstone_nvmf_host::{HostOptions, HostTls as PeerTls};
+use flagstone_nvmf_target::{HostTls, SubsystemConfig, Target};
 use flagstone_replication::{
     Bandwidth, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
 };
@@ -123,6 +123,8 @@ pub(crate) struct MirroredVolume {
     own_host: Nqn,
     /// Keys with the peers in `configured` that have a key file, by name, or why they cannot be used.
     peer_keys: BTreeMap<String, Result<KeyPair, String>>,
+    /// The same of TLS keys.
+    peer_tls: BTreeMap<String, Result<TlsRing, String>>,
     leg: SharedDevice,
     /// The same device as `leg`, reopened with `open_local_device` if there is one.
     reopenable: Arc<ReopenableDevice>,
@@ -193,8 +195,16 @@ impl MirroredVolume {
         let keyed = config.peers.iter().filter_map(|peer| Some((peer, peer.key_file.as_deref()?)));
         let peer_keys: BTreeMap<_, _> =
             keyed.map(|(peer, file)| (peer.name.clone(), shared_key(file))).collect();
+        let keyed =
+            config.peers.iter().filter_map(|peer| Some((peer, peer.tls_key_file.as_deref()?)));
+        let peer_tls: BTreeMap<_, _> = keyed
+            .map(|(peer, file)| {
+                (peer.name.clone(), keys::tls_ring(file).map_err(|error| error.to_string()))
+            })
+            .collect();
         for peer in &links {
             host(&peer.name)?;
+            peer_tls.get(&peer.name).cloned().transpose().map_err(failed)?;
             peer_keys.get(&peer.name).cloned().transpose().map_err(failed)?;
         }
         let geometry = leg.geometry();
@@ -213,6 +223,7 @@ impl MirroredVolume {
             own_host: host(&node)?,
             nqn_prefix,
             peer_keys,
+            peer_tls,
             node,
             name: volume.name.clone(),
             config: mirror.clone(),
@@ -459,17 +470,23 @@ impl MirroredVolume {
         let volume = replica.superblock().volume;
         let links = self.members(&replica.superblock().members)?;
         let (mut allow_hosts, mut keys) = (Vec::new(), BTreeMap::new());
+        let mut tls = BTreeMap::new();
         for peer in &links {
             let name = host_name(&self.nqn_prefix, &peer.name);
             let host = Nqn::new(&name).map_err(|error| format!("{name}: {error}"))?;
             allow_hosts.push(host);
             keys.extend(self.keys_of(&peer.name)?.map(|pair| (host, pair)));
+            if let Some(ring) = self.tls_of(&peer.name)? {
+                tls.insert(host, HostTls { keys: ring, required: !peer.tls_optional });
+            }
         }
         let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
         *self.links.borrow_mut() = links;
         let membership = self.group().and_then(|group| group.member(&self.name));
         let mirror = Mirror::in_group(self.versions.get(), replica, peers, membership);
         let target = self.target()?;
+        // Before the replica can be reached.
+        target.set_tls_keys(&self.replica_nqn, tls);
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
             serial: serial_of(derived_uuid(&[self.replica_nqn.to_string().as_bytes()])),
@@ -490,6 +507,11 @@ impl MirroredVolume {
     /// Keys that this node and a peer prove to each other, if the configuration has any.
     fn keys_of(&self, peer: &str) -> Result<Option<KeyPair>, String> {
         self.peer_keys.get(peer).cloned().transpose()
+    }
+
+    /// TLS keys of this node and a peer, if the configuration has any.
+    fn tls_of(&self, peer: &str) -> Result<Option<TlsRing>, String> {
+        self.peer_tls.get(peer).cloned().transpose()
     }
 
     /// The target, once the volume was started.
@@ -532,6 +554,9 @@ impl MirroredVolume {
         let options = HostOptions {
             host_nqn: Some(self.own_host),
             keys: self.keys_of(&peer.name)?,
+            tls: self
+                .tls_of(&peer.name)?
+                .map(|keys| PeerTls { keys, allow_plain: peer.tls_optional }),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,

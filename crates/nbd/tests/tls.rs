@@ -1,0 +1,146 @@
+//! STARTTLS between this crate's client and server, and what plain clients are refused.
+#![allow(missing_docs)]
+
+mod common;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use common::{any_port, memory, on_each_real_driver};
+use flagstone_blockdev::BlockDevice;
+use flagstone_nbd::client::negotiate::NegotiationError;
+use flagstone_nbd::{
+    ClientOptions, ConnectError, Drain, Export, Exports, NbdDevice, NbdServer, NbdTls,
+    ServerOptions,
+};
+use flagstone_runtime::net::{Address, Listener};
+use flagstone_runtime::tls::{
+    PskChoice, PskHash, PskRefusal, PskServer, TlsClient, TlsPsk, TlsServer,
+};
+use flagstone_runtime::{JoinHandle, buf, spawn};
+
+fn psk(name: &str, byte: u8) -> TlsPsk {
+    let (identity, secret) = (name.as_bytes().to_vec(), vec![byte; 32].into());
+    TlsPsk { identity, secret, hash: PskHash::Sha256 }
+}
+
+/// Keys of alice and bob.
+struct TwoKeys;
+
+impl PskServer for TwoKeys {
+    fn choose(&self, hello: &[u8]) -> PskChoice {
+        let offers = |name: &str| hello.windows(name.len()).any(|part| part == name.as_bytes());
+        match ["alice", "bob"].iter().position(|name| offers(name)) {
+            Some(0) => PskChoice::Use(psk("alice", 1)),
+            Some(_) => PskChoice::Use(psk("bob", 2)),
+            None => PskChoice::Refuse(PskRefusal::UnknownIdentity(Vec::new())),
+        }
+    }
+}
+
+struct Secured {
+    address: Address,
+    drain: Drain,
+    _task: Rc<JoinHandle<()>>,
+}
+
+impl Secured {
+    fn start(required: bool) -> Secured {
+        let export = Export::new("disk", memory(1 << 20, 512));
+        let private = Export::new("private", memory(1 << 20, 512));
+        let private = private.accessible_to(Some(vec!["alice".to_owned()]));
+        let exports = Arc::new(Exports::new([export, private]).unwrap());
+        let drain = Drain::new();
+        let server = NbdServer::new(exports, ServerOptions::default(), drain.clone());
+        let listener = Listener::bind(&any_port()).unwrap();
+        let address = listener.address().clone();
+        let tls = NbdTls::new(TlsServer::with_psks(Arc::new(TwoKeys)).unwrap());
+        let tls = if required { tls.required() } else { tls };
+        let task = Rc::new(spawn(server.run_tls(listener, Some(tls))));
+        Secured { address, drain, _task: task }
+    }
+
+    async fn connect(
+        &self,
+        export: &str,
+        key: Option<TlsPsk>,
+    ) -> Result<Arc<NbdDevice>, ConnectError> {
+        let (address, options) = (self.address.clone(), ClientOptions::default());
+        match key {
+            None => NbdDevice::connect(address, export, options).await,
+            Some(key) => {
+                let tls = TlsClient::with_psks(vec![key]).unwrap();
+                NbdDevice::connect_tls(address, export, options, tls).await
+            }
+        }
+    }
+}
+
+impl Drop for Secured {
+    fn drop(&mut self) {
+        self.drain.begin();
+    }
+}
+
+async fn check_io(device: &NbdDevice) {
+    for (offset, bytes, byte) in [(0, 512, 1), (8192, 300 << 10, 2)] {
+        let mut data = buf::alloc(bytes).await;
+        data.fill(byte);
+        device.write(offset, data.freeze(), true).await.unwrap();
+        let read = device.read(offset, buf::alloc(bytes).await).await.unwrap();
+        assert!(read.iter().all(|one| *one == byte));
+    }
+}
+
+#[test]
+fn client_and_server_use_tls() {
+    on_each_real_driver(async || {
+        for required in [true, false] {
+            let secured = Secured::start(required);
+            check_io(&secured.connect("disk", Some(psk("bob", 2))).await.unwrap()).await;
+        }
+    });
+}
+
+#[test]
+fn plain_clients_are_refused_where_tls_is_required() {
+    on_each_real_driver(async || {
+        let secured = Secured::start(true);
+        let refused = secured.connect("disk", None).await.unwrap_err();
+        let expected = NegotiationError::TlsRequired;
+        assert!(matches!(&refused, ConnectError::Negotiation(e) if *e == expected), "{refused}");
+        let open = Secured::start(false);
+        check_io(&open.connect("disk", None).await.unwrap()).await;
+    });
+}
+
+#[test]
+fn exports_admit_the_clients_on_their_list() {
+    on_each_real_driver(async || {
+        let secured = Secured::start(false);
+        check_io(&secured.connect("private", Some(psk("alice", 1))).await.unwrap()).await;
+        for (key, reason) in [(Some(psk("bob", 2)), "does not admit"), (None, "requires TLS")] {
+            let refused = secured.connect("private", key).await.unwrap_err();
+            assert!(refused.to_string().contains(reason), "{refused}");
+            assert!(!refused.may_pass());
+        }
+    });
+}
+
+#[test]
+fn wrong_and_unknown_keys_are_refused() {
+    on_each_real_driver(async || {
+        let secured = Secured::start(false);
+        for key in [psk("alice", 3), psk("carol", 1)] {
+            let refused = secured.connect("disk", Some(key)).await.unwrap_err();
+            assert!(matches!(refused, ConnectError::Tls(_)), "{refused}");
+        }
+        // A server without TLS is not used without.
+        let plain = common::Running::with(memory(1 << 20, 512));
+        let tls = TlsClient::with_psks(vec![psk("alice", 1)]).unwrap();
+        let (address, options) = (plain.address.clone(), ClientOptions::default());
+        let refused = NbdDevice::connect_tls(address, "disk", options, tls).await.unwrap_err();
+        assert!(refused.to_string().contains("refuses TLS"), "{refused}");
+        plain.stop().await;
+    });
+}

@@ -1,0 +1,38 @@
+//! TLS of a connection to a target.
+
+use flagstone_auth::tls::{PskHash as Hash, offered};
+use flagstone_runtime::net::{Socket, Stream};
+use flagstone_runtime::tls::{PskHash, TlsClient, TlsPsk};
+
+use super::HostError;
+use super::connect::ConnectParams;
+
+/// Connects, with TLS if the options say so.
+pub(super) async fn connect(params: &ConnectParams) -> Result<Socket, HostError> {
+    let stream = Stream::connect(&params.address).await.map_err(HostError::Connect)?;
+    let Some(tls) = &params.options.tls else { return Ok(stream.into()) };
+    let key = tls.keys.first().ok_or(HostError::Options("there is no TLS key"))?;
+    let (host, subsystem) = (params.host_nqn.to_string(), params.subnqn.to_string());
+    let psks = offered(&key, &host, &subsystem).into_iter().map(|psk| TlsPsk {
+        identity: psk.identity,
+        secret: psk.secret,
+        hash: match psk.hash {
+            Hash::Sha256 => PskHash::Sha256,
+            Hash::Sha384 => PskHash::Sha384,
+        },
+    });
+    let client = TlsClient::with_psks(psks.collect());
+    let client = client.map_err(|_| HostError::Options("the TLS key cannot be used"))?;
+    let failed = match client.connect(stream, &[]).await {
+        Ok(stream) => return Ok(stream.into()),
+        Err(failed) => failed,
+    };
+    // A target without TLS answers a ClientHello with a TermReq, which is no record, and closes; one
+    // with TLS for other hosts sends an alert.
+    if !tls.allow_plain {
+        return Err(HostError::Tls(failed));
+    }
+    tracing::warn!(address = %params.address, "connecting without TLS, as is allowed: {failed}");
+    let stream = Stream::connect(&params.address).await.map_err(HostError::Connect)?;
+    Ok(stream.into())
+}

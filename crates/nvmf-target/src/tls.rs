@@ -1,0 +1,308 @@
+//! TLS of the target: keys of hosts, the choice of a key for a ClientHello, and results by reason.
+//!
+//! Invariants:
+//! - a key opens one pair of host and subsystem, which its identity names, and the discovery
+//!   subsystem for that host. Connect has to give the same names (`connection::tls`);
+//! - handshakes in flight are bounded, in all and for each source address;
+//! - each failed handshake is counted once, with its reason.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use flagstone_auth::TlsRing;
+use flagstone_auth::tls::{Hello, Identity, PskHash as Hash, TlsKey, derived};
+use flagstone_nvme::Nqn;
+use flagstone_runtime::tls::{PskChoice, PskHash, PskRefusal, PskServer, TlsFailure, TlsPsk};
+use flagstone_transport::InFlight;
+use parking_lot::RwLock;
+
+use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
+
+/// Encryption of a listener's connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TlsMode {
+    /// None.
+    #[default]
+    Off,
+    /// Of hosts that begin it.
+    Allowed,
+    /// Of all hosts; others are refused.
+    Required,
+}
+
+/// TLS keys between one host and one subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostTls {
+    /// The keys: one, or two while one replaces the other.
+    pub keys: TlsRing,
+    /// True if the host cannot connect without TLS, whatever the listener allows.
+    pub required: bool,
+}
+
+/// Why a TLS handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TlsFailureReason {
+    /// The host speaks no TLS, which its listener requires.
+    Plain,
+    /// The host begins TLS, which its listener does not have.
+    Off,
+    /// The host offers no pre-shared key.
+    NoKey,
+    /// No key belongs to the host's identity.
+    UnknownIdentity,
+    /// The host has another key.
+    WrongKey,
+    /// The handshake broke the protocol, or has no suite in common.
+    Protocol,
+    /// The host refused.
+    Refused,
+    /// The host closed the connection.
+    Closed,
+    /// It took too long.
+    Timeout,
+    /// Too many handshakes are in flight.
+    Busy,
+}
+
+impl TlsFailureReason {
+    /// All reasons.
+    pub const ALL: [Self; 10] = [
+        Self::Plain,
+        Self::Off,
+        Self::NoKey,
+        Self::UnknownIdentity,
+        Self::WrongKey,
+        Self::Protocol,
+        Self::Refused,
+        Self::Closed,
+        Self::Timeout,
+        Self::Busy,
+    ];
+
+    /// Name, for metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Off => "off",
+            Self::NoKey => "no-key",
+            Self::UnknownIdentity => "unknown-identity",
+            Self::WrongKey => "wrong-key",
+            Self::Protocol => "protocol",
+            Self::Refused => "refused",
+            Self::Closed => "closed",
+            Self::Timeout => "timeout",
+            Self::Busy => "busy",
+        }
+    }
+
+    pub(crate) fn of(failure: &TlsFailure) -> Self {
+        match failure {
+            TlsFailure::Psk(PskRefusal::NoneOffered) => Self::NoKey,
+            TlsFailure::Psk(PskRefusal::UnknownIdentity(_)) => Self::UnknownIdentity,
+            TlsFailure::Psk(PskRefusal::WrongKey(_)) => Self::WrongKey,
+            TlsFailure::Psk(PskRefusal::Malformed)
+            | TlsFailure::Protocol(_)
+            | TlsFailure::Certificate(_) => Self::Protocol,
+            TlsFailure::Alert(_) => Self::Refused,
+            TlsFailure::Closed | TlsFailure::Io(_) => Self::Closed,
+        }
+    }
+}
+
+impl std::fmt::Display for TlsFailureReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Plain => "the listener requires TLS, which the host does not begin",
+            Self::Off => "the host begins TLS, which its listener does not have",
+            Self::NoKey => "the host offers no pre-shared key",
+            Self::UnknownIdentity => "no key has this PSK identity",
+            Self::WrongKey => "the host has another key for this PSK identity",
+            Self::Protocol => "the handshake broke the protocol",
+            Self::Refused => "the host refused",
+            Self::Closed => "the host closed the connection during the handshake",
+            Self::Timeout => "the host took too long",
+            Self::Busy => "too many TLS handshakes in progress",
+        })
+    }
+}
+
+/// Results of TLS handshakes since the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsTotals {
+    /// Handshakes that succeeded: one per connection.
+    pub succeeded: u64,
+    /// Failures, in the order of [`TlsFailureReason::ALL`].
+    pub failed: [u64; TlsFailureReason::ALL.len()],
+}
+
+/// Names that a host has proven by TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ProvenNames {
+    pub(crate) host: Nqn,
+    pub(crate) subsystem: Nqn,
+}
+
+impl ProvenNames {
+    pub(crate) fn of(identity: &[u8]) -> Option<Self> {
+        let identity = Identity::parse(identity)?;
+        let host = Nqn::new(identity.host).ok()?;
+        Some(Self { host, subsystem: Nqn::new(identity.subsystem).ok()? })
+    }
+}
+
+type HostKeys = BTreeMap<Nqn, HostTls>;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct TlsKeys {
+    /// By subsystem and host.
+    keys: RwLock<BTreeMap<Nqn, HostKeys>>,
+    pub(crate) in_flight: Arc<InFlight>,
+    succeeded: AtomicU64,
+    failed: [AtomicU64; TlsFailureReason::ALL.len()],
+}
+
+impl Default for TlsKeys {
+    fn default() -> Self {
+        Self {
+            keys: RwLock::default(),
+            in_flight: InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE),
+            succeeded: AtomicU64::default(),
+            failed: Default::default(),
+        }
+    }
+}
+
+impl TlsKeys {
+    pub(crate) fn set(&self, subsystem: &Nqn, hosts: HostKeys) {
+        let mut keys = self.keys.write();
+        match hosts.is_empty() {
+            true => keys.remove(subsystem),
+            false => keys.insert(*subsystem, hosts),
+        };
+    }
+
+    /// True if `host` cannot connect to `subsystem` without TLS. If all hosts with TLS keys have to use
+    /// it, then hosts without any key have to as well. `authenticates` says that the host has another
+    /// key.
+    pub(crate) fn requires(
+        &self,
+        subsystem: &Nqn,
+        host: Option<&Nqn>,
+        authenticates: bool,
+    ) -> bool {
+        let keys = self.keys.read();
+        let Some(hosts) = keys.get(subsystem) else { return false };
+        match host.and_then(|host| hosts.get(host)) {
+            Some(known) => known.required,
+            None => !authenticates && hosts.values().all(|known| known.required),
+        }
+    }
+
+    /// Keys of the pair; for the discovery subsystem, all keys of the host.
+    fn keys_of(&self, names: ProvenNames) -> Vec<TlsKey> {
+        let keys = self.keys.read();
+        let subsystems = match names.subsystem.is_discovery() {
+            true => keys.values().collect(),
+            false => Vec::from_iter(keys.get(&names.subsystem)),
+        };
+        let mut found: Vec<TlsKey> = Vec::new();
+        for known in subsystems.into_iter().filter_map(|hosts| hosts.get(&names.host)) {
+            for key in known.keys.secrets() {
+                if !found.contains(&key) {
+                    found.push(key);
+                }
+            }
+        }
+        found
+    }
+
+    pub(crate) fn succeeded(&self) {
+        self.succeeded.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn failed(&self, reason: TlsFailureReason) {
+        let at = TlsFailureReason::ALL.iter().position(|known| *known == reason);
+        self.failed[at.expect("all reasons are listed")].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn totals(&self) -> TlsTotals {
+        TlsTotals {
+            succeeded: self.succeeded.load(Relaxed),
+            failed: std::array::from_fn(|at| self.failed[at].load(Relaxed)),
+        }
+    }
+}
+
+impl PskServer for TlsKeys {
+    fn choose(&self, hello: &[u8]) -> PskChoice {
+        let Ok(hello) = Hello::parse(hello) else {
+            return PskChoice::Refuse(PskRefusal::Malformed);
+        };
+        let Some(first) = hello.identities.first() else { return PskChoice::NoneOffered };
+        let mut known = None;
+        for (index, offered) in hello.identities.iter().enumerate() {
+            let Some(identity) = Identity::parse(offered) else { continue };
+            let Some(names) = ProvenNames::of(offered) else { continue };
+            for key in self.keys_of(names) {
+                for psk in derived(&key, &identity) {
+                    if hello.proves(index, &psk) {
+                        let hash = match psk.hash {
+                            Hash::Sha256 => PskHash::Sha256,
+                            Hash::Sha384 => PskHash::Sha384,
+                        };
+                        let (identity, secret) = (psk.identity, psk.secret);
+                        return PskChoice::Use(TlsPsk { identity, secret, hash });
+                    }
+                    known = Some(offered.to_vec());
+                }
+            }
+        }
+        PskChoice::Refuse(match known {
+            Some(identity) => PskRefusal::WrongKey(identity),
+            None => PskRefusal::UnknownIdentity(first.to_vec()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nqn(name: &str) -> Nqn {
+        Nqn::new(&format!("nqn.2026-01.test:{name}")).unwrap()
+    }
+
+    fn keys(host: &str, byte: u8, required: bool) -> HostKeys {
+        let key = TlsKey::new(&[byte; 32], None).unwrap();
+        BTreeMap::from([(nqn(host), HostTls { keys: TlsRing::new(vec![key]), required })])
+    }
+
+    #[test]
+    fn keys_open_their_pair_and_discovery() {
+        let all = TlsKeys::default();
+        all.set(&nqn("a"), keys("host", 1, true));
+        all.set(&nqn("b"), keys("host", 2, true));
+        let found = |host, subsystem| all.keys_of(ProvenNames { host, subsystem }).len();
+        assert_eq!(found(nqn("host"), nqn("a")), 1);
+        assert_eq!(found(nqn("host"), Nqn::discovery()), 2);
+        assert_eq!((found(nqn("host"), nqn("c")), found(nqn("other"), nqn("a"))), (0, 0));
+        all.set(&nqn("a"), BTreeMap::new());
+        assert_eq!(found(nqn("host"), nqn("a")), 0);
+    }
+
+    #[test]
+    fn required_tls_holds_for_hosts_without_keys_too() {
+        let all = TlsKeys::default();
+        let (host, other) = (nqn("host"), nqn("other"));
+        let requires = |host, keyed| all.requires(&nqn("a"), host, keyed);
+        assert!(!requires(Some(&host), false));
+        all.set(&nqn("a"), keys("host", 1, false));
+        assert!(!requires(Some(&host), false) && !requires(None, false));
+        all.set(&nqn("a"), keys("host", 1, true));
+        assert!([Some(&host), Some(&other), None].iter().all(|one| requires(*one, false)));
+        // A host that authenticates with another key does not need TLS, unless it has both.
+        assert!(requires(Some(&host), true) && !requires(Some(&other), true));
+    }
+}

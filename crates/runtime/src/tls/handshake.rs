@@ -1,0 +1,213 @@
+//! Handshake: computes off the cores, moves its messages with the stream's own operations.
+
+use std::io;
+use std::task::Poll;
+
+use s2n_tls::connection::Connection;
+use s2n_tls::enums::Version;
+use s2n_tls::error::{Error, ErrorType};
+
+use super::certificate::leaf_names;
+use super::config::{HelloOutcome, TlsClient, TlsServer, client_connection, server_connection};
+use super::engine::Engine;
+use super::error::TlsFailure;
+use super::stream::TlsStream;
+use crate::blocking::compute;
+use crate::buf::{self, Buf};
+use crate::limits::{BUF_MIN_BYTES, TLS_HANDSHAKE_BYTES};
+use crate::net::Stream;
+
+/// First byte of every TLS connection: the type of a record with a handshake message. Neither a PDU of
+/// NVMe/TCP nor an option of NBD begins with it.
+pub const CLIENT_HELLO_FIRST_BYTE: u8 = 0x16;
+
+/// Suites that are accepted, as the library names them.
+const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
+
+/// What the peer has proven in the handshake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerIdentity {
+    /// That it knows the pre-shared key with this identity.
+    Psk(Vec<u8>),
+    /// That it has the key of a trusted certificate with these names: the common name of its
+    /// subject, then its alternative names.
+    Certificate(Vec<String>),
+    /// Nothing: a client without a certificate.
+    Anonymous,
+}
+
+impl TlsServer {
+    /// Handshake with a client. `received` are the bytes that were received from it already.
+    ///
+    /// # Errors
+    /// The stream is of no more use; the alert has been sent, if one is due.
+    pub async fn accept(&self, stream: Stream, received: &[u8]) -> Result<TlsStream, TlsFailure> {
+        let (connection, outcome) = server_connection(self).map_err(|error| failure(&error))?;
+        let negotiated = negotiate(stream, connection, received.to_vec()).await;
+        let stream = negotiated.map_err(|failed| match outcome.refusal.lock().take() {
+            Some(refusal) => TlsFailure::Psk(refusal),
+            None => failed,
+        })?;
+        let peer = self.peer(&stream.connection(), &outcome)?;
+        Ok(stream.with_peer(peer))
+    }
+
+    fn peer(
+        &self,
+        connection: &Connection,
+        outcome: &HelloOutcome,
+    ) -> Result<PeerIdentity, TlsFailure> {
+        if let Some(chosen) = outcome.chosen.lock().take() {
+            // A server falls back to its certificate if the key does not fit the suite.
+            let negotiated = negotiated_psk(connection);
+            let chosen = (negotiated.as_ref() == Some(&chosen)).then_some(chosen);
+            let chosen = chosen.ok_or_else(|| {
+                TlsFailure::Protocol("the pre-shared key fits no common suite".to_owned())
+            })?;
+            return Ok(PeerIdentity::Psk(chosen));
+        }
+        if !self.asks_certificate {
+            return match self.has_certificate {
+                true => Ok(PeerIdentity::Anonymous),
+                false => Err(TlsFailure::Protocol("no pre-shared key was used".to_owned())),
+            };
+        }
+        let chain = connection.peer_cert_chain().map_err(|error| failure(&error))?;
+        let names = chain
+            .iter()
+            .next()
+            .and_then(Result::ok)
+            .and_then(|leaf| leaf.der().ok().and_then(leaf_names));
+        let unreadable = || TlsFailure::Certificate("its names cannot be read".to_owned());
+        names.map(PeerIdentity::Certificate).ok_or_else(unreadable)
+    }
+}
+
+impl TlsClient {
+    /// Handshake with a server. `received` are the bytes that were received from it already.
+    ///
+    /// # Errors
+    /// The stream is of no more use; the alert has been sent, if one is due.
+    pub async fn connect(&self, stream: Stream, received: &[u8]) -> Result<TlsStream, TlsFailure> {
+        let connection = client_connection(self).map_err(|error| failure(&error))?;
+        let stream = negotiate(stream, connection, received.to_vec()).await?;
+        let peer = match &self.server_name {
+            Some(name) => PeerIdentity::Certificate(vec![name.clone()]),
+            None => {
+                let psk = negotiated_psk(&stream.connection());
+                let none = || TlsFailure::Protocol("the server used no pre-shared key".to_owned());
+                PeerIdentity::Psk(psk.ok_or_else(none)?)
+            }
+        };
+        Ok(stream.with_peer(peer))
+    }
+}
+
+fn negotiated_psk(connection: &Connection) -> Option<Vec<u8>> {
+    let mut identity = vec![0; connection.negotiated_psk_identity_length().ok()?];
+    connection.negotiated_psk_identity(&mut identity).ok()?;
+    (!identity.is_empty()).then_some(identity)
+}
+
+/// State of a handshake that moves to a computing thread and back.
+struct Step {
+    engine: Engine,
+    input: Vec<u8>,
+    output: Vec<u8>,
+}
+
+impl Step {
+    /// Continues as far as the input goes; `Pending` for lack of it.
+    fn run(&mut self) -> Poll<Result<(), TlsFailure>> {
+        loop {
+            let mut out = [0; BUF_MIN_BYTES];
+            let (result, moved) = self.engine.negotiate(&self.input, &mut out);
+            self.input.drain(..moved.taken);
+            self.output.extend_from_slice(&out[..moved.written]);
+            match result {
+                // Not for lack of input, but of room.
+                Poll::Pending if moved.written == out.len() => {}
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => return Poll::Ready(self.check()),
+                Poll::Ready(Err(error)) => {
+                    let failed = self.failure(&error);
+                    let written = self.engine.close(&mut out);
+                    self.output.extend_from_slice(&out[..written]);
+                    return Poll::Ready(Err(failed));
+                }
+            }
+        }
+    }
+
+    fn failure(&self, error: &Error) -> TlsFailure {
+        match self.engine.connection().alert() {
+            Some(alert) if error.kind() == ErrorType::Alert => TlsFailure::Alert(alert),
+            _ => failure(error),
+        }
+    }
+
+    fn check(&self) -> Result<(), TlsFailure> {
+        let connection = self.engine.connection();
+        let version = connection.actual_protocol_version().map_err(|error| failure(&error))?;
+        let suite = connection.cipher_suite().map_err(|error| failure(&error))?;
+        if version != Version::TLS13 || !SUITES.contains(&suite) {
+            return Err(TlsFailure::Protocol(format!("{version:?} with {suite} is not accepted")));
+        }
+        Ok(())
+    }
+}
+
+/// The library's reason, for logs.
+fn failure(error: &Error) -> TlsFailure {
+    let text = error.message().to_owned();
+    match error.kind() {
+        ErrorType::ConnectionClosed => TlsFailure::Closed,
+        _ if error.name().contains("CERT") => TlsFailure::Certificate(text),
+        _ => TlsFailure::Protocol(text),
+    }
+}
+
+async fn negotiate(
+    stream: Stream,
+    connection: Connection,
+    input: Vec<u8>,
+) -> Result<TlsStream, TlsFailure> {
+    let engine = Engine::new(connection).map_err(|error| failure(&error))?;
+    let mut received = input.len();
+    let mut step = Step { engine, input, output: Vec::new() };
+    loop {
+        let (back, result) = compute(move || {
+            let result = step.run();
+            (step, result)
+        })
+        .await?;
+        step = back;
+        send(&stream, std::mem::take(&mut step.output)).await?;
+        match result {
+            Poll::Ready(Ok(())) => return TlsStream::new(stream, step.engine, &step.input),
+            Poll::Ready(Err(failed)) => return Err(failed),
+            Poll::Pending => {}
+        }
+        let (result, place) = stream.recv(buf::alloc_small(BUF_MIN_BYTES)).await;
+        let count = result?;
+        received += count;
+        if count == 0 {
+            return Err(TlsFailure::Closed);
+        }
+        if received > TLS_HANDSHAKE_BYTES {
+            return Err(TlsFailure::Protocol("its messages are too long".to_owned()));
+        }
+        step.input.extend_from_slice(&place[..count]);
+    }
+}
+
+/// Sends in small buffers, which need no pooled memory.
+async fn send(stream: &Stream, bytes: Vec<u8>) -> io::Result<()> {
+    for part in bytes.chunks(BUF_MIN_BYTES) {
+        let mut out = buf::alloc_small(part.len());
+        out.copy_from_slice(part);
+        let sent: Buf = out.freeze();
+        stream.send_buf(sent).await?;
+    }
+    Ok(())
+}
