@@ -125,6 +125,7 @@ pub async fn serve(
     let signals = Signals::catch()?;
     let Some(server) = open(config, &signals).await? else { return Ok(()) };
     let server = Rc::new(server);
+    server.open_pools().await;
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
     for ConfiguredListener { spec, .. } in &server.config.server.listen {
@@ -260,7 +261,6 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
             begun => begun?,
         }
     }
-    server.open_pools().await;
     Ok(Some(server))
 }
 
