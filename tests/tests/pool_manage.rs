@@ -431,3 +431,36 @@ fn untrusted_devices_are_refused_by_name() {
     bed.server.restart();
     Load::start(&bed.server.nvme_uri("db"), verified).wait().assert_complete();
 }
+
+#[test]
+fn interrupted_removal_continues_after_a_restart() {
+    let (mut bed, first) = Bed::with_pool();
+    let second = bed.scratch.disk("second", 512 << 20);
+    bed.run(&format!("pool grow fast {}", second.display()));
+    bed.run("volume create db --pool fast --size 4GiB");
+    let state = bed.scratch.join("verify");
+    let line = "--rw write --bs 1MiB --depth 8 --size 128MiB --ios 128";
+    Load::start_verified(&bed.server.nvme_uri("db"), line, &state).wait().assert_complete();
+    bed.run(&format!("pool remove-device fast {}", first.display()));
+    bed.server.kill();
+    let recorded = std::fs::read_to_string(bed.scratch.join("state/pools.json")).unwrap();
+    assert!(recorded.contains("\"removing\""), "{recorded}");
+    bed.server.restart();
+    let removed = || bed.pool()["devices"] == json(&format!("[{:?}]", path(&second)));
+    until("the first device is removed", removed, || bed.pool().to_string());
+    let again = "--rw read --bs 1MiB --depth 8 --size 128MiB --ios 128";
+    Load::start_verified(&bed.server.nvme_uri("db"), again, &state).wait().assert_complete();
+    // A device that vanished while it was being added leaves the pool as it was.
+    bed.server.kill();
+    let file = bed.scratch.join("state/pools.json");
+    let mut document = json(&std::fs::read_to_string(&file).unwrap());
+    let pool = &mut document["pools"][0];
+    assert_eq!(pool["removing"], Value::Null);
+    let absent = Value::from(path(&bed.scratch.join("absent")));
+    pool["devices"].as_array_mut().unwrap().push(absent.clone());
+    pool["adding"] = absent;
+    std::fs::write(&file, document.to_string()).unwrap();
+    bed.server.restart();
+    assert_eq!(bed.pool()["state"], "open", "{:#}", bed.pool());
+    assert_eq!(bed.pool()["devices"].as_array().map(Vec::len), Some(1));
+}

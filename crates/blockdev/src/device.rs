@@ -146,6 +146,12 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// path.
     fn refresh(&self) {}
 
+    /// The size of the device at this moment, in bytes, if it can be queried. Smaller than the geometry
+    /// after the device was shrunk. May block for a moment: not for the data path.
+    fn present_bytes(&self) -> Option<u64> {
+        None
+    }
+
     /// True after a failed flush that makes the device unusable until it is closed and opened
     /// again: changes and flushes fail with [`IoError::Poisoned`].
     fn must_reopen(&self) -> bool {

@@ -56,6 +56,10 @@ impl<L: Layer> BlockDevice for L {
         self.child().refresh();
     }
 
+    fn present_bytes(&self) -> Option<u64> {
+        self.child().present_bytes()
+    }
+
     fn must_reopen(&self) -> bool {
         Layer::must_reopen(self)
     }

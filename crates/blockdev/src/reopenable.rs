@@ -88,6 +88,10 @@ impl BlockDevice for ReopenableDevice {
         }
     }
 
+    fn present_bytes(&self) -> Option<u64> {
+        self.0.read().device.as_ref()?.present_bytes()
+    }
+
     fn must_reopen(&self) -> bool {
         self.0.read().device.as_ref().is_none_or(|device| device.must_reopen())
     }

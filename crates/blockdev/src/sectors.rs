@@ -123,6 +123,10 @@ impl BlockDevice for SectorDevice {
         self.parts.child.refresh();
     }
 
+    fn present_bytes(&self) -> Option<u64> {
+        self.parts.child.present_bytes()
+    }
+
     fn must_reopen(&self) -> bool {
         self.parts.child.must_reopen()
     }

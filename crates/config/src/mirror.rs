@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use flagstone_mirror::limits::GROUP_MEMBERS_MAX;
 use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
 use flagstone_nvme::replica::Codec;
 
@@ -25,6 +26,7 @@ const RATES: [&str; 2] = ["resync_max", "resync_min"];
 pub(crate) struct RawMirror {
     place: Place,
     peers: Vec<Located<String>>,
+    group: Option<Located<String>>,
     intent_log: Option<Located<DeviceSpec>>,
     /// Rates of the resync that are written, by key.
     rates: Vec<(&'static str, Located<u64>)>,
@@ -47,6 +49,10 @@ impl RawMirror {
 /// Checks the name of a node: plain, as it becomes part of an NQN.
 pub(crate) fn node_name(text: &str) -> Result<String, NameError> {
     check_volume_name(text).map(|()| text.to_owned()).map_err(|_| NameError::Node)
+}
+
+fn group_name(text: &str) -> Result<String, NameError> {
+    check_volume_name(text).map(|()| text.to_owned()).map_err(|_| NameError::Group)
 }
 
 /// Reads a `[peer.NAME]`. A peer with a mistake keeps its name, so that mirrors naming it do not get a
@@ -115,9 +121,11 @@ impl Peer {
 pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<RawLayer> {
     let peers = read_peers(reader)?;
     let intent_log = reader.parsed("intent_log", str::parse::<DeviceSpec>);
+    let group = reader.parsed("group", group_name);
     let mirror = Mirror {
         peers: Vec::new(),
         mode: one_of(reader, "mode", &Mode::ALL, Mode::name),
+        group: group.as_ref().map(|group| group.value.clone()),
         ack: one_of(reader, "ack", &Ack::ALL, Ack::name),
         on_peer_loss: one_of(reader, "on_peer_loss", &OnPeerLoss::ALL, OnPeerLoss::name),
         after_split_brain: one_of(
@@ -144,6 +152,7 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
     Some(RawLayer::Mirror(Box::new(RawMirror {
         place: reader.place().clone(),
         peers,
+        group,
         intent_log,
         rates: RATES.into_iter().filter_map(|key| Some((key, reader.rate(key)?))).collect(),
         mirror,
@@ -245,7 +254,44 @@ pub(crate) fn check_mirrors(
             check_queue(raw, mirror, report);
         }
     }
+    check_groups(raw, report);
     peers
+}
+
+/// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a volume.
+fn check_groups(raw: &RawConfig, report: &Report) {
+    let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
+    for mirror in raw.volumes.iter().flat_map(mirrors) {
+        let Some(group) = &mirror.group else { continue };
+        // Orders name either of them.
+        if let Some(volume) = raw.volumes.iter().find(|volume| volume.name.value == group.value) {
+            let message = format!("group `{}` has the name of a volume", group.value);
+            let other = ("the volume is at", &volume.name.place);
+            report.error_with(&group.place, message, "choose another name", other);
+        }
+        if mirror.peers.len() > 1 {
+            let message = format!("a volume of group `{}` with two peers", group.value);
+            report.error(&group.place, message, "name one peer, or remove `group`");
+        }
+        let (other, place, members) = first.entry(&group.value).or_insert((mirror, group, 0));
+        *members += 1;
+        if *members == GROUP_MEMBERS_MAX + 1 {
+            let message =
+                format!("group `{}` has more than {GROUP_MEMBERS_MAX} volumes", group.value);
+            report.error(&group.place, message, "make several groups");
+        }
+        let names = |mirror: &RawMirror| -> Vec<String> {
+            mirror.peers.iter().map(|peer| peer.value.clone()).collect()
+        };
+        let differs = match () {
+            () if names(mirror) != names(other) => "another peer",
+            () if mirror.mirror.mode != other.mirror.mode => "another mode",
+            () => continue,
+        };
+        let message = format!("a volume of group `{}` with {differs}", group.value);
+        let help = "write the same `peer` and `mode` for all volumes of a group";
+        report.error_with(&group.place, message, help, ("another one is at", &place.place));
+    }
 }
 
 fn mirrors(volume: &RawVolume) -> impl Iterator<Item = &RawMirror> {

@@ -227,6 +227,8 @@ pub struct Mirror {
     /// Indices into [`Config::peers`], one or two.
     pub peers: Vec<usize>,
     pub mode: Mode,
+    /// Consistency group.
+    pub group: Option<String>,
     pub ack: Ack,
     /// Policy for writes while the peer is lost.
     pub on_peer_loss: OnPeerLoss,

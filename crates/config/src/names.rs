@@ -37,6 +37,11 @@ pub enum NameError {
     )]
     Node,
     #[error(
+        "the name of a consistency group has 1 to {MAX_VOLUME_NAME_BYTES} letters, digits, `-`, `_` or \
+         `.`, the first a letter or a digit"
+    )]
+    Group,
+    #[error(
         "a serial number has 1 to {MAX_SERIAL_BYTES} printable ASCII characters, no space at either end"
     )]
     Serial,

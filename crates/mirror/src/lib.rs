@@ -8,9 +8,11 @@
 //! 3. [`intent_log`]: the log's contents in memory, its storage, its writer and its recovery.
 //! 4. [`manage`]: creating, opening and resizing replicas; roles and the operator's commands.
 //! 5. [`mirror`] and [`io`]: a host's write from admission to completion on both legs.
-//! 6. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
+//! 6. [`group`]: volumes that are kept at one moment and change their role together.
+//! 7. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
 
 pub mod agree;
+pub mod group;
 pub mod id;
 pub mod intent_log;
 pub mod io;
@@ -25,6 +27,7 @@ pub mod state;
 pub mod wire;
 
 pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+pub use group::{ConsistencyGroup, Membership};
 pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;
 pub use manage::roles::RoleError;

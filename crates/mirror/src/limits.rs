@@ -123,10 +123,20 @@ pub const ZERO_POLL_MS: u64 = 200;
 /// Maximum range of one checksum request, in bytes.
 pub const CHECK_BYTES: u64 = 1 << 20;
 
-/// Window of sequence numbers at the target, from the oldest incomplete one. A source sends at most
-/// [`QUEUE_WRITES`] before the oldest is acknowledged, and a write longer than a transfer has
-/// several numbers. A waiting write takes about 60 B.
-pub const ORDER_WINDOW: u32 = 4 * QUEUE_WRITES as u32;
+/// Maximum volumes of a consistency group. Each has a session, a queue and a set of buffers.
+pub const GROUP_MEMBERS_MAX: usize = 16;
+/// How long a member of a group waits until the others have attached to the peer, in milliseconds: more
+/// than the pause between two attempts to reach it. Then its own session ends, and it tries again.
+pub const GATHER_MS: u64 = 10_000;
+/// Interval at which a member looks where the leader of its group is, in milliseconds. After a failed
+/// attempt to follow it, the interval grows to ten times this.
+pub const FOLLOW_LEADER_MS: u64 = 500;
+
+/// Window of sequence numbers at the target, from the oldest incomplete one. Each member of a group
+/// sends at most [`QUEUE_WRITES`] before the oldest is acknowledged, and a write longer than a transfer
+/// has several numbers. A waiting write takes about 60 B, and has arrived within the bounds of its
+/// connection.
+pub const ORDER_WINDOW: u32 = 4 * QUEUE_WRITES as u32 * GROUP_MEMBERS_MAX as u32;
 /// Maximum writes in an asynchronous queue: 8 MiB, with about 500 B for the task of each.
 pub const QUEUE_WRITES: usize = 16_384;
 /// Default size of an asynchronous queue, in bytes: half a second at 128 MB/s. Payloads are pooled

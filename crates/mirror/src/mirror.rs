@@ -31,6 +31,7 @@ use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::agree::versions::LinkVersions;
+use crate::group::{GroupSession, Membership, SharedNumbering, follow_leader};
 use crate::id::{Generation, MirrorId};
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::out_of_sync::{CopyToken, OutOfSync};
@@ -39,7 +40,7 @@ use crate::io::call_gate::{CallGate, Counted};
 use crate::io::fifo_lock::FifoLock;
 use crate::io::queue::WriteQueue;
 use crate::io::range_lock::RangeLock;
-use crate::io::reorder::{Numbering, ReorderBuffer};
+use crate::io::reorder::ReorderBuffer;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::ondisk::superblock::ReplicaRole;
@@ -58,6 +59,7 @@ pub(crate) struct Inner {
     pub(crate) versions: LinkVersions,
     pub(crate) range_lock: Arc<RangeLock>,
     pub(crate) legs: Vec<Leg>,
+    pub(crate) group: Option<Membership>,
     /// Suspect blocks of the local leg: written before a crash and perhaps never flushed, so the
     /// device may return data that it will never persist. They are never reported to a peer as
     /// equal, and a resync that copies them also rewrites them locally.
@@ -86,8 +88,6 @@ pub(crate) struct Leg {
     /// Parts of `out_of_sync` that cannot be copied.
     bad_ranges: Mutex<BadRanges>,
     pub(crate) queue: Mutex<WriteQueue>,
-    /// Of the session, in asynchronous mode. Locked after the state.
-    pub(crate) numbering: Mutex<Numbering>,
     pub(crate) counters: LegCounters,
 }
 
@@ -270,6 +270,31 @@ pub(crate) struct LegState {
     pub(crate) reported_bad_ranges: Vec<Range<u64>>,
     /// Generation under which the peer was asked to run degraded, until it answers.
     pub(crate) degraded_as: Generation,
+    /// Of this session, or of the group session. Locked after the state.
+    pub(crate) numbering: SharedNumbering,
+    /// The group session of this session, also after its end.
+    pub(crate) group_session: Option<Arc<GroupSession>>,
+    /// Writes have been sent in it.
+    pub(crate) opened_group_session: bool,
+    /// The peer refused the last attachment because of its group.
+    pub(crate) refused_group: bool,
+}
+
+impl State {
+    /// Holds after each change, also in release: going on would lose or mix data.
+    fn assert_sound(&self, grouped: bool) {
+        let sound = !self.serving || self.role == ReplicaRole::Source;
+        assert!(sound, "hosts are served only by the source, and not by a {} node", self.role);
+        let two_sources = self.serving && self.attached.is_some();
+        assert!(!two_sources, "a node that serves hosts has a source attached");
+        for leg in self.legs.iter().filter(|leg| leg.receives_writes) {
+            assert!(leg.session.is_some(), "writes are sent to a peer without a session");
+            assert_eq!(
+                leg.opened_group_session, grouped,
+                "writes of a consistency group are sent outside of its session"
+            );
+        }
+    }
 }
 
 impl LegState {
@@ -300,6 +325,20 @@ impl Mirror {
     /// # Panics
     /// As [`Mirror::new`].
     pub fn speaking(versions: LinkVersions, local: Replica, peers: Vec<PeerOptions>) -> Mirror {
+        Mirror::in_group(versions, local, peers, None)
+    }
+
+    /// As [`Mirror::speaking`], as a member of a consistency group. An earlier mirror in its place has
+    /// ended.
+    ///
+    /// # Panics
+    /// As [`Mirror::new`].
+    pub fn in_group(
+        versions: LinkVersions,
+        local: Replica,
+        peers: Vec<PeerOptions>,
+        group: Option<Membership>,
+    ) -> Mirror {
         assert!(peers.len() <= PEERS_MAX, "a superblock holds at most {PEERS_MAX} peers");
         let superblock = local.superblock();
         let geometry = superblock.geometry;
@@ -314,7 +353,6 @@ impl Mirror {
             suspect: bitmap(),
             bad_ranges: Mutex::default(),
             queue: Mutex::new(WriteQueue::new(options.queue)),
-            numbering: Mutex::default(),
             options: Mutex::new(options.clone()),
             counters: LegCounters::default(),
         });
@@ -332,6 +370,7 @@ impl Mirror {
             versions,
             range_lock: Arc::default(),
             legs,
+            group,
             suspect: bitmap(),
             counters: Counters::default(),
             state: Mutex::new((state, Vec::new())),
@@ -346,6 +385,12 @@ impl Mirror {
             spawn_detached(crate::session::connect::run(inner.clone(), leg));
         }
         spawn_detached(watch_local_io(Arc::downgrade(&inner)));
+        if let Some(membership) = &inner.group {
+            membership.take_place(&inner);
+            if !membership.is_leader() {
+                spawn_detached(follow_leader(Arc::downgrade(&inner)));
+            }
+        }
         Mirror(inner)
     }
 }
@@ -398,8 +443,7 @@ impl Inner {
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let value = change(&mut state);
-        let sound = !state.serving || state.role == ReplicaRole::Source;
-        assert!(sound, "hosts are served only by the source, and not by a {} node", state.role);
+        state.assert_sound(self.group.is_some());
         state.changes += 1;
         drop(state);
         self.wake_waiters();
@@ -591,8 +635,11 @@ impl Inner {
     }
 
     fn end_session(&self, leg: usize, session_id: u64, lost: bool) {
-        let session = self.change(|state| {
+        let ended = self.change(|state| {
             let serves = state.serving;
+            // No write follows it, and none was lost.
+            let in_order =
+                (!serves || state.admission_blocks > 0) && self.legs[leg].queue().writes() == 0;
             let own = &mut state.legs[leg];
             if !own.is_current(session_id) {
                 return None;
@@ -619,15 +666,22 @@ impl Inner {
                 let now = time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
+            let freezes = own.receives_writes && !in_order;
+            let group_session = own.group_session.clone().filter(|_| freezes);
+            // Before its queued writes fail: another member may wait for them to end its resync.
+            group_session.iter().for_each(|session| session.set_ended());
             (own.receives_writes, own.inconsistent, own.phase) =
                 (false, false, LegPhase::Disconnected);
-            own.session.take()
+            Some((own.session.take()?, group_session))
         });
-        if let Some(session) = session {
+        if let Some((session, group_session)) = ended {
             session.close();
             // Queued writes fail now, and new writes need no space in the queue.
             let wakers = self.legs[leg].queue().wake_all();
             wakers.into_iter().for_each(Waker::wake);
+            if let (Some(membership), Some(session)) = (&self.group, group_session) {
+                membership.group.end(leg, &session);
+            }
         }
     }
 

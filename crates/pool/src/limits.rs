@@ -81,6 +81,9 @@ pub const LOG_SEGMENTS_MAX: usize = 64;
 /// Passes of the cleaner without a gain after which the pool counts as clean.
 pub const FRUITLESS_PASSES: u32 = 8;
 
+/// Steps without progress after which an evacuation ends: each is a pass of the cleaner.
+pub const EVACUATION_STEPS: u32 = 1000;
+
 /// Checkpoints for which a write waits in a full pool: one may be in progress when it begins, one
 /// may merge what a snapshot sealed, and the next merges everything that was written before it.
 pub const MERGES_WAITED: u64 = 3;

@@ -157,11 +157,26 @@ impl Storage {
     /// # Errors
     /// Of the device whose second copy failed. The update may be found after a power failure.
     pub(crate) async fn write_superblock(&self, superblock: &Superblock) -> Result<(), IoError> {
+        self.write_superblock_after(superblock, None).await
+    }
+
+    /// Same, but a new device has the update in copies 0 and 1 already.
+    ///
+    /// # Errors
+    /// As [`Storage::write_superblock`].
+    pub(crate) async fn write_superblock_after(
+        &self,
+        superblock: &Superblock,
+        new: Option<usize>,
+    ) -> Result<(), IoError> {
         let mut failed = vec![0; superblock.devices.len()];
         for copies in [0..2, 2..COPIES] {
+            let is_first = copies.start == 0;
             let copies: Vec<usize> = copies.collect();
-            let present = |(index, _): &(usize, _)| !superblock.devices[*index].is_removed();
-            for (index, failed) in failed.iter_mut().enumerate().filter(present) {
+            let wanted = |(index, _): &(usize, _)| {
+                !superblock.devices[*index].is_removed() && !(is_first && new == Some(*index))
+            };
+            for (index, failed) in failed.iter_mut().enumerate().filter(wanted) {
                 self.write_copies(index, superblock, &copies, failed).await?;
             }
         }

@@ -31,13 +31,14 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
             let encoded =
                 wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
             let encoded = encoded.of_size(attach.usable_bytes).of_version(attach.version.0);
-            wire::Request::Attach(encoded)
+            wire::Request::Attach(encoded.of_group(attach.group))
         }
         PeerRequest::Ancestors { generations } => {
             let encoded = generations.0.map(|generation| generation.0);
             wire::Request::Ancestors(wire::Ancestors::new(encoded))
         }
         PeerRequest::BitmapPage { page } => wire::Request::Bitmap { page },
+        PeerRequest::JoinGroup { session } => wire::Request::JoinGroup { session },
         PeerRequest::BeginResync { base } => state(State::BeginResync, base),
         PeerRequest::EndResync { generation } => state(State::EndResync, generation),
         PeerRequest::NewGeneration { generation } => state(State::NewGeneration, generation),
@@ -82,6 +83,7 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
             in_sync: attach.in_sync(),
             usable_bytes: attach.usable_bytes.get(),
             version: LinkVersion(attach.version()),
+            group: attach.group.get(),
         }),
         wire::Request::Ancestors(encoded) => PeerRequest::Ancestors {
             generations: GenerationList(
@@ -111,6 +113,7 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         wire::Request::Remove { volume, epoch } => {
             PeerRequest::Remove { volume: MirrorId(volume), epoch }
         }
+        wire::Request::JoinGroup { session } => PeerRequest::JoinGroup { session },
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
         wire::Request::BadRange { offset, len, index, count } => {
             PeerRequest::BadRange(BadRangeReport { offset, len, index, count })
@@ -291,6 +294,7 @@ pub(crate) fn refusal_to_wire(refusal: PeerRefusal) -> (Status, u64) {
         PeerRefusal::Failed => (wire::Refusal::FAILED, 0),
         PeerRefusal::NotNow => (wire::Refusal::NOT_NOW, 0),
         PeerRefusal::Version => (wire::Refusal::VERSION, 0),
+        PeerRefusal::Group => (wire::Refusal::GROUP, 0),
     };
     (code.status(), result)
 }
@@ -309,6 +313,7 @@ pub(crate) fn refusal(status: Status, result: u64) -> Option<PeerRefusal> {
         Failed,
         NotNow,
         Version,
+        Group,
     ];
     all.into_iter().find(|refusal| refusal_to_wire(*refusal).0.code() == status.code())
 }
@@ -348,7 +353,7 @@ mod tests {
             .filter_map(|code| refusal(wire::Refusal(code).status(), u64::MAX))
             .map(|refusal| (refusal, refusal_to_wire(refusal)))
             .collect();
-        assert_eq!(all.len(), 10);
+        assert_eq!(all.len(), 11);
         for (expected, (status, result)) in all {
             assert!(status.is_dnr());
             assert_eq!(refusal(status, result), Some(expected));

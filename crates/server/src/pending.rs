@@ -182,7 +182,7 @@ impl Server {
             let place = mirrors.partition_point(|other| other.volume < volume);
             mirrors.insert(place, mirrored.clone());
         }
-        let begun = match mirrored.start(&self.target, &self.bandwidth_limits).await {
+        let begun = match mirrored.start(&self.target, &self.mirror_shares).await {
             Ok(()) => self.serve_volume(&served, device),
             Err(error) => Err(error.into()),
         };

@@ -21,7 +21,7 @@ use crate::api::document::ReloadDocument;
 use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
 use crate::http::access::Users;
-use crate::mirrors::{self, BandwidthLimits, MirroredVolume};
+use crate::mirrors::{self, MirrorShares, MirroredVolume};
 use crate::pending::{PendingVolumes, open_all};
 use crate::pools::Pools;
 use crate::reload::Limits;
@@ -95,7 +95,7 @@ pub(crate) struct Server {
     pub(crate) nbd: Arc<NbdServer>,
     /// TLS of NBD listeners, if one has it.
     pub(crate) nbd_tls: Option<NbdTls>,
-    pub(crate) bandwidth_limits: BandwidthLimits,
+    pub(crate) mirror_shares: MirrorShares,
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
     /// The same moment, since the Unix epoch.
@@ -125,6 +125,7 @@ pub async fn serve(
     let signals = Signals::catch()?;
     let Some(server) = open(config, &signals).await? else { return Ok(()) };
     let server = Rc::new(server);
+    server.open_pools().await;
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
     for ConfiguredListener { spec, .. } in &server.config.server.listen {
@@ -241,7 +242,7 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
         nbd_tls,
         exports,
         machine,
-        bandwidth_limits: mirrors::bandwidth_limits(&config),
+        mirror_shares: mirrors::mirror_shares(&config),
         started: time::now(),
         started_at: time::wall_clock(),
         api_users: OnceCell::new(),
@@ -260,7 +261,6 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
             begun => begun?,
         }
     }
-    server.open_pools().await;
     Ok(Some(server))
 }
 

@@ -22,6 +22,7 @@ pub const ALL: &[Scenario] = &[
     mirror::BLOCK_ON_PEER_LOSS,
     mirror::ASYNC,
     mirror::HISTORY,
+    mirror::GROUP,
     mirror::FAULTY,
     mirror::BROKEN,
     mirror::GROW,

@@ -242,6 +242,10 @@ impl BlockDevice for FileDevice {
         self.0.size_bytes.fetch_max(now / block * block, Ordering::AcqRel);
     }
 
+    fn present_bytes(&self) -> Option<u64> {
+        self.0.file.size_now().ok()
+    }
+
     fn must_reopen(&self) -> bool {
         self.0.sync.is_poisoned()
     }

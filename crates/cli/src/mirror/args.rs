@@ -61,7 +61,7 @@ pub(crate) struct ActionArgs {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct VolumeArgs {
-    /// The volume
+    /// The volume, or its consistency group for an order to all of its volumes
     #[arg(add = completions::volumes())]
     pub(crate) volume: String,
     #[command(flatten)]

@@ -29,14 +29,38 @@ pub(crate) fn run(args: &MirrorArgs) -> Result<Exit, Failure> {
 
 async fn asked(args: &MirrorArgs) -> Result<Exit, Failure> {
     match (&args.command, request(&args.command)) {
-        (_, Some(request)) => act(&request).await,
-        (MirrorCommand::Status(StatusArgs { volume: Some(volume), query }), None) => {
-            watch(query, volume, |_| false).await?;
+        (_, Some(request)) => act(&in_group(request)?).await,
+        (MirrorCommand::Status(StatusArgs { volume: Some(name), query }), None) => {
+            if leader(query, name)?.is_some() {
+                return watch_all(query, Some(name)).await;
+            }
+            watch(query, name, |_| false).await?;
             Ok(Exit::Success)
         }
-        (MirrorCommand::Status(args), None) => watch_all(&args.query).await,
+        (MirrorCommand::Status(args), None) => watch_all(&args.query, None).await,
         (_, None) => Ok(Exit::Usage),
     }
+}
+
+/// The first volume of the consistency group of this name; `None` if none has the name.
+fn leader(query: &QueryArgs, name: &str) -> Result<Option<String>, Failure> {
+    let volumes: VolumesDocument = query.server()?.get("/v1/volumes")?;
+    let mirrors = volumes.volumes.into_iter().filter_map(|volume| volume.mirror);
+    let mut groups = mirrors.filter_map(|mirror| mirror.group);
+    let group = groups.find(|group| group.name == name);
+    Ok(group.and_then(|group| group.volumes.into_iter().next()))
+}
+
+/// An order that names a consistency group goes to its first volume.
+fn in_group(request: ActionRequest) -> Result<ActionRequest, Failure> {
+    let Some(volume) = leader(&request.query, &request.volume)? else { return Ok(request) };
+    if request.action.concerns_group() {
+        return Ok(ActionRequest { volume, ..request });
+    }
+    let ActionRequest { action, volume: group, .. } = request;
+    Err(Failure::usage(format!(
+        "{group} is a consistency group, and `{action}` concerns one volume: name the volume"
+    )))
 }
 
 fn path(volume: &str) -> String {
@@ -67,12 +91,17 @@ async fn watch(
     }
 }
 
-async fn watch_all(query: &QueryArgs) -> Result<Exit, Failure> {
+/// Shows all mirrors, or those of a consistency group.
+async fn watch_all(query: &QueryArgs, group: Option<&str>) -> Result<Exit, Failure> {
     let mut server = query.server()?;
     loop {
         let volumes: VolumesDocument = server.get("/v1/volumes")?;
         let mirrors = volumes.volumes.into_iter().filter_map(|volume| volume.mirror);
-        let mirrors: Vec<MirrorDocument> = mirrors.collect();
+        let is_shown = |mirror: &MirrorDocument| match group {
+            Some(name) => mirror.group.as_ref().is_some_and(|group| group.name == name),
+            None => true,
+        };
+        let mirrors: Vec<MirrorDocument> = mirrors.filter(is_shown).collect();
         let text = match query.json {
             true => query.as_json(json(&mirrors))?,
             false => show_all::mirrors(&mirrors),

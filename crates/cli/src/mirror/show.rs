@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use flagstone_runtime::time::Instant;
 use flagstone_server::api::mirror_document::{
-    ActionDocument, BadRangeCause, LinkCompression, LinkDocument, MirrorDocument, Mode,
-    PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument, VerifyDocument,
+    ActionDocument, BadRangeCause, GroupDocument, LinkCompression, LinkDocument, MirrorDocument,
+    Mode, PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument,
+    VerifyDocument,
 };
 use flagstone_units::display::{duration, size, three_digits};
 
@@ -68,6 +69,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     };
     let _ = writeln!(text, "; {} is {role}{of}{serves}", now.node);
     let _ = writeln!(text, "  {}", size(replica.size_bytes));
+    now.group.iter().for_each(|found| text.push_str(&group(found)));
     if let Some(bytes) = replica.growing_to_bytes {
         let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
@@ -85,6 +87,19 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
         text.push_str(&verify_text(verify));
     }
     text + &next(now)
+}
+
+/// The consistency group, and what it lacks.
+pub(super) fn group(group: &GroupDocument) -> String {
+    let state = match (group.missing.as_slice(), group.consistent) {
+        _ if !group.refused.is_empty() => {
+            "the peer has other volumes in it: none is mirrored".to_owned()
+        }
+        ([], true) => "all volumes here are at one moment".to_owned(),
+        ([], false) => "a resync here has not completed: no volume can take over".to_owned(),
+        (missing, _) => format!("no replica here of {}: none is mirrored", missing.join(", ")),
+    };
+    format!("  group {}: {}; {state}\n", group.name, group.volumes.join(", "))
 }
 
 fn next(now: &MirrorDocument) -> String {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use flagstone_server::api::mirror_document::MirrorDocument;
 use flagstone_units::display::size;
 
-use super::show::percent;
+use super::show::{group, percent};
 use crate::columns::{Left, Right, lines};
 
 pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
@@ -45,6 +45,10 @@ pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
         }
     }
     let mut text = lines(&head, &rows).join("\n") + "\n";
+    let mut groups: Vec<_> = mirrors.iter().filter_map(|mirror| mirror.group.as_ref()).collect();
+    groups.sort_by_key(|group| &group.name);
+    groups.dedup();
+    groups.into_iter().for_each(|found| text.push_str(&group(found)));
     for mirror in mirrors {
         for next in &mirror.next {
             let _ = write!(text, "\n{}: {next}\n", mirror.volume);

@@ -264,3 +264,26 @@ fn link_status_shows_older_version() {
     // The advice of `next` covers peers without a common version.
     assert_eq!(of(None, (2, 3), Some((4, 5))), "");
 }
+
+#[test]
+fn group_of_a_mirror_is_shown() {
+    let volumes = vec!["db".to_owned(), "log".to_owned()];
+    let group = GroupDocument { name: "app".into(), volumes, ..GroupDocument::default() };
+    let line = |group: &GroupDocument| {
+        let group = Some(group.clone());
+        let now = MirrorDocument { group, ..document(ReportedState::Mirroring) };
+        let text = flagstone_runtime::block_on(async { shown(now) }).unwrap();
+        text.lines().nth(2).map(str::to_owned)
+    };
+    let consistent = GroupDocument { consistent: true, ..group.clone() };
+    let missing = GroupDocument { missing: vec!["log".into()], ..group.clone() };
+    let refused = GroupDocument { refused: vec!["log".into()], ..consistent.clone() };
+    for (group, state) in [
+        (consistent, "all volumes here are at one moment"),
+        (group, "a resync here has not completed: no volume can take over"),
+        (missing, "no replica here of log: none is mirrored"),
+        (refused, "the peer has other volumes in it: none is mirrored"),
+    ] {
+        assert_eq!(line(&group), Some(format!("  group app: db, log; {state}")));
+    }
+}

@@ -101,7 +101,25 @@ pub(super) fn all(
         let blank = if std::mem::take(&mut first) { "\n" } else { "" };
         let _ = writeln!(text, "{blank}{}: {FLUSH_FAILED}", volume.name);
     }
+    for (volume, why) in volumes.iter().filter_map(|volume| Some((volume, not_served(volume)?))) {
+        let blank = if std::mem::take(&mut first) { "\n" } else { "" };
+        let _ = writeln!(text, "{blank}{} is {why}", volume.name);
+    }
     text
+}
+
+/// Why this node does not serve an open volume to hosts; `None` if it does, or is about to open it.
+fn not_served(volume: &VolumeDocument) -> Option<String> {
+    let mirror = volume.mirror.as_ref().filter(|_| volume.pending.is_none())?;
+    let why = match &mirror.replica {
+        Some(replica) if replica.serving => return None,
+        Some(replica) => match &replica.source {
+            Some(source) => format!("{source} is the source of its mirror"),
+            None => "no source of its mirror is attached".to_owned(),
+        },
+        None => "its mirror has no replica here".to_owned(),
+    };
+    Some(format!("not served here, because {why}: see `flagstone mirror status {}`", volume.name))
 }
 
 /// Warning about a volume whose device has failed a flush.
@@ -136,7 +154,12 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     if volume.flush_failed {
         let _ = write!(text, "\n  {FLUSH_FAILED}");
     }
-    text.push_str(if wait.is_some() { "\n\nto be served on\n" } else { "\n\nserved on\n" });
+    let not_served = not_served(volume);
+    if let Some(why) = &not_served {
+        let _ = write!(text, "\n  {why}");
+    }
+    let serves = wait.is_none() && not_served.is_none();
+    text.push_str(if serves { "\n\nserved on\n" } else { "\n\nto be served on\n" });
     for listener in &volume.listeners {
         let _ = match listener {
             ListenerDocument::NvmeTcp { address, nqn, namespace } => {

@@ -31,6 +31,8 @@ pub static MIRROR: Section = Section {
             "One or two other nodes. Each node's file lists all others.";
         "mode", MODE, Mode::Sync.name() =>
             "A write completes when both nodes have it (`sync`) or this node (`async`).";
+        "group", Kind::Text("name"), "" =>
+            "Consistency group: its volumes keep one order of writes and change their role together. All have the same `peer` and `mode`, and both nodes the same volumes in it: [groups](mirror-groups.md).";
         "ack", ACK, Ack::Disk.name() =>
             "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or received (`memory`): it survives the loss of either node, and is durable after a flush.";
         "intent_log", Kind::Text("device"), "" =>

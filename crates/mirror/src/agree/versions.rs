@@ -3,7 +3,7 @@
 //! | version | content |
 //! | --- | --- |
 //! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, and [the ranges that a resync could not copy](PeerRequest::BadRange) |
+//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, [the ranges that a resync could not copy](PeerRequest::BadRange), and [consistency groups](PeerRequest::JoinGroup) |
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
@@ -14,6 +14,7 @@
 //! [`PeerRequest::Depose`]: crate::wire::peer::PeerRequest::Depose
 //! [`PeerRequest::Claim`]: crate::wire::peer::PeerRequest::Claim
 //! [`PeerRequest::Remove`]: crate::wire::peer::PeerRequest::Remove
+//! [`PeerRequest::JoinGroup`]: crate::wire::peer::PeerRequest::JoinGroup
 //! [`PeerRequest::BadRange`]: crate::wire::peer::PeerRequest::BadRange
 
 use std::fmt;
@@ -33,6 +34,8 @@ impl LinkVersion {
     pub const REMOVES: LinkVersion = LinkVersion(3);
     /// First version in which a source reports the ranges that a resync could not copy.
     pub const REPORTS_BAD_RANGES: LinkVersion = LinkVersion(3);
+    /// First version in which volumes can be mirrored as a consistency group.
+    pub const JOINS_GROUPS: LinkVersion = LinkVersion(3);
 }
 
 impl fmt::Display for LinkVersion {

@@ -13,9 +13,10 @@ use std::sync::{Arc, Weak};
 use flagstone_blockdev::IoError;
 use parking_lot::MutexGuard;
 
+use crate::group::SharedNumbering;
 use crate::io::call_gate::Counted;
 use crate::io::queue::{QueueSlot, WriteQueue};
-use crate::io::reorder::WriteNumbers;
+use crate::io::reorder::{WriteNumbers, WriteOrder};
 use crate::limits::PEERS_MAX;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State};
 use crate::options::{Mode, OnCongestion, PeerOptions};
@@ -44,7 +45,7 @@ struct ViewedLeg {
 impl ViewedLeg {
     fn call(&self) -> Option<LegCall> {
         let &ViewedLeg { ref session, session_id, durable, half } = self;
-        Some(LegCall { session: session.upgrade()?, session_id, durable, half })
+        Some(LegCall { session: session.upgrade()?, session_id, durable, half, numbers: None })
     }
 }
 
@@ -82,7 +83,7 @@ pub(crate) enum LegDispatch {
     #[default]
     MarkOnly,
     Send(LegCall),
-    Queue(LegCall, QueueSlot, WriteNumbers),
+    Queue(LegCall, QueueSlot),
 }
 
 #[derive(Clone)]
@@ -93,6 +94,14 @@ pub(crate) struct LegCall {
     pub(crate) durable: bool,
     /// The half of the unflushed bitmap in which the call is marked.
     pub(crate) half: Option<usize>,
+    /// Its place in the order of the session, or of the group session, if there is one.
+    pub(crate) numbers: Option<(SharedNumbering, WriteNumbers)>,
+}
+
+impl LegCall {
+    pub(crate) fn order(&self) -> Option<WriteOrder> {
+        self.numbers.as_ref().map(|(_, numbers)| numbers.first)
+    }
 }
 
 impl Leg {
@@ -223,20 +232,22 @@ impl Inner {
         let options = leg.options();
         let (mode, half, durable) = (options.mode, own.half(&options), own.durable(&options));
         drop(options);
-        let leg_call =
-            LegCall { session: session.clone(), session_id: own.session_id, durable, half };
+        let queues = mode == Mode::Async && !served_by_peer;
+        // The queues of other members of a group need not be empty.
+        let numbers = (queues || mode == Mode::Async && self.group.is_some()).then(|| {
+            let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
+            (own.numbering.clone(), own.numbering.lock().begin(parts as u32))
+        });
+        let (session, session_id) = (session.clone(), own.session_id);
+        let leg_call = LegCall { session, session_id, durable, half, numbers };
         self.begin_leg_call(index, half, offset, len);
-        match mode {
-            Mode::Async if !served_by_peer => match leg.queue().push(len, Inner::now_ns()) {
-                Some(slot) => {
-                    let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
-                    let numbers = leg.numbering.lock().begin(parts as u32);
-                    LegDispatch::Queue(leg_call, slot, numbers)
-                }
+        match queues {
+            true => match leg.queue().push(len, Inner::now_ns()) {
+                Some(slot) => LegDispatch::Queue(leg_call, slot),
                 // Space was checked under the same lock, and other tasks only free space.
                 None => unreachable!("the queue fills only under the state's lock"),
             },
-            Mode::Sync | Mode::Async => LegDispatch::Send(leg_call),
+            false => LegDispatch::Send(leg_call),
         }
     }
 
@@ -261,7 +272,9 @@ impl Inner {
                 continue;
             };
             let (session_id, durable) = (own.session_id, false);
-            calls[index] = LegDispatch::Send(LegCall { session, session_id, durable, half: None });
+            let (half, numbers) = (None, None);
+            calls[index] =
+                LegDispatch::Send(LegCall { session, session_id, durable, half, numbers });
         }
         for (index, call) in calls.iter().enumerate() {
             if let LegDispatch::Send(_) = call {

@@ -213,6 +213,10 @@ impl BlockDevice for WatchedDevice {
         self.device.refresh();
     }
 
+    fn present_bytes(&self) -> Option<u64> {
+        self.device.present_bytes()
+    }
+
     fn must_reopen(&self) -> bool {
         self.device.must_reopen()
     }

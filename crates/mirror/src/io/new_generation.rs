@@ -115,6 +115,7 @@ impl Inner {
 }
 
 async fn bump_generation(inner: Arc<Inner>) {
+    inner.freeze_group();
     let lost = due(&inner.lock());
     let result = record(&inner).await;
     inner.change(|state| {

@@ -175,14 +175,15 @@ impl WriteRequest {
             match leg {
                 LegDispatch::MarkOnly => {}
                 LegDispatch::Send(leg_call) => {
-                    let call = self.part.op.to_session(leg_call, range, self.part.fua, None);
+                    let order = leg_call.order();
+                    let call = self.part.op.to_session(leg_call, range, self.part.fua, order);
                     self.remote[index] = LegStatus::Running(call);
                 }
-                LegDispatch::Queue(leg_call, slot, numbers) => {
+                LegDispatch::Queue(leg_call, slot) => {
                     let queued =
                         QueuedWrite { leg: index, leg_call: leg_call.clone(), slot: *slot };
                     let (inner, op) = (inner.clone(), self.part.op.clone());
-                    spawn_detached(send_queued(inner, queued, op, range, numbers.first));
+                    spawn_detached(send_queued(inner, queued, op, range));
                 }
             }
         }
@@ -220,7 +221,7 @@ impl WriteRequest {
     async fn record(&self, inner: &Arc<Inner>) -> Result<(), IoError> {
         let range = (self.part.offset, self.part.len);
         // Also for a failed write: a peer may still run degraded, and waiting costs little.
-        inner.complete_numbers(&self.dispatch);
+        self.dispatch.complete_numbers();
         let mut peer_missed = false;
         for (leg, result) in self.remote.iter().enumerate() {
             let LegDispatch::Send(leg_call) = &self.dispatch.legs[leg] else { continue };
@@ -271,7 +272,7 @@ impl WriteRequest {
                 {
                     up_to_date = Some((leg, *session_id));
                 }
-                LegDispatch::Queue(LegCall { session_id, .. }, ..) => {
+                LegDispatch::Queue(LegCall { session_id, .. }, _) => {
                     queued_peer = queued_peer.or(Some((leg, *session_id)));
                 }
                 LegDispatch::MarkOnly | LegDispatch::Send(_) => {}
@@ -314,15 +315,16 @@ impl Inner {
             && own.inconsistent
             && (list.is_empty() || list.iter().any(covers))
     }
+}
 
+impl Dispatch {
     /// Marks the write as completed for the numbering of later writes.
-    fn complete_numbers(&self, dispatch: &Dispatch) {
-        for (leg, dispatch) in dispatch.legs.iter().enumerate() {
-            if let LegDispatch::Queue(leg_call, _, numbers) = dispatch {
-                let state = self.lock();
-                if state.legs[leg].session_id == leg_call.session_id {
-                    self.legs[leg].numbering.lock().completed(*numbers);
-                }
+    fn complete_numbers(&self) {
+        for leg in &self.legs {
+            if let LegDispatch::Queue(LegCall { numbers: Some((numbering, numbers)), .. }, _)
+            | LegDispatch::Send(LegCall { numbers: Some((numbering, numbers)), .. }) = leg
+            {
+                numbering.lock().completed(*numbers);
             }
         }
     }

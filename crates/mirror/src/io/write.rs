@@ -300,7 +300,6 @@ pub(crate) async fn send_queued(
     queued: QueuedWrite,
     op: WriteOp,
     range: (u64, u64),
-    order: WriteOrder,
 ) {
     let QueuedWrite { leg, leg_call, slot } = queued;
     let goes = poll_fn(|cx| {
@@ -315,7 +314,7 @@ pub(crate) async fn send_queued(
     })
     .await;
     let result = match goes {
-        true => op.to_session(&leg_call, range, false, Some(order)).await,
+        true => op.to_session(&leg_call, range, false, leg_call.order()).await,
         false => Err(IoError::Unreachable),
     };
     if result.is_err() {

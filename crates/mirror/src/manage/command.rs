@@ -24,8 +24,8 @@ use crate::state::status::{
     DesiredState, LegPhase, MirrorFacts, MirrorPeerStatus, MirrorState, MirrorStatus, derive,
 };
 use crate::wire::peer::{
-    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, execute,
-    identify,
+    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
+    execute, identify,
 };
 
 /// Why a command failed.
@@ -201,7 +201,7 @@ impl Mirror {
         let inner = &self.0;
         let (mine, peers, _) = inner.look_at_split(leg).await?;
         let _order = inner.running_order();
-        self.demote().await?;
+        inner.order_alone(Order::Demote).await?;
         let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
         inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
         inner.set_idle_phase(leg, LegPhase::Disconnected);
@@ -414,6 +414,16 @@ impl Mirror {
     }
 }
 
+/// An offer of the role to a peer, from [`Inner::offer_role`].
+pub(crate) struct Offer {
+    leg: usize,
+    session: SharedSession,
+    session_id: u64,
+    local_device_failed: bool,
+    /// The lowest epoch that the peer may take.
+    epoch: u64,
+}
+
 impl Inner {
     fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
@@ -498,6 +508,16 @@ impl Inner {
 
     /// Transfers the role to a peer. The caller holds the role lock, and host calls are drained.
     pub(crate) async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
+        let offer = self.offer_role(leg).await?;
+        let (outcome, promoted) = self.promote_peer(&offer).await;
+        self.end_hand_over(&offer, outcome).await?;
+        promoted
+    }
+
+    /// Stops serving, and durably records that the peer may be the next source. From here on,
+    /// [`Inner::end_hand_over`] decides who is. The caller holds the role lock, and host calls are
+    /// drained.
+    pub(crate) async fn offer_role(self: &Arc<Self>, leg: usize) -> Result<Offer, CommandError> {
         self.wait_for_queue(leg).await;
         let (session, session_id, mut local_device_failed) = {
             let state = self.lock();
@@ -530,32 +550,41 @@ impl Inner {
             }
             local_device_failed = true;
         }
-        let superblock = self.local.superblock();
-        let epoch = least_epoch(superblock.epoch);
-        let announced = send_ancestors(&session, &superblock).await;
+        let epoch = least_epoch(self.local.superblock().epoch);
+        Ok(Offer { leg, session, session_id, local_device_failed, epoch })
+    }
+
+    /// Asks the peer of an offer to become the source.
+    pub(crate) async fn promote_peer(&self, offer: &Offer) -> (Handover, Result<(), CommandError>) {
+        let Offer { session, epoch, .. } = offer;
+        let announced = send_ancestors(session, &self.local.superblock()).await;
         let promoted = match announced {
-            Ok(()) => execute(&session, PeerRequest::Promote { epoch }).await,
+            Ok(()) => execute(session, PeerRequest::Promote { epoch: *epoch }).await,
             Err(error) => Err(error),
         };
-        let outcome = match promoted {
-            Ok(()) => Handover::Accepted,
-            Err(RequestError::Refused(_)) => Handover::Declined,
+        match promoted {
+            Ok(()) => (Handover::Accepted, Ok(())),
+            Err(error @ RequestError::Refused(_)) => (Handover::Declined, Err(error.into())),
             // The peer was not asked to serve.
-            Err(_) if announced.is_err() => Handover::Declined,
+            Err(error) if announced.is_err() => (Handover::Declined, Err(error.into())),
             // It may be serving already. The next handshake finds out and continues accordingly.
-            Err(_) => Handover::Unknown,
-        };
+            Err(_) => (Handover::Unknown, Err(CommandError::OutcomeUnknown)),
+        }
+    }
+
+    /// Ends an offer: as a target, as the source again, or until a handshake shows which.
+    pub(crate) async fn end_hand_over(
+        self: &Arc<Self>,
+        offer: &Offer,
+        outcome: Handover,
+    ) -> Result<(), CommandError> {
         // A source whose leg has failed serves on through this session if the peer declined.
-        if !(local_device_failed && outcome == Handover::Declined) {
-            self.disconnect(leg, session_id);
+        if !(offer.local_device_failed && outcome == Handover::Declined) {
+            self.disconnect(offer.leg, offer.session_id);
         }
         let (after, actions) = next(&self.machine_state(), Event::HandedOver(outcome))?;
-        Box::pin(self.perform(after, actions.iter(), Progress::after(epoch))).await?;
-        match promoted {
-            Ok(()) => Ok(()),
-            Err(_) if outcome == Handover::Unknown => Err(CommandError::OutcomeUnknown),
-            Err(error) => Err(CommandError::Peer(error)),
-        }
+        let progress = Progress::after(offer.epoch);
+        Box::pin(self.perform(after, actions.iter(), progress)).await.map(drop)
     }
 
     /// Serves hosts through the session of a hand-over that was declined.

@@ -2,6 +2,7 @@
 
 pub mod command;
 pub(crate) mod create;
+mod group_order;
 pub(crate) mod order;
 pub mod replica;
 pub(crate) mod resize;

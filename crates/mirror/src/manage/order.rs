@@ -24,8 +24,8 @@ use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{
-    self, Action, Answer, Answers, Claim, Consent, Disk, Event, Leg, Order, Record, Refusal, Role,
-    consented, next,
+    self, Action, Answer, Answers, Claim, Consent, Disk, Event, Leader, Leg, Order, Record,
+    Refusal, Role, consented, next,
 };
 use crate::wire::peer::{
     PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
@@ -130,7 +130,7 @@ pub(crate) struct Progress {
     deposed: bool,
     announcement: Option<Announcement>,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
-    undelivered: Vec<Undelivered>,
+    pub(crate) undelivered: Vec<Undelivered>,
 }
 
 impl Progress {
@@ -177,11 +177,31 @@ impl Inner {
             _ => Record::Current,
         });
         let State { promised, announced, .. } = *state;
-        machine::State { role, disk, legs, records, promised, announced }
+        // The leader's state is locked after that of another member, and never the other way round.
+        let follows = self.group.as_ref().filter(|membership| !membership.is_leader());
+        let leader = follows.map(|membership| match membership.leader() {
+            Some(leader) => Leader::of(leader.machine_state().role),
+            None => Leader::Absent,
+        });
+        machine::State { role, disk, legs, records, promised, announced, leader }
     }
 
-    /// Carries out an order. Returns the writes that it left undelivered.
+    /// Carries out an order, which concerns all members of a group. Returns the writes that it left
+    /// undelivered. A stop concerns this member alone: no write follows it.
     pub(crate) async fn order(
+        self: &Arc<Self>,
+        order: Order,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        match &self.group {
+            Some(membership) if order != Order::Stop => {
+                Box::pin(membership.group.order(order)).await
+            }
+            _ => self.order_alone(order).await,
+        }
+    }
+
+    /// As [`Inner::order`], for this mirror alone.
+    pub(crate) async fn order_alone(
         self: &Arc<Self>,
         order: Order,
     ) -> Result<Vec<Undelivered>, CommandError> {
@@ -203,7 +223,7 @@ impl Inner {
                 let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
                 // The answers given with the order are older than the lock.
-                let (answers, _) = self.ask_peers(Patience::Once).await;
+                let answers = self.ask_all_peers().await;
                 self.transition(Event::Order(Order::Failover { answers })).await
             }
             _ => {
@@ -221,6 +241,11 @@ impl Inner {
     ) -> Result<Vec<Undelivered>, CommandError> {
         let (after, actions) = next(&self.machine_state(), event)?;
         self.perform(after, actions.iter(), Progress::default()).await
+    }
+
+    /// Asks every peer once.
+    pub(crate) async fn ask_all_peers(self: &Arc<Self>) -> Answers {
+        self.ask_peers(Patience::Once).await.0
     }
 
     pub(crate) fn running_order(self: &Arc<Self>) -> RunningOrder {
@@ -257,7 +282,7 @@ impl Inner {
         Ok(progress.undelivered)
     }
 
-    async fn act(
+    pub(crate) async fn act(
         self: &Arc<Self>,
         epoch: u64,
         action: Action,

@@ -281,6 +281,7 @@ impl Replica {
         if usable_bytes > self.room_bytes() {
             return Err(IoError::OutOfRange);
         }
+        self.0.device.refresh();
         self.0.new_space.zero(usable_bytes).await
     }
 
@@ -309,10 +310,19 @@ impl Replica {
     /// The largest size that the volume could have here, in bytes. Limited by the data device,
     /// whose current size is queried, and by a log of fixed size.
     pub fn room_bytes(&self) -> u64 {
-        self.0.device.refresh();
         let geometry = self.superblock().geometry;
         let here = self.0.layout;
-        let layout = follow(here.end(), end_of(&self.0.device), &geometry).unwrap_or(here);
+        // Space may be announced, and the device be shrunk before it is used: the device's own size is
+        // not raised for an announcement.
+        let end = match self.0.device.present_bytes() {
+            Some(present) => present & !(PAGE_BYTES as u64 - 1),
+            None => {
+                self.0.device.refresh();
+                end_of(&self.0.device)
+            }
+        };
+        let end = end.max(here.end());
+        let layout = follow(here.end(), end, &geometry).unwrap_or(here);
         let regions = u64::from(geometry.region_bytes).saturating_mul(REGIONS_MAX);
         let log = self.0.log_room_bytes.load(Ordering::Relaxed);
         layout.usable_bytes.min(regions).min(log).max(geometry.usable_bytes)
@@ -544,8 +554,16 @@ impl Inner {
         guard: FifoGuard,
         change: impl FnOnce(&mut Superblock) -> T,
     ) -> Result<T, IoError> {
-        let mut next = self.lock().superblock.clone();
+        let before = self.lock().superblock.clone();
+        let mut next = before.clone();
         let value = change(&mut next);
+        // A peer or an older epoch that this replica has promised to would be forgotten.
+        assert_eq!(
+            (next.volume, next.replica),
+            (before.volume, before.replica),
+            "a replica keeps its name"
+        );
+        assert!(next.epoch >= before.epoch, "role epoch {} after {}", next.epoch, before.epoch);
         let inner = self.clone();
         to_the_end(async move {
             if inner.lock().retired {

@@ -177,8 +177,9 @@ impl Inner {
         let alone = matches!(promotion, Promotion::Alone | Promotion::Overriding);
         let several = self.legs.len() > 1;
         // A source that was overridden may have written more than this replica has. That is not to
-        // be preferred at the next handshake.
-        let parts = alone && (several || promotion == Promotion::Overriding);
+        // be preferred at the next handshake. Of a group, all volumes meet that source alike.
+        let grouped = self.group.is_some();
+        let parts = alone && (several || grouped || promotion == Promotion::Overriding);
         if parts {
             self.local.data().flush().await?;
         }
@@ -225,6 +226,9 @@ impl Inner {
             return Err(Refusal::Overtaken.into());
         }
         tracing::info!(%replica, epoch, ?promotion, "now serving hosts");
+        if let Some(membership) = &self.group {
+            membership.wake_others();
+        }
         Ok(())
     }
 

@@ -23,9 +23,9 @@ use flagstone_runtime::time;
 use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
 use crate::agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+use crate::group::{GroupSession, SharedNumbering};
 use crate::id::{Generation, MirrorId};
 use crate::io::call_gate::Counted;
-use crate::io::reorder::Numbering;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, LegState, State, StateGuard};
@@ -34,8 +34,8 @@ use crate::session::resync::PassEnd;
 use crate::state::machine::next;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 use crate::wire::peer::{
-    AttachRequest, BadRangeReport, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
-    execute, identify,
+    AttachRequest, BadRangeReport, PeerRefusal, PeerRequest, ReplicaIdentity, RequestError,
+    SharedSession, execute, identify,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,9 @@ pub(crate) enum SessionEnd {
     /// No side leads, or the peer does: retry later.
     #[error("this side does not lead")]
     NothingToDo,
+    /// Another volume of the consistency group has no session to the peer.
+    #[error("not all volumes of the consistency group have attached to the peer")]
+    GroupIncomplete,
     /// The session was lost, or the operator ended it.
     #[error("the session has ended")]
     Lost,
@@ -148,7 +151,11 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
             HandshakeOutcome::Idle
         }
         Plan::Lead { amount, promote } => {
-            return lead(inner, leg, session, (mine, peers), amount, promote).await;
+            let ended = lead(inner, leg, session, (mine, peers), amount, promote).await;
+            if let Err(SessionEnd::Peer(RequestError::Refused(PeerRefusal::Group))) = ended {
+                inner.other_group(leg);
+            }
+            return ended;
         }
         Plan::Follow { .. } => HandshakeOutcome::Following,
         Plan::AwaitStepDown => {
@@ -241,6 +248,24 @@ impl Inner {
         }
     }
 
+    /// Records that the peer means another consistency group.
+    fn other_group(&self, leg: usize) {
+        self.set_idle_phase(leg, LegPhase::Handshake(HandshakeOutcome::OtherGroup));
+        let warned =
+            self.change(|state| std::mem::replace(&mut state.legs[leg].refused_group, true));
+        // Logged once, not at each attempt.
+        if !warned {
+            let group = self.group.as_ref().map(|membership| membership.group.name().to_owned());
+            tracing::warn!(
+                replica = %self.local.superblock().replica,
+                leg,
+                group,
+                "the peer has other volumes in this consistency group, or the volume in another group or in \
+                 none: name the same `group` for the same volumes on both nodes"
+            );
+        }
+    }
+
     /// Sets the phase of a leg that has no session.
     pub(crate) fn set_idle_phase(&self, leg: usize, phase: LegPhase) {
         self.change(|state| {
@@ -266,10 +291,11 @@ impl Inner {
             }
             own.session_id += 1;
             (own.handing_over, own.inconsistent) = (false, false);
+            (own.group_session, own.opened_group_session) = (None, false);
+            own.numbering = SharedNumbering::default();
             own.reported_bad_ranges.clear();
             (own.session, own.phase) = (Some(session.clone()), phase);
             own.volatile_cache = peers.volatile_cache;
-            *self.legs[leg].numbering.lock() = Numbering::default();
             Ok(own.session_id)
         })
     }
@@ -282,10 +308,14 @@ impl Inner {
         may: impl FnOnce(&State) -> bool,
     ) -> Result<(), SessionEnd> {
         let opened = self.change(|state| {
-            let current = state.serving && state.legs[leg].is_current(session_id) && may(state);
+            let group_session = state.legs[leg].group_session.as_ref();
+            let joined = self.group.is_none() || group_session.is_some_and(|one| !one.has_ended());
+            let current = state.serving && state.legs[leg].is_current(session_id);
+            let current = current && joined && may(state);
             if current {
                 let own: &mut LegState = &mut state.legs[leg];
                 (own.receives_writes, own.has_unflushed) = (true, false);
+                own.opened_group_session = self.group.is_some();
             }
             current
         });
@@ -320,9 +350,11 @@ async fn lead(
         in_sync: amount.is_none(),
         usable_bytes: superblock.geometry.usable_bytes,
         version: inner.versions.highest_common(peers.versions).map_err(RequestError::from)?,
+        group: inner.group_tag(),
     };
     // A target of another size adopts the source's size first and is back a moment later.
     execute(&session, PeerRequest::Attach(attach)).await?;
+    inner.change(|state| state.legs[leg].refused_group = false);
     if promote {
         // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
         // target and starts to serve only when its operator says so.
@@ -339,6 +371,7 @@ async fn lead(
         let done = inner.perform(after, actions.iter(), Progress::after(peers.view.epoch)).await;
         done.map_err(|_| SessionEnd::NothingToDo)?;
     }
+    let _group_session = inner.join_group(leg, &session, session_id).await?;
     match amount {
         // The generation found equal at the handshake. One started meanwhile is not the peer's.
         None => {
@@ -347,6 +380,68 @@ async fn lead(
         Some(amount) => resync(inner, leg, &session, session_id, amount).await?,
     }
     monitor(inner, leg, &session, session_id).await
+}
+
+/// A group session that ends for all members unless this one has opened it.
+struct JoinedGroup {
+    inner: Arc<Inner>,
+    leg: usize,
+    session_id: u64,
+    session: Arc<GroupSession>,
+}
+
+impl Drop for JoinedGroup {
+    fn drop(&mut self) {
+        let opened = {
+            let state = self.inner.lock();
+            let own = &state.legs[self.leg];
+            own.session_id == self.session_id && own.opened_group_session
+        };
+        if let (Some(membership), false) = (&self.inner.group, opened) {
+            membership.group.end(self.leg, &self.session);
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn group_tag(&self) -> u16 {
+        self.group.as_ref().map_or(0, |membership| membership.group.tag())
+    }
+
+    /// Waits for the other members of the group, and orders the writes of this session with theirs.
+    async fn join_group(
+        self: &Arc<Self>,
+        leg: usize,
+        session: &SharedSession,
+        session_id: u64,
+    ) -> Result<Option<JoinedGroup>, SessionEnd> {
+        let Some(membership) = &self.group else { return Ok(None) };
+        let gathered = membership.gather(leg).await.ok_or(SessionEnd::GroupIncomplete)?;
+        let number = gathered.number;
+        let numbering = gathered.numbering.clone();
+        let joined =
+            JoinedGroup { inner: self.clone(), leg, session_id, session: gathered.clone() };
+        self.change(|state| {
+            let own = &mut state.legs[leg];
+            if !own.is_current(session_id) {
+                return Err(SessionEnd::Lost);
+            }
+            (own.numbering, own.group_session) = (numbering, Some(gathered));
+            Ok(())
+        })?;
+        execute(session, PeerRequest::JoinGroup { session: number }).await?;
+        Ok(Some(joined))
+    }
+
+    /// This member's target is in sync or durably inconsistent: waits until all are.
+    async fn all_begun(&self, leg: usize) -> Result<(), SessionEnd> {
+        let Some(membership) = &self.group else { return Ok(()) };
+        let session = self.lock().legs[leg].group_session.clone().ok_or(SessionEnd::Changed)?;
+        match membership.all_begun(leg, &session).await {
+            true => Ok(()),
+            false => Err(SessionEnd::Changed),
+        }
+    }
 }
 
 /// Disconnects a session when the task in charge of it ends.
@@ -374,6 +469,7 @@ async fn confirm_in_sync(
     if !inner.settle_generations(leg, generation).await.map_err(SessionEnd::Local)? {
         return Err(SessionEnd::Changed);
     }
+    inner.all_begun(leg).await?;
     // A generation in progress or a set bit belongs to a write without the peer.
     let unchanged = |_: &State| {
         inner.local.superblock().current == generation && inner.legs[leg].out_of_sync.count() == 0
@@ -401,6 +497,7 @@ async fn resync(
     // Flush first: only a consistent target could restore blocks lost here to a power failure.
     inner.local.data().flush().await.map_err(SessionEnd::Local)?;
     execute(session, PeerRequest::BeginResync { base }).await?;
+    inner.all_begun(leg).await?;
     inner.open_for_writes(leg, session_id, |_| true)?;
     inner.change(|state| state.legs[leg].inconsistent = true);
     let mut retry = None;
@@ -409,7 +506,7 @@ async fn resync(
         let pass = pass.await?;
         // A copy includes writes that are still queued behind it. Without them, the target would
         // show some later writes and lack earlier ones.
-        if !inner.catch_up(leg, session_id).await {
+        if !inner.catch_up_group(leg, session_id).await {
             return Err(SessionEnd::Lost);
         }
         match pass {

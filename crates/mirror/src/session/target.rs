@@ -45,7 +45,8 @@ use crate::wire::peer::{
 pub struct TargetSession {
     inner: Arc<Inner>,
     number: u64,
-    reorder: Arc<Mutex<ReorderBuffer>>,
+    /// Order of its writes, which the sessions of a group share.
+    reorder: Mutex<Arc<Mutex<ReorderBuffer>>>,
     /// The replica at the other end, once it has identified itself, and the epoch that it was told.
     asker: Mutex<(MirrorId, u64)>,
 }
@@ -55,7 +56,8 @@ impl Mirror {
     pub fn session(&self) -> Arc<TargetSession> {
         let number = self.0.next_session();
         let inner = self.0.clone();
-        Arc::new(TargetSession { inner, number, reorder: Arc::default(), asker: Mutex::default() })
+        let (reorder, asker) = (Mutex::default(), Mutex::default());
+        Arc::new(TargetSession { inner, number, reorder, asker })
     }
 }
 
@@ -121,10 +123,10 @@ impl TargetSession {
                 })),
             };
         };
-        if self.reorder.lock().arrived(order).is_err() {
+        let (reorder, number) = (self.reorder.lock().clone(), self.number);
+        if reorder.lock().arrived(order).is_err() {
             return IoFuture::ready(Err(IoError::OutOfRange));
         }
-        let (reorder, number) = (self.reorder.clone(), self.number);
         IoFuture::later(async move {
             let early = !reorder.lock().may_start(order, Waker::noop());
             if early {
@@ -256,6 +258,7 @@ impl TargetSession {
                 inner.checksums(offset, len, unit_bytes).await
             }
             PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
+            PeerRequest::JoinGroup { session } => self.join_group(session),
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
@@ -278,6 +281,9 @@ impl TargetSession {
         let inner = &self.inner;
         if !inner.versions.contains(attach.version) {
             return Err(PeerRefusal::Version);
+        }
+        if attach.group != inner.group_tag() {
+            return Err(PeerRefusal::Group);
         }
         let _role_change = inner.begin_role_change().await;
         inner.check_attach(&attach)?;
@@ -304,15 +310,28 @@ impl TargetSession {
         };
         // A connection of this mirror may be about to record another peer in the same slot.
         inner.update_peer(attach.source, admit).await.map_err(|_| PeerRefusal::Failed)?;
-        *self.reorder.lock() = ReorderBuffer::default();
+        let reorder = Arc::<Mutex<ReorderBuffer>>::default();
+        *self.reorder.lock() = reorder.clone();
         let attached = AttachedSource { session: self.number, source: attach.source };
         inner.change(|state| {
             (state.role, state.attached, state.counted_in_sync) =
                 (ReplicaRole::Target, Some(attached), attach.in_sync);
             // The source has no data that may not be durable here.
             state.unverified &= !attach.in_sync;
-            state.reorder = Some(self.reorder.clone());
+            state.reorder = Some(reorder);
         });
+        Ok(PeerReply::Done)
+    }
+
+    /// The source has sent no write in this session yet.
+    fn join_group(&self, session: u64) -> PeerAnswer {
+        let membership = self.inner.group.as_ref().ok_or(PeerRefusal::Group)?;
+        if session == 0 {
+            return Err(PeerRefusal::Range);
+        }
+        let reorder = membership.group.joined(session);
+        *self.reorder.lock() = reorder.clone();
+        self.inner.change(|state| state.reorder = Some(reorder));
         Ok(PeerReply::Done)
     }
 }
@@ -416,10 +435,12 @@ impl Inner {
         view.dirty |= self.legs.iter().any(|leg| leg.out_of_sync.count() > 0);
         let queues = self.legs.iter().any(|leg| leg.options().mode == Mode::Async);
         let several = known > 1 || self.legs.len() > 1;
-        if (queues || several) && state.role == ReplicaRole::Source {
+        let together = queues || several || self.group.is_some();
+        if together && state.role == ReplicaRole::Source {
             // Asynchronous: hosts were acknowledged writes that the peer never got, so the peer's
             // data must not be preferred after a crash. Several targets: each would consider its
-            // own data the better one, out of the others' sight.
+            // own data the better one, out of the others' sight. A group: each member would decide
+            // for itself.
             (view.serving, view.crashed) = (true, false);
         }
         // Its log may still be open, while the calls in flight end.

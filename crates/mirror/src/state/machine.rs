@@ -39,6 +39,33 @@ pub struct State {
     pub promised: u64,
     /// Epoch that this node has announced to its peers, until its order ends. 0 without one.
     pub announced: u64,
+    /// The leader of the consistency group on this node, if this is another member of one.
+    pub leader: Option<Leader>,
+}
+
+/// State of the first member of a consistency group, which decides where the group is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leader {
+    /// It serves hosts.
+    Serves,
+    /// It is the last source, and does not serve yet.
+    Waits,
+    /// It is a target, or was deposed: the group is served elsewhere, or nowhere.
+    Elsewhere,
+    /// It is not open.
+    Absent,
+}
+
+impl Leader {
+    /// From the role of the leader.
+    pub fn of(role: Role) -> Leader {
+        match role {
+            Role::Serving { .. } => Leader::Serves,
+            Role::Waiting { .. } => Leader::Waits,
+            Role::Target { .. } | Role::Deposed { .. } => Leader::Elsewhere,
+            Role::Closed => Leader::Absent,
+        }
+    }
 }
 
 /// Role of this node.
@@ -302,6 +329,10 @@ named! {
         NotEntitled = "this node may not take the role by itself",
         /// See [`Consent::Later`] and [`State::promised`].
         Overtaken = "another node takes the role at the same time",
+        /// A member has no open replica on this node.
+        GroupIncomplete = "not all volumes of the consistency group have an open replica on this node",
+        /// See [`Leader`].
+        LeaderFirst = "the first volume of the consistency group decides which node serves the group",
         /// See [`Consent::Unknown`].
         Unconfirmed = "a peer answers, and has not confirmed that it serves no hosts",
         /// See [`Consent::TooOld`].
@@ -480,6 +511,20 @@ pub fn next(state: &State, event: Event) -> Transition {
         Event::Transferred => transferred(state),
         Event::Met { plan, prevailing } => Ok(met(state, plan, prevailing)),
         Event::Order(order) => ordered(state, order),
+    }
+}
+
+/// The transition for an order to all members of a consistency group.
+///
+/// # Errors
+/// As [`next`]. The order is refused for all members then.
+pub fn next_in_group(state: &State, order: Order) -> Transition {
+    match (order, state.role) {
+        // It was handed over before, or its source is there anyway.
+        (Order::HandOver(_), Role::Target { attached: true, .. }) if state.leader.is_some() => {
+            Ok(unchanged(state))
+        }
+        _ => next(state, Event::Order(order)),
     }
 }
 
@@ -733,6 +778,7 @@ fn admitted(state: &State, by: AdmittedBy) -> Transition {
             return Ok(state.to(Role::Serving { epoch }, &[Action::RaiseEpoch]));
         }
         Role::Target { attached: true, .. } => return Err(Refusal::PeerServes),
+        role if !may_precede(state.leader, role) => return Err(Refusal::LeaderFirst),
         Role::Waiting { handed_over: true, .. } if !by.successor => {
             return Err(Refusal::NotEntitled);
         }
@@ -743,6 +789,50 @@ fn admitted(state: &State, by: AdmittedBy) -> Transition {
     }
     servable(state, false)?;
     state.serves(Claim::Agreed, &[Action::EndAttachment])
+}
+
+/// Whether a member of a group may take the role at a handshake while its leader is in this state. A
+/// source that was not asked to hand over the group goes on beside one that will.
+fn may_precede(leader: Option<Leader>, role: Role) -> bool {
+    match leader {
+        None | Some(Leader::Serves) => true,
+        Some(Leader::Waits | Leader::Absent) => {
+            matches!(role, Role::Waiting { handed_over: false, .. })
+        }
+        Some(Leader::Elsewhere) => false,
+    }
+}
+
+/// A step with which a member follows the leader of its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Following {
+    /// The leader was handed over, so this member was or will be: it gives up its claim.
+    StepBack,
+    /// The leader serves, and this member is served nowhere, unless its peers say otherwise.
+    TakeRole,
+}
+
+impl Following {
+    /// The order that carries it out.
+    pub fn order(self) -> Order {
+        match self {
+            Following::StepBack => Order::Demote,
+            Following::TakeRole => Order::Failover { answers: Answers::default() },
+        }
+    }
+}
+
+/// What a member of a group has to do to be where its leader is.
+pub fn following(state: &State) -> Option<Following> {
+    match (state.leader?, state.role) {
+        (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => Some(Following::StepBack),
+        (Leader::Serves, Role::Target { attached: false, .. })
+            if servable(state, false).is_ok() && state.promised == 0 =>
+        {
+            Some(Following::TakeRole)
+        }
+        _ => None,
+    }
 }
 
 fn handed_over(state: &State, outcome: Handover) -> Transition {

@@ -23,7 +23,8 @@ fn state(role: Role) -> State {
     let leg = Leg { desired: DesiredState::Connected, phase: LegPhase::InSync };
     let records = [Record::Outdated, Record::Unknown];
     let (promised, announced) = (0, 0);
-    State { role, disk: Disk::Consistent, legs: [Some(leg), None], records, promised, announced }
+    let (disk, legs, leader) = (Disk::Consistent, [Some(leg), None], None);
+    State { role, disk, legs, records, promised, announced, leader }
 }
 
 fn with_leg(role: Role, change: impl Fn(&mut Leg)) -> State {
@@ -82,6 +83,10 @@ fn rows() -> Vec<Row> {
     };
     let admitted = |successor, epoch| Event::Admitted(by(successor, epoch));
     let unusable = Event::Admitted(AdmittedBy { unusable: true, ..by(true, EPOCH) });
+    let follows = |name, leader| -> Row {
+        let change = move |role| State { leader: Some(leader), ..state(role) };
+        (name, Box::new(change), Event::Admitted(by(true, EPOCH)))
+    };
     let order = Event::Order;
     let failover = |answers| order(Order::Failover { answers });
     let force = order(Order::ForceFailover { unverified: true });
@@ -134,6 +139,9 @@ fn rows() -> Vec<Row> {
         several("handshake of three nodes; that was promoted", admitted(true, 9)),
         several("handshake of three nodes; another was promoted", admitted(false, 9)),
         promised("handshake; admits, another node takes the role", admitted(true, EPOCH)),
+        follows("handshake; the leader of the group serves", Leader::Serves),
+        follows("handshake; the leader of the group waits", Leader::Waits),
+        follows("handshake; the leader of the group is elsewhere", Leader::Elsewhere),
         row("the source promotes this node", Event::Promoted),
         promised("promotes, another node takes the role", Event::Promoted),
         row("the successor accepts", Event::HandedOver(Handover::Accepted)),
@@ -342,7 +350,8 @@ fn all(mut check: impl FnMut(&State, Event)) {
                 let records = [record, Record::Unknown];
                 for promised in [0, 8] {
                     let legs = [Some(leg), None];
-                    let state = State { role, disk, legs, records, promised, announced: 0 };
+                    let state =
+                        State { role, disk, legs, records, promised, announced: 0, leader: None };
                     events.iter().for_each(|event| check(&state, *event));
                 }
             }
@@ -524,5 +533,35 @@ fn record_without_leg_counts_at_start() {
             let (after, actions) = next(&before, event).expect("it is not refused");
             assert_eq!((after, actions.is_empty()), (before, true), "{event:?}");
         }
+    }
+}
+
+/// A member of a group follows its leader in two cases, and never takes the role before it.
+#[test]
+fn group_member_follows_its_leader() {
+    let leaders = [Leader::Serves, Leader::Waits, Leader::Elsewhere, Leader::Absent];
+    for (name, role) in roles() {
+        for leader in leaders {
+            let member = State { leader: Some(leader), ..state(role) };
+            let expected = match (leader, role) {
+                (Leader::Serves, Role::Target { attached: false, .. }) => Some(Following::TakeRole),
+                (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => {
+                    Some(Following::StepBack)
+                }
+                _ => None,
+            };
+            assert_eq!(following(&member), expected, "{name}, {leader:?}");
+            let by =
+                AdmittedBy { successor: true, epoch: EPOCH, overtaken: false, unusable: false };
+            let takes = next(&member, Event::Admitted(by)).is_ok();
+            let resumes = matches!(role, Role::Waiting { handed_over: false, .. })
+                && matches!(leader, Leader::Waits | Leader::Absent);
+            let serves = matches!(role, Role::Serving { .. });
+            assert!(!takes || serves || resumes || leader == Leader::Serves, "{name}, {leader:?}");
+        }
+        let unsound =
+            State { leader: Some(Leader::Serves), disk: Disk::Inconsistent, ..state(role) };
+        assert_eq!(following(&unsound), None, "{name}");
+        assert_eq!(following(&state(role)), None, "{name}: no group, or its leader");
     }
 }

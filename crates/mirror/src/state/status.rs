@@ -27,7 +27,7 @@ named! {
         /// The peer is unreachable, and nothing was written since.
         Disconnected = "disconnected",
         /// The peer is not a replica of this volume; or its size, granularity or logical block size
-        /// does not fit; or it speaks no version of the link in common.
+        /// does not fit; or it speaks no version of the link in common, or means another consistency group.
         Mismatch = "mismatch",
         /// No replica has consistent data, or none was made the source.
         NoSource = "no-source",
@@ -81,6 +81,8 @@ pub enum HandshakeOutcome {
     NoCommonVersion,
     /// Neither replica has consistent data.
     NoSource,
+    /// The volume belongs to another consistency group there, or to none.
+    OtherGroup,
 }
 
 /// Input of [`derive()`].
@@ -109,7 +111,11 @@ pub fn derive(facts: MirrorFacts) -> MirrorState {
         (LegPhase::Resync(_), _) => MirrorState::Resynchronizing,
         (LegPhase::Handshake(_), _) if facts.attached => MirrorState::Target,
         (
-            LegPhase::Handshake(HandshakeOutcome::Mismatch | HandshakeOutcome::NoCommonVersion),
+            LegPhase::Handshake(
+                HandshakeOutcome::Mismatch
+                | HandshakeOutcome::NoCommonVersion
+                | HandshakeOutcome::OtherGroup,
+            ),
             _,
         ) => MirrorState::Mismatch,
         (LegPhase::Handshake(HandshakeOutcome::NoSource | HandshakeOutcome::Idle), _) => {
@@ -165,6 +171,21 @@ pub struct MirrorPeerStatus {
     pub link: LinkStatus,
     /// Versions of the link that the peer announced at the last handshake; `None` before the first.
     pub versions: Option<LinkVersions>,
+}
+
+/// Status of a consistency group on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStatus {
+    /// Its name.
+    pub name: String,
+    /// Its volumes, the leader first.
+    pub volumes: Vec<String>,
+    /// Volumes without an open replica on this node.
+    pub missing: Vec<String>,
+    /// Every replica on this node has consistent data, so all are at one moment.
+    pub consistent: bool,
+    /// Volumes that the peer refuses, because they belong to another group there, or to none.
+    pub refused: Vec<String>,
 }
 
 /// Status of a mirror.

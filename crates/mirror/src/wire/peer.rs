@@ -148,6 +148,12 @@ pub enum PeerRequest {
         /// Page number, from 0.
         page: u64,
     },
+    /// The ordered writes of this session are numbered together with those of the other members of the
+    /// group in this group session. Requires [`LinkVersion::JOINS_GROUPS`].
+    JoinGroup {
+        /// Random number; not 0.
+        session: u64,
+    },
     /// A resync begins: durably mark the data as inconsistent.
     BeginResync {
         /// Generation to adopt for a full resync, or none. The source's log covers all differences
@@ -255,6 +261,9 @@ pub struct AttachRequest {
     pub usable_bytes: u64,
     /// Version used in this session: the highest in common. Else [`PeerRefusal::Version`].
     pub version: LinkVersion,
+    /// Tag of the consistency group, by its name and volumes; 0 without one. Else
+    /// [`PeerRefusal::Group`].
+    pub group: u16,
 }
 
 /// One of the ranges in [`PeerRequest::BadRange`]. The list is sent in order; when the last range
@@ -328,6 +337,8 @@ pub enum PeerRefusal {
     Failed,
     #[error("the peer is paused or cannot do this now")]
     NotNow,
+    #[error("the volume belongs to another consistency group there, or to none")]
+    Group,
     /// It was replaced by an older release, which does not speak the chosen link version.
     #[error("the peer does not speak the version of the replication link that this needs")]
     Version,

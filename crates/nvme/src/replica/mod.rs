@@ -84,6 +84,7 @@ opcodes! {
         BAD_RANGE = 0xe0, "Replica Bad Range";
         CLAIM = 0xe4, "Replica Claim";
         REMOVE = 0xe8, "Replica Remove";
+        JOIN_GROUP = 0xec, "Replica Join Group";
     }
 
     /// I/O opcodes of vendor specific commands.

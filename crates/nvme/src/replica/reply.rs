@@ -149,6 +149,7 @@ codes! {
         FAILED = 0x08, "Failed";
         NOT_NOW = 0x09, "Not now";
         VERSION = 0x0a, "Version";
+        GROUP = 0x0b, "Other consistency group";
     }
 }
 

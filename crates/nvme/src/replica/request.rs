@@ -20,7 +20,7 @@ wire! {
         40 => pub expected: U64;
         48 => flags: U32, "Bit 0: the source decided that both are in sync.";
         52 => version: U16, "Version of the link protocol chosen by the source; 0 means 2.";
-        54 => _reserved54: [u8; 2];
+        54 => pub group: U16, "Tag of the consistency group; 0 without one.";
         /// Size of the volume at the source, in bytes; 0 if not reported.
         56 => pub usable_bytes: U64;
     }
@@ -47,9 +47,15 @@ impl Attach {
             expected: U64::new(expected),
             flags: U32::new(if in_sync { IN_SYNC } else { 0 }),
             version: U16::ZERO,
-            _reserved54: [0; 2],
+            group: U16::ZERO,
             usable_bytes: U64::ZERO,
         }
+    }
+
+    /// Sets the tag of the consistency group.
+    #[must_use]
+    pub fn of_group(self, group: u16) -> Attach {
+        Attach { group: U16::new(group), ..self }
     }
 
     /// Sets the version of the link protocol.
@@ -78,7 +84,7 @@ impl Attach {
 
     fn check(&self) -> Result<(), Status> {
         let named = self.volume != [0; 16] && self.source != [0; 16];
-        let rest = self.flags.get() & !IN_SYNC == 0 && self._reserved54 == [0; 2];
+        let rest = self.flags.get() & !IN_SYNC == 0;
         if named && rest { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
     }
 }
@@ -187,6 +193,11 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
+    /// Orders the writes of this session together with those of the other members of the group.
+    JoinGroup {
+        /// Group session; not 0.
+        session: u64,
+    },
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -238,6 +249,7 @@ impl Request {
             Request::Depose { .. } => admin::DEPOSE,
             Request::Claim { .. } => admin::CLAIM,
             Request::Remove { .. } => admin::REMOVE,
+            Request::JoinGroup { .. } => admin::JOIN_GROUP,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -282,6 +294,7 @@ impl Request {
             Request::Identify { asker } => set(0, &asker),
             Request::Bitmap { page: number }
             | Request::Promote { epoch: number }
+            | Request::JoinGroup { session: number }
             | Request::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
             }
@@ -344,6 +357,10 @@ impl Request {
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
             admin::HAND_OVER => (Request::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
+            admin::JOIN_GROUP => match fields.u64(0) {
+                0 => return Err(INVALID),
+                session => (Request::JoinGroup { session }, 8),
+            },
             admin::BAD_RANGE => (fields.bad_range()?, 20),
             admin::RUN_DEGRADED => {
                 let (lost, generation) = (fields.bytes(0), fields.u64(16));
@@ -480,6 +497,7 @@ mod tests {
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Depose { volume, epoch }),
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Claim { volume, epoch }),
             (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Remove { volume, epoch }),
+            (1u64..).prop_map(|session| Request::JoinGroup { session }),
             any::<(u64, u64)>().prop_map(|(base, expected)| Request::Discard { base, expected }),
         ]
     }
@@ -532,6 +550,7 @@ mod tests {
             Request::BadRange { offset: 512, len: 4096, index: 0, count: 1 },
             Request::BadRange { offset: 0, len: 4096, index: 1, count: 1 },
             Request::RunDegraded { lost: [0; 16], generation: 1 },
+            Request::JoinGroup { session: 0 },
             Request::RunDegraded { lost: [1; 16], generation: 0 },
             Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
         ] {

@@ -151,20 +151,28 @@ impl Shared {
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
             copies: (state.sizes.recent as u64 / 2).min(free_blocks / 4),
         };
-        // An evacuated device is emptied whatever that gains, and before anything else is cleaned.
-        let evacuated = state.evacuated.clone().map(|range| {
-            let budget = Budget { live_max: segment_blocks, ..budget };
+        // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
+        // others. Hosts stop at the whole reserve, so they cannot take that room for good.
+        let (free, reserve) = (state.segments.free(), state.sizes.reserve);
+        let evacuated = state.evacuated.clone();
+        if let Some(range) = evacuated.clone().filter(|_| 4 * free > 3 * reserve) {
+            let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;
+            let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| {
                 state.segments.is_closed(*segment) && !state.damaged.contains(segment)
             });
-            choose(closed.map(|segment| (segment, state.live_in(segment))), &budget)
-        });
-        if let Some(victims) = evacuated.filter(|victims| !victims.is_empty()) {
-            return victims;
+            let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
+            if !victims.is_empty() {
+                return victims;
+            }
         }
+        let is_evacuated =
+            |segment: &u32| evacuated.as_ref().is_some_and(|range| range.contains(segment));
         let closed = (0..state.segments.count() as u32)
             .filter(|segment| {
-                state.segments.is_closed(*segment) && !state.damaged.contains(segment)
+                state.segments.is_closed(*segment)
+                    && !state.damaged.contains(segment)
+                    && !is_evacuated(segment)
             })
             .map(|segment| (segment, state.live_in(segment)));
         choose(closed, &budget)

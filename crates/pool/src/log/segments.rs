@@ -17,7 +17,7 @@ enum Use {
     Closed,
     /// No map refers to it, but reads may be in progress.
     Retired,
-    /// Free, and not to be used: of a device that is evacuated or was removed.
+    /// Free, of a device that is evacuated or was removed.
     Withheld,
 }
 
@@ -26,8 +26,11 @@ enum Use {
 pub struct Segments {
     uses: Vec<Use>,
     free: BTreeSet<u32>,
-    /// Segments that are not used again once they are free.
+    /// Segments that are not used again once they are free: of removed devices.
     withheld: Vec<Range<u32>>,
+    /// Segments of a device that is evacuated: only used when there are no others, so that a
+    /// checkpoint never lacks space that the pool has.
+    drained: Option<Range<u32>>,
     /// The log since the last checkpoint, in order; the following segment is the last.
     log: VecDeque<u32>,
     reads: ReadGuard,
@@ -48,6 +51,7 @@ impl Segments {
             uses,
             free,
             withheld: Vec::new(),
+            drained: None,
             log: log.iter().copied().collect(),
             reads: ReadGuard::default(),
             retired: VecDeque::new(),
@@ -59,7 +63,7 @@ impl Segments {
         self.uses.len()
     }
 
-    /// Number of free segments.
+    /// Number of free segments, without those of a device that is evacuated.
     pub fn free(&mut self) -> usize {
         self.release();
         self.free.len()
@@ -74,7 +78,10 @@ impl Segments {
     pub fn take(&mut self) -> Option<u32> {
         self.release();
         let after = self.log.back().map_or(0, |last| last + 1);
-        let segment = self.free.range(after..).next().or_else(|| self.free.first()).copied()?;
+        let next = self.free.range(after..).next().or_else(|| self.free.first()).copied();
+        let is_withheld = |segment: &u32| self.uses[*segment as usize] == Use::Withheld;
+        let last_resort = || self.drained.clone()?.find(is_withheld);
+        let segment = next.or_else(last_resort)?;
         self.free.remove(&segment);
         self.uses[segment as usize] = Use::Log;
         self.log.push_back(segment);
@@ -115,19 +122,33 @@ impl Segments {
 
     /// Lets no segment of the range be used again.
     pub fn withhold(&mut self, range: Range<u32>) {
+        self.retain(&range);
+        self.withheld.push(range);
+    }
+
+    /// Lets segments of the range be used only when there are no others.
+    pub fn drain(&mut self, range: Range<u32>) {
+        assert!(self.drained.is_none(), "one device at a time is evacuated");
+        self.retain(&range);
+        self.drained = Some(range);
+    }
+
+    fn retain(&mut self, range: &Range<u32>) {
         self.release();
         for segment in range.clone() {
             if self.free.remove(&segment) {
                 self.uses[segment as usize] = Use::Withheld;
             }
         }
-        self.withheld.push(range);
     }
 
-    /// Ends what [`Segments::withhold`] began.
-    pub fn give_back(&mut self, range: &Range<u32>) {
-        self.withheld.retain(|other| other != range);
-        for segment in range.clone() {
+    /// Ends what [`Segments::drain`] began: the device is used as before, or it was removed.
+    pub fn end_drain(&mut self, removed: bool) {
+        let Some(range) = self.drained.take() else { return };
+        if removed {
+            return self.withheld.push(range);
+        }
+        for segment in range {
             if self.uses[segment as usize] == Use::Withheld {
                 self.uses[segment as usize] = Use::Free;
                 self.free.insert(segment);
@@ -154,7 +175,7 @@ impl Segments {
             self.retired.pop_front_if(|(reads, _)| Arc::strong_count(reads) == 1)
         {
             for segment in dead {
-                if self.withheld.iter().any(|range| range.contains(&segment)) {
+                if self.withheld.iter().chain(&self.drained).any(|range| range.contains(&segment)) {
                     self.uses[segment as usize] = Use::Withheld;
                     continue;
                 }
@@ -170,17 +191,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn withheld_segments_are_not_used_again() {
+    fn drained_segments_are_the_last_resort() {
         let mut segments = Segments::new(4, &[0, 1], |segment| segment == 2);
-        segments.withhold(1..3);
+        segments.drain(1..3);
         segments.extend(1);
         assert_eq!((segments.free(), segments.in_use(&(1..3))), (2, (2, 1)));
         assert_eq!(segments.take(), Some(3));
         segments.commit(3, |_| false);
         assert_eq!((segments.free(), segments.in_use(&(1..3))), (2, (0, 0)));
-        assert_eq!((segments.take(), segments.take(), segments.take()), (Some(4), Some(0), None));
-        segments.give_back(&(1..3));
-        assert_eq!((segments.take(), segments.take()), (Some(1), Some(2)));
+        let next = [segments.take(), segments.take(), segments.take()];
+        assert_eq!((next, segments.free()), ([Some(4), Some(0), Some(1)], 0));
+        assert_eq!(segments.in_use(&(1..3)), (1, 1));
+        segments.end_drain(false);
+        assert_eq!((segments.free(), segments.take(), segments.take()), (1, Some(2), None));
+    }
+
+    #[test]
+    fn removed_segments_are_not_used_again() {
+        let mut segments = Segments::new(4, &[0], |_| false);
+        segments.withhold(1..2);
+        segments.drain(2..3);
+        segments.end_drain(true);
+        assert_eq!((segments.take(), segments.take()), (Some(3), None));
     }
 
     #[test]

@@ -7,19 +7,25 @@
 //!   two copies, and the opening completes the update, or the other devices are a pool without it;
 //! - a device is removed when nothing refers to its segments, reads in progress included.
 //!
-//! A crash ends an evacuation: it is begun again by order.
+//! - a change of the table runs in a task of its own: a caller that is dropped does not end it halfway.
+//!
+//! A new device that fails before another device has the update leaves the pool as it was. A crash ends
+//! an evacuation: it is begun again by order.
+
+use std::cell::Cell;
 
 use flagstone_blockdev::IoError;
+use flagstone_runtime::spawn;
 
 use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::space::OrderKind;
 use crate::error::{PoolError, VolumeError};
-use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX, EVACUATION_STEPS, SEGMENTS_MAX};
 use crate::log::append::chunk_memory;
-use crate::ondisk::superblock::Superblock;
+use crate::ondisk::superblock::{COPIES_MIN, Superblock, copy_offset};
 use crate::recover::superblocks::read_superblock;
-use crate::storage::NamedDevice;
+use crate::storage::{NamedDevice, write_block};
 
 /// Why a pool cannot get or lose a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,14 +94,26 @@ pub struct Evacuation {
     pool: Pool,
     device: String,
     index: usize,
+    progress: Cell<Progress>,
+}
+
+/// Whether an evacuation gets on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Progress {
+    /// Fewest segments of the device that were in use.
+    least: usize,
+    /// Most segments of the others that were free: they are cleaned first if they have no room.
+    most_free: usize,
+    /// Steps since.
+    steps: u32,
 }
 
 impl Drop for Evacuation {
     fn drop(&mut self) {
         let shared = self.pool.shared();
         let mut state = shared.state.lock();
-        if let Some(range) = state.evacuated.take() {
-            state.segments.give_back(&range);
+        if state.evacuated.take().is_some() {
+            state.segments.end_drain(false);
             let layout = &shared.storage.layout;
             state.sizes = shared.sizes.within(layout, layout.usable_segments());
         }
@@ -112,6 +130,12 @@ impl Pool {
     /// [`DeviceOrderError`] for a device that cannot be used, and errors of the devices. After an
     /// error of a device in the pool, it has to be opened again, with the new device or without.
     pub async fn grow(&self, new: NamedDevice, overwrite: bool) -> Result<(), DeviceOrderError> {
+        let pool = self.clone();
+        let grown = spawn(async move { pool.grow_now(new, overwrite).await });
+        grown.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable).into()))
+    }
+
+    async fn grow_now(&self, new: NamedDevice, overwrite: bool) -> Result<(), DeviceOrderError> {
         let order = self.order(OrderKind::Deletion).await?;
         let shared = self.shared();
         let device = new.name.clone();
@@ -144,14 +168,15 @@ impl Pool {
         superblock.update += 1;
         superblock.devices.push(record);
         let index = superblock.devices.len() - 1;
-        if shared.storage.layout.push(&record).is_err() {
+        let total = u64::from(shared.storage.layout.segments()) + u64::from(record.segments);
+        if total > u64::from(SEGMENTS_MAX) {
             return Err(DeviceOrderError::TooMany);
         }
+        let first = write_first_copies(&new, index, &superblock).await;
+        first.map_err(|error| PoolError::Device { device, error })?;
+        shared.storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
         shared.storage.devices.push(new);
-        let done = self.write_table(&superblock, Some(index)).await;
-        if let Err(error) = done {
-            return Err(PoolError::Device { device, error }.into());
-        }
+        self.write_table(&superblock, Some(index)).await.map_err(VolumeError::Io)?;
         {
             let mut state = shared.state.lock();
             let segments = record.segments as usize;
@@ -169,21 +194,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes a superblock with another table, first to copies 0 and 1 of a new device.
+    /// Writes a superblock with another table. A new device has its first copies already.
     async fn write_table(
         &self,
         superblock: &Superblock,
         new: Option<usize>,
     ) -> Result<(), IoError> {
         let shared = self.shared();
-        let written = async {
-            if let Some(index) = new {
-                // Both copies have to be there.
-                shared.storage.write_copies(index, superblock, &[0, 1], &mut 1).await?;
-            }
-            shared.storage.write_superblock(superblock).await
-        };
-        let written = written.await;
+        let written = shared.storage.write_superblock_after(superblock, new).await;
         let mut state = shared.state.lock();
         match written {
             Ok(()) => state.superblock = superblock.clone(),
@@ -194,11 +212,14 @@ impl Pool {
         written
     }
 
-    /// Begins to move everything from a device to the others. Nothing is written to it from now on.
+    /// Begins to move everything from a device to the others. It is written to only while the others
+    /// have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
     pub async fn evacuate(&self, device: &str) -> Result<Evacuation, DeviceOrderError> {
+        // A device that is being added has its segments only after that.
+        let _order = self.order(OrderKind::Deletion).await?;
         // What was overwritten since the last one counts as used.
         self.checkpoint().await.map_err(VolumeError::Io)?;
         let shared = self.shared();
@@ -226,11 +247,12 @@ impl Pool {
             let (capacity_bytes, needed_bytes) = (sizes.capacity * block, used * block);
             return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
         }
-        state.segments.withhold(range.clone());
+        state.segments.drain(range.clone());
         (state.evacuated, state.sizes) = (Some(range), sizes);
         drop(state);
         shared.progress.notify();
-        Ok(Evacuation { pool: self.clone(), device, index })
+        let progress = Cell::new(Progress { least: usize::MAX, most_free: 0, steps: 0 });
+        Ok(Evacuation { pool: self.clone(), device, index, progress })
     }
 }
 
@@ -251,13 +273,13 @@ impl Evacuation {
     /// [`DeviceOrderError`] if the rest cannot be moved, and errors of the devices.
     pub async fn step(&self) -> Result<bool, DeviceOrderError> {
         let shared = self.pool.shared();
-        let (range, log, damaged, used) = {
+        let (range, log, damaged, used, free) = {
             let mut state = shared.state.lock();
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
             let (used, log) = state.segments.in_use(&range);
             let damaged = range.clone().filter(|segment| state.damaged.contains(segment)).count();
-            (range, log, damaged, used)
+            (range, log, damaged, used, state.segments.free())
         };
         if used == 0 {
             return Ok(true);
@@ -265,6 +287,13 @@ impl Evacuation {
         if used == damaged {
             let device = self.device.clone();
             return Err(DeviceOrderError::Damaged { device, segments: damaged });
+        }
+        let Progress { least, most_free, steps } = self.progress.get();
+        let steps = if used < least || free > most_free { 0 } else { steps + 1 };
+        let (least, most_free) = (least.min(used), most_free.max(free));
+        self.progress.set(Progress { least, most_free, steps });
+        if steps >= EVACUATION_STEPS {
+            return Err(self.no_room());
         }
         if log > 0 {
             // A chunk in the segment names the next segment.
@@ -288,6 +317,15 @@ impl Evacuation {
             false => self.pool.checkpoint().await.map_err(VolumeError::Io)?,
         }
         Ok(false)
+    }
+
+    /// The others are too full for the cleaner.
+    fn no_room(&self) -> DeviceOrderError {
+        let mut state = self.pool.shared().state.lock();
+        let block = BLOCK_BYTES as u64;
+        let (capacity_bytes, needed_bytes) =
+            (state.sizes.capacity * block, state.supply().used() * block);
+        DeviceOrderError::NoRoom { device: self.device.clone(), capacity_bytes, needed_bytes }
     }
 
     /// One pass of the cleaner.
@@ -314,6 +352,11 @@ impl Evacuation {
     /// # Errors
     /// Of the devices: the pool has to be opened again.
     pub async fn complete(self) -> Result<(), DeviceOrderError> {
+        let removed = spawn(self.complete_now());
+        removed.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable).into()))
+    }
+
+    async fn complete_now(self) -> Result<(), DeviceOrderError> {
         let shared = self.pool.shared().clone();
         let order = self.pool.order(OrderKind::Deletion).await?;
         let turn = self.pool.keeper_turn().await?;
@@ -330,11 +373,28 @@ impl Evacuation {
         }
         shared.storage.layout.remove(self.index);
         shared.storage.devices.release(self.index);
-        // The segments stay withheld.
-        shared.state.lock().evacuated = None;
+        {
+            let mut state = shared.state.lock();
+            state.evacuated = None;
+            state.segments.end_drain(true);
+        }
         drop((turn, order));
         Ok(())
     }
+}
+
+/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before copies
+/// 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one then.
+async fn write_first_copies(
+    named: &NamedDevice,
+    index: usize,
+    superblock: &Superblock,
+) -> Result<(), IoError> {
+    let own = Superblock { device: index as u16, ..superblock.clone() };
+    for copy in 0..COPIES_MIN {
+        write_block(&named.device, copy_offset(copy), &own.encode(copy)).await?;
+    }
+    Ok(())
 }
 
 /// Removes the superblocks of a device that was removed from a pool.

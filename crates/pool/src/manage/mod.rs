@@ -1,6 +1,7 @@
 //! Management: creating pools, their volumes, and the orders on them.
 
 pub mod create;
+pub mod device_set;
 pub mod devices;
 pub mod pool;
 pub(crate) mod shared;

@@ -33,8 +33,10 @@ impl Sizes {
     /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
     /// it, and the metadata, after the cleaner copied half as many blocks and chose a quarter as
     /// many pages. The reserve holds two of both, because the space of the first is free only after
-    /// the second. Headers of chunks take a part of the rest, and a sixteenth is slack for the
-    /// cleaner.
+    /// the second, at half of the density, because pages of many small maps have a chunk each. For the
+    /// recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes so
+    /// sparse that each has a page on all six levels. Headers of chunks take a part of the rest, and a
+    /// sixteenth is slack for the cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
         Sizes::with(layout, layout.usable_segments(), RECENT_MAX as u64)
     }

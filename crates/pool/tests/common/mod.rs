@@ -49,10 +49,10 @@ impl Image {
         self.0.keys().map(|page| page * PAGE).collect()
     }
 
-    /// Writes some sectors of `data`.
+    /// Writes some sectors of `data`, or leaves garbage in them.
     fn write_some(&mut self, offset: u64, data: &[u8], rng: &mut Rng) {
         let sectors = (data.len() / SECTOR) as u64;
-        let kind = rng.below(4);
+        let kind = rng.below(5);
         let cut = rng.below(sectors + 1);
         for (part, at) in data.chunks(PAGE as usize).zip((offset..).step_by(PAGE as usize)) {
             let mut page = vec![0; part.len()];
@@ -66,8 +66,10 @@ impl Image {
                     2 => sector < cut,
                     _ => rng.chance(0.5),
                 };
-                if lands {
-                    old.copy_from_slice(new);
+                match lands {
+                    true if kind == 4 => old.fill_with(|| rng.next_u64() as u8),
+                    true => old.copy_from_slice(new),
+                    false => {}
                 }
             }
             self.write(at, &page);

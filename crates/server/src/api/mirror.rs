@@ -5,7 +5,7 @@
 use std::rc::Rc;
 
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::{Answers, Event, Order, Refusal, next};
+use flagstone_mirror::state::machine::{Answers, Event, Order, Refusal, next, next_in_group};
 use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
@@ -73,7 +73,7 @@ impl Api {
         let volume = call.text("name").to_owned();
         tracing::info!(caller = %call.caller, volume, ?request, "mirror action requested");
         let work = async move {
-            let preview = self.execute(&mirrored, &request).await?;
+            let preview = self.execute(&mirrored, action, &request).await?;
             Ok(ActionDocument {
                 volume,
                 action,
@@ -89,9 +89,67 @@ impl Api {
         })
     }
 
+    /// What a request does to a volume, or to all volumes of its consistency group.
+    async fn preview(
+        &self,
+        mirrored: &Rc<MirroredVolume>,
+        action: MirrorAction,
+        request: &ActionRequest,
+    ) -> Result<ActionPreview, Problem> {
+        let group = mirrored.group().filter(|_| action.concerns_group());
+        let Some(group) = group else { return self.preview_alone(mirrored, request).await };
+        let refused = |name: &str, problem: Problem| Problem {
+            detail: format!(
+                "the volumes of group {} move together, and `{name}` refuses: {}",
+                group.name(),
+                problem.detail
+            ),
+            ..problem
+        };
+        let own = self.preview_alone(mirrored, request).await;
+        let mut joined = own.map_err(|problem| refused(&mirrored.name, problem))?;
+        for name in group.volumes().iter().filter(|name| **name != mirrored.name) {
+            let member = self.server.mirrors.borrow().iter().find(|one| one.name == *name).cloned();
+            let Some(member) = member else {
+                let missing = Problem::conflict(Refusal::GroupIncomplete.to_string());
+                return Err(refused(name, missing));
+            };
+            let other = self.preview_alone(&member, request).await;
+            joined = join(joined, other.map_err(|problem| refused(name, problem))?);
+        }
+        if joined.effect.is_some() {
+            let volumes = group.volumes().join(", ");
+            joined.outcome = format!("group {} ({volumes}): {}", group.name(), joined.outcome);
+        }
+        Ok(joined)
+    }
+
+    async fn preview_alone(
+        &self,
+        mirrored: &Rc<MirroredVolume>,
+        request: &ActionRequest,
+    ) -> Result<ActionPreview, Problem> {
+        let mirror = mirrored.mirror();
+        let answers = match (&request.action, &mirror) {
+            (Action::Failover { force: false }, Some(mirror)) => mirror.ask_peers().await,
+            _ => Answers::default(),
+        };
+        let now = self.mirror_document(mirrored);
+        let decide = |order| match &mirror {
+            Some(mirror) if mirrored.group().is_some() => {
+                next_in_group(&mirror.machine_state(), order)
+            }
+            Some(mirror) => next(&mirror.machine_state(), Event::Order(order)),
+            None => Err(Refusal::Closed),
+        };
+        let wall_seconds = time::wall_clock().as_secs();
+        preview(&now, &Facts { decide: &decide, answers, wall_seconds }, request)
+    }
+
     async fn execute(
         self: &Rc<Self>,
         mirrored: &Rc<MirroredVolume>,
+        action: MirrorAction,
         request: &ActionRequest,
     ) -> Result<ActionPreview, Problem> {
         if let Action::Create { role, overwrite, empty } = request.action {
@@ -120,18 +178,8 @@ impl Api {
             }
             return Ok(ActionPreview { changed, outcome, data_loss: None, effect: None });
         }
-        let mirror = mirrored.mirror();
-        let answers = match (&request.action, &mirror) {
-            (Action::Failover { force: false }, Some(mirror)) => mirror.ask_peers().await,
-            _ => Answers::default(),
-        };
+        let preview = self.preview(mirrored, action, request).await?;
         let now = self.mirror_document(mirrored);
-        let decide = |order| match &mirror {
-            Some(mirror) => next(&mirror.machine_state(), Event::Order(order)),
-            None => Err(Refusal::Closed),
-        };
-        let wall_seconds = time::wall_clock().as_secs();
-        let preview = preview(&now, &Facts { decide: &decide, answers, wall_seconds }, request)?;
         let Some(effect) = preview.effect else { return Ok(preview) };
         if request.dry_run {
             return check(mirrored, &now, preview, effect).await;
@@ -159,6 +207,18 @@ impl Api {
         }
         Ok(preview)
     }
+}
+
+/// Adds the preview for another volume of the group to that for the volume which the request names.
+fn join(own: ActionPreview, other: ActionPreview) -> ActionPreview {
+    let effect = own.effect.or(other.effect);
+    let outcome =
+        if own.effect.is_none() && effect.is_some() { other.outcome } else { own.outcome };
+    let data_loss = match (own.data_loss, other.data_loss) {
+        (Some(own), Some(other)) if own != other => Some(format!("{own}; {other}")),
+        (own, other) => own.or(other),
+    };
+    ActionPreview { changed: own.changed || other.changed, outcome, data_loss, effect }
 }
 
 /// Checks of a dry run that the mirror's document cannot answer: asks the peer, or the devices.

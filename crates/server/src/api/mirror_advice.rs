@@ -33,6 +33,10 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
         return vec![create_advice(volume)];
     };
     let mut next: Vec<_> = device_advice(document, replica).into_iter().collect();
+    if let Some(advice) = group_advice(document, replica) {
+        next.push(advice);
+        return next;
+    }
     next.extend(document.peers.iter().filter_map(|peer| peer_advice((document, replica, peer))));
     next
 }
@@ -42,6 +46,36 @@ fn create_advice(volume: &str) -> String {
         "create the replica: `flagstone mirror create {volume} --source` on the node whose data is kept, \
          then `--target` on the other"
     )
+}
+
+/// Why no volume of a group is mirrored although the peer may well be reachable.
+fn group_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
+    let (group, volume, node) = (document.group.as_ref()?, &document.volume, &document.node);
+    let name = &group.name;
+    let is_waiting = document.peers.iter().any(|peer| {
+        !matches!(
+            peer.state,
+            ReportedState::SplitBrain | ReportedState::Paused | ReportedState::Broken
+        )
+    });
+    if !is_waiting {
+        return None;
+    }
+    if let Some(missing) = group.missing.first() {
+        return Some(format!(
+            "no volume of group {name} is mirrored, because {missing} has no open replica on {node}: see \
+             `flagstone mirror status {missing}`"
+        ));
+    }
+    let peers: Vec<&str> = document.peers.iter().map(|peer| peer.name.as_str()).collect();
+    (replica.serving && !group.refused.is_empty()).then(|| {
+        format!(
+            "{} refuses {volume} in group {name}: its configuration has other volumes in that group. Set \
+             the same `group` for {} there, and for no other volume, and restart its server",
+            peers.join(", "),
+            group.volumes.join(", ")
+        )
+    })
 }
 
 fn device_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
@@ -121,13 +155,21 @@ fn peer_advice(open: OpenMirror<'_>) -> Option<String> {
             )
         }
         ReportedState::ResyncPending | ReportedState::Disconnected => format!(
-            "{name} is unreachable: check that flagstone runs there and that its address is reachable; it \
-             is then resynchronized automatically"
+            "{name} is not attached; when it is, it is resynchronized automatically. If that does not happen \
+             soon, check that flagstone runs there and that its address is reachable"
         ),
         ReportedState::Target if !replica.has_source => target_advice(open),
         _ => return None,
     };
-    Some(advice)
+    let waits = matches!(peer.state, ReportedState::ResyncPending | ReportedState::Disconnected);
+    match document.group.as_ref().filter(|_| waits && replica.serving) {
+        Some(group) => Some(format!(
+            "{advice}. The volumes of group {name} are mirrored only together: see `flagstone mirror status \
+             {name}`",
+            name = group.name
+        )),
+        None => Some(advice),
+    }
 }
 
 fn name_advice((document, replica, peer): OpenMirror<'_>) -> Option<String> {
@@ -338,7 +380,7 @@ mod tests {
         let mut met = with(ReportedState::Disconnected, serving.clone());
         assert!(next(&met)[0].contains("flagstone mirror create db --target"), "{:?}", next(&met));
         met.peers[0].last_handshake = Some(HandshakeDocument::default());
-        assert!(next(&met)[0].contains("is unreachable"), "{:?}", next(&met));
+        assert!(next(&met)[0].contains("is not attached"), "{:?}", next(&met));
         let none =
             MirrorDocument { replica: None, ..with(ReportedState::NotCreated, waits.clone()) };
         assert!(next(&none)[0].contains("flagstone mirror create db --source"));
@@ -351,6 +393,31 @@ mod tests {
         let blank = ReplicaDocument { generation: "0000000000000000".into(), ..waits };
         let advice = next(&with(ReportedState::Target, blank)).concat();
         assert!(advice.contains("holds no data yet") && !advice.contains("failover"), "{advice}");
+    }
+
+    #[test]
+    fn group_advice_names_the_volume_that_is_missing() {
+        use super::super::mirror_document::GroupDocument;
+
+        let serving = ReplicaDocument { serving: true, ..ReplicaDocument::default() };
+        let volumes = vec!["db".to_owned(), "log".to_owned()];
+        let whole = GroupDocument { name: "app".into(), volumes, ..GroupDocument::default() };
+        let missing = GroupDocument { missing: vec!["log".into()], ..whole.clone() };
+        let refused = GroupDocument { refused: vec!["db".into()], ..whole.clone() };
+        let of = |state, group: &GroupDocument| {
+            let group = Some(group.clone());
+            next(&MirrorDocument { group, ..with(state, serving.clone()) })
+        };
+        let pending = ReportedState::ResyncPending;
+        assert!(of(pending, &missing)[0].contains("because log has no open replica on node-a"));
+        assert!(
+            of(ReportedState::Mismatch, &refused)[0].contains("node-b refuses db in group app")
+        );
+        // Other problems come first, and so does what the operator ordered.
+        assert!(of(ReportedState::SplitBrain, &missing)[0].contains("split brain"));
+        assert!(of(ReportedState::Paused, &missing)[0].contains("is paused"));
+        assert!(of(pending, &whole)[0].contains("group app are mirrored only together"));
+        assert_eq!(of(ReportedState::Mirroring, &whole), Vec::<String>::new());
     }
 
     #[test]

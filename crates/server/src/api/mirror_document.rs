@@ -94,6 +94,14 @@ named! {
     }
 }
 
+impl MirrorAction {
+    /// True if it concerns all volumes of a consistency group.
+    pub fn concerns_group(self) -> bool {
+        use MirrorAction::*;
+        matches!(self, Pause | Continue | Break | Switchover | Failover | Demote)
+    }
+}
+
 named! {
     /// Side whose data survives a split brain.
     pub enum ResolveKeep {
@@ -118,6 +126,8 @@ pub struct MirrorDocument {
     pub next: Vec<String>,
     /// Peers, in the order of the configuration.
     pub peers: Vec<PeerDocument>,
+    /// Its consistency group; `null` without one.
+    pub group: Option<GroupDocument>,
     /// This node's replica; `null` without one.
     pub replica: Option<ReplicaDocument>,
     /// The running verify, or the last one since the server started.
@@ -126,6 +136,21 @@ pub struct MirrorDocument {
     pub reopening: Option<ReopeningDocument>,
     /// Times that the replica's devices were reopened since the server started.
     pub reopens: u64,
+}
+
+/// Consistency group of a mirrored volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct GroupDocument {
+    /// Its name.
+    pub name: String,
+    /// Its volumes. The first one decides which node serves the group.
+    pub volumes: Vec<String>,
+    /// Volumes without an open replica on this node: orders are refused, and none is mirrored.
+    pub missing: Vec<String>,
+    /// Volumes that the peer refuses, because they belong to another group there, or to none.
+    pub refused: Vec<String>,
+    /// Every replica on this node is consistent, so all are at one moment.
+    pub consistent: bool,
 }
 
 /// Progress of reopening a replica whose device failed.

@@ -67,7 +67,7 @@ fn machine(now: &MirrorDocument) -> State {
         *place = Some(Leg { desired, phase });
     }
     let records = [Record::Current, Record::Unknown];
-    State { role, disk, legs, records, promised: 0, announced: 0 }
+    State { role, disk, legs, records, promised: 0, announced: 0, leader: None }
 }
 
 fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {

@@ -9,7 +9,7 @@ use flagstone_runtime::time;
 
 use super::mirror_advice::{log_missing_advice, missing_advice, next};
 use super::mirror_document::{
-    BadRangeDocument, HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument,
+    BadRangeDocument, GroupDocument, HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument,
     ReopeningDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
 };
 use crate::mirrors::MirroredVolume;
@@ -27,6 +27,13 @@ pub(super) fn document(
             Some(_) => ReportedState::NotFound,
             None => ReportedState::NotCreated,
         },
+        group: mirrored.group().map(|group| group.status()).map(|group| GroupDocument {
+            name: group.name,
+            volumes: group.volumes,
+            missing: group.missing,
+            refused: group.refused,
+            consistent: group.consistent,
+        }),
         ..MirrorDocument::default()
     };
     if let Some(mirror) = mirrored.mirror() {

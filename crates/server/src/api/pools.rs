@@ -244,7 +244,7 @@ fn all(server: &Server) -> PoolsDocument {
 fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     let base = PoolDocument {
         name: name.to_owned(),
-        devices: slot.devices.clone(),
+        devices: slot.set.devices.clone(),
         ..PoolDocument::default()
     };
     let status = match &slot.state {

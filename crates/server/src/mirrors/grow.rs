@@ -190,7 +190,8 @@ impl MirroredVolume {
             return None;
         }
         log.refresh();
-        Some(usable_with_log(log.geometry().size_bytes, shape))
+        let present = log.present_bytes().unwrap_or(u64::MAX);
+        Some(usable_with_log(log.geometry().size_bytes.min(present), shape))
     }
 
     /// Path of the log device if it is a regular file, which can be enlarged.
@@ -239,7 +240,7 @@ impl MirroredVolume {
 
     /// Refuses another size while the log moves: the replica would be opened with the old log.
     fn check_log_rests(&self) -> Result<(), String> {
-        match self.moving_log.get() {
+        match self.moving_log.get() || self.log_moves.borrow().are_running() {
             true => Err(format!("{}: repeat the command after that", ReplicaError::LogBusy)),
             false => Ok(()),
         }

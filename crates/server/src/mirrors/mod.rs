@@ -39,7 +39,7 @@ use flagstone_mirror::manage::replica::{LogMoves, Replica, read_superblock};
 use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
-use flagstone_mirror::{LinkVersions, Mirror, PeerOptions, Undelivered};
+use flagstone_mirror::{ConsistencyGroup, LinkVersions, Mirror, PeerOptions, Undelivered};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::{HostOptions, HostTls as PeerTls};
@@ -73,12 +73,31 @@ use reopen::Reopening;
 /// Number of shares of controller and port IDs: the nodes of a subsystem must not share IDs.
 const NODES: u16 = flagstone_config::limits::MAX_PEERS as u16 + 1;
 
-/// Bandwidth limits by peer name. All volumes mirrored to a peer share its limit.
-pub(crate) type BandwidthLimits = BTreeMap<String, Arc<Bandwidth>>;
+/// What the mirrored volumes of a server share.
+#[derive(Clone, Default)]
+pub(crate) struct MirrorShares {
+    /// Bandwidth limits by peer name. All volumes mirrored to a peer share its limit.
+    bandwidth: BTreeMap<String, Arc<Bandwidth>>,
+    /// Consistency groups by name.
+    groups: BTreeMap<String, Arc<ConsistencyGroup>>,
+}
 
-pub(crate) fn bandwidth_limits(config: &Config) -> BandwidthLimits {
+pub(crate) fn mirror_shares(config: &Config) -> MirrorShares {
     let cap = |peer: &Peer| Some((peer.name.clone(), Bandwidth::new(peer.max_bytes_per_s?)));
-    config.peers.iter().filter_map(cap).collect()
+    let mut members: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for volume in &config.volumes {
+        if let Some(group) = volume.mirror().and_then(|mirror| mirror.group.as_deref()) {
+            members.entry(group).or_default().push(volume.name.clone());
+        }
+    }
+    // The configuration bounds their number.
+    let made = |(name, volumes): (&str, Vec<String>)| {
+        Some((name.to_owned(), ConsistencyGroup::new(name, volumes).ok()?))
+    };
+    MirrorShares {
+        bandwidth: config.peers.iter().filter_map(cap).collect(),
+        groups: members.into_iter().filter_map(made).collect(),
+    }
 }
 
 /// Opens the local device of a mirrored volume.
@@ -124,7 +143,7 @@ pub(crate) struct MirroredVolume {
     /// The replica exists, but its log device is unusable for the reason in `missing`.
     without_log: Cell<bool>,
     target: RefCell<Option<Arc<Target>>>,
-    bandwidth_limits: RefCell<BandwidthLimits>,
+    mirror_shares: RefCell<MirrorShares>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
     /// The current or last attempt to reopen the replica.
     reopening: RefCell<Option<Reopening>>,
@@ -225,7 +244,7 @@ impl MirroredVolume {
             missing: RefCell::default(),
             without_log: Cell::default(),
             target: RefCell::default(),
-            bandwidth_limits: RefCell::default(),
+            mirror_shares: RefCell::default(),
             watch: RefCell::default(),
             reopening: RefCell::default(),
             reopens: Cell::default(),
@@ -362,16 +381,21 @@ impl MirroredVolume {
         self.handle.mirror()
     }
 
+    /// Its consistency group; `None` also before [`MirroredVolume::start`].
+    pub(crate) fn group(&self) -> Option<Arc<ConsistencyGroup>> {
+        self.mirror_shares.borrow().groups.get(self.config.group.as_deref()?).cloned()
+    }
+
     /// Opens the replica, if there is one, and serves hosts if that is safe. `target` rejects hosts until
     /// then.
     /// An error leaves nothing behind, so another volume may be started over its devices.
     pub(crate) async fn start(
         self: &Rc<Self>,
         target: &Arc<Target>,
-        bandwidth_limits: &BandwidthLimits,
+        mirror_shares: &MirrorShares,
     ) -> Result<(), OpenError> {
         *self.target.borrow_mut() = Some(target.clone());
-        *self.bandwidth_limits.borrow_mut() = bandwidth_limits.clone();
+        *self.mirror_shares.borrow_mut() = mirror_shares.clone();
         self.set_ana_state(false);
         self.open_and_run().await.map_err(|MirrorFailure { problem, may_pass }| {
             let device = format!("the mirror of volume `{}`", self.name);
@@ -458,7 +482,8 @@ impl MirroredVolume {
         }
         let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
         *self.links.borrow_mut() = links;
-        let mirror = Mirror::speaking(self.versions.get(), replica, peers);
+        let membership = self.group().and_then(|group| group.member(&self.name));
+        let mirror = Mirror::in_group(self.versions.get(), replica, peers, membership);
         let target = self.target()?;
         // Before the replica can be reached.
         target.set_tls_keys(&self.replica_nqn, tls);
@@ -538,7 +563,7 @@ impl MirroredVolume {
             connect_timeout: peer.timeout,
             ..HostOptions::default()
         };
-        let bandwidth = self.bandwidth_limits.borrow().get(&peer.name).cloned();
+        let bandwidth = self.mirror_shares.borrow().bandwidth.get(&peer.name).cloned();
         let link = LinkOptions {
             compression: peer.compression,
             bandwidth,
@@ -555,12 +580,18 @@ impl MirroredVolume {
         own: MirrorId,
         versions: LinkVersions,
     ) -> Result<ReplicaIdentity, String> {
+        let connector = self.connector(peer)?;
         // The link reports an unreachable device for a peer that has no replica, too.
         let silent = |error: IoError| match error {
+            IoError::Unreachable if connector.link().is_node_refused => format!(
+                "it refuses this node, which calls itself {node}: its configuration has no [peer.{node}] for \
+                 this volume",
+                node = self.node
+            ),
             IoError::Unreachable => "no answer, or it has no replica of this volume".to_owned(),
             other => other.to_string(),
         };
-        let session = self.connector(peer)?.connect().await.map_err(silent)?;
+        let session = connector.connect().await.map_err(silent)?;
         let identity = identify(&session, own, versions).await;
         session.close();
         identity.map_err(|error| error.to_string())

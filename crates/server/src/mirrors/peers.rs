@@ -125,8 +125,15 @@ impl MirroredVolume {
                 "the replica of `{name}` is not open on this node: see `flagstone mirror status {name}`"
             ));
         };
-        if self.growing.get() || self.growing_to.get().is_some() || self.moving_log.get() {
+        let moves_log = self.moving_log.get() || self.log_moves.borrow().are_running();
+        if self.growing.get() || self.growing_to.get().is_some() || moves_log {
             return refuse(format!("`{name}` is being changed: repeat the command after that"));
+        }
+        if let Some(group) = &self.config.group {
+            return refuse(format!(
+                "`{name}` belongs to group {group}, whose volumes have one peer, the same one: change the \
+                 configuration of both nodes and restart"
+            ));
         }
         if mirror.status().local_device_failed {
             return refuse(format!("the device of `{name}` on {} has failed", self.node));

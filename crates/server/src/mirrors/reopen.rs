@@ -289,6 +289,10 @@ pub(super) async fn monitor(this: Weak<MirroredVolume>, mirror: Mirror) {
     loop {
         time::sleep(CHECK_PERIOD).await;
         let Some(this) = this.upgrade() else { return };
+        // Its device may have been enlarged or shrunk.
+        if let Some(bytes) = this.log_room_bytes(&mirror.replica_geometry()) {
+            mirror.set_log_room(bytes);
+        }
         let Some(reason) = this.failure(&mirror) else { continue };
         if mirror.is_idle_target() && this.open_local_device.borrow().is_some() && this.may_reopen()
         {

@@ -1,19 +1,20 @@
 //! Orders on the devices of an open pool: grow by one, and remove one.
 //!
-//! A removal takes its time, in the background. A restart of the server ends it, and the device
-//! stays in the pool.
+//! A removal takes its time, in the background, and continues after a restart of the server. The state
+//! directory names a device before an order writes to it: see [`DeviceSet`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use flagstone_pool::manage::devices::{Evacuation, release};
+use flagstone_pool::{DeviceSet, Pool};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 use flagstone_units::display::size;
 
 use super::orders::{Outcome, check_device};
 use super::state_directory::{PoolEntry, check_entry};
-use super::{failed, open_devices};
+use super::{PoolState, failed, open_devices};
 use crate::api::pool_document::{RemovalDocument, RemovalStateName};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -39,7 +40,8 @@ pub(crate) struct RemoveDevice {
 /// A removal: running, or failed.
 pub(crate) struct Removal {
     document: Rc<RefCell<RemovalDocument>>,
-    _task: AbortOnDrop<()>,
+    /// None if it could not continue.
+    _task: Option<AbortOnDrop<()>>,
 }
 
 impl Removal {
@@ -72,15 +74,14 @@ impl Server {
         let _order = self.pools.order().await;
         let GrowPool { name, device, destroy_data, dry_run } = &order;
         let pool = self.pools.open_pool(name)?;
-        let mut devices = self.pools.slot(name)?.devices;
-        if devices.contains(device) {
+        let before = self.pools.slot(name)?.set;
+        if before.devices.contains(device) {
             return Ok(Outcome::unchanged(format!("{device} is a device of pool {name} already")));
         }
-        let before = devices.clone();
-        devices.push(device.clone());
+        let mut during = DeviceSet { adding: Some(device.clone()), ..before.clone() };
+        during.devices.push(device.clone());
         self.check_unused(name, std::slice::from_ref(device))?;
-        check_entry(&PoolEntry { name: name.clone(), devices: devices.clone() })
-            .map_err(Problem::invalid)?;
+        check_entry(&PoolEntry::new(name, &during)).map_err(Problem::invalid)?;
         check_device(device, *destroy_data).await?;
         let opened = open_devices(std::slice::from_ref(device)).await;
         let mut opened = opened.map_err(Problem::conflict)?;
@@ -93,26 +94,20 @@ impl Server {
         if *dry_run {
             return Ok(outcome);
         }
-        // First: a crash leaves a device that the opening leaves out, or takes.
-        self.pools.record(name, Some(&devices)).await?;
+        let after = DeviceSet { adding: None, ..during.clone() };
+        self.pools.set_devices(name, during).await?;
         if let Err(error) = pool.grow(named, *destroy_data).await {
             // Whether a failed update is found is known when the pool is opened again.
             if pool.status().failed.is_none() {
-                self.pools.record(name, Some(&before)).await?;
+                self.pools.set_devices(name, before).await?;
             }
             return Err(Problem::conflict(error.to_string()));
         }
-        self.set_devices(name, devices);
+        self.pools.set_devices(name, after).await?;
         let capacity = size(pool.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
         tracing::info!("pool {name} was grown by {device}");
         Ok(outcome)
-    }
-
-    fn set_devices(&self, name: &str, devices: Vec<String>) {
-        if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
-            slot.devices = devices;
-        }
     }
 
     /// Moves everything from a device to the others and removes it, in the background.
@@ -134,6 +129,10 @@ impl Server {
             };
             if !dry_run {
                 self.pools.removals.borrow_mut().remove(&name);
+                let set = self.pools.slot(&name)?.set;
+                if set.removing.as_ref() == Some(&device) {
+                    self.pools.set_devices(&name, DeviceSet { removing: None, ..set }).await?;
+                }
             }
             return Ok(outcome);
         }
@@ -141,7 +140,8 @@ impl Server {
             let outcome = format!("{device} is being removed from pool {name} already");
             return Ok(Outcome::unchanged(outcome).with_next(next));
         }
-        if !self.pools.slot(&name)?.devices.contains(&device) {
+        let set = self.pools.slot(&name)?.set;
+        if !set.devices.contains(&device) {
             return Ok(Outcome::unchanged(format!("{device} is no device of pool {name}")));
         }
         let evacuation = pool.evacuate(&device).await;
@@ -155,6 +155,33 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
+        let set = DeviceSet { removing: Some(device.clone()), ..set };
+        self.pools.set_devices(&name, set).await?;
+        self.start_removal(name, device, evacuation);
+        Ok(outcome)
+    }
+
+    /// Continues a removal that the last stop of the server interrupted.
+    pub(super) async fn resume_removal(self: &Rc<Self>, name: &str, pool: &Pool, device: &str) {
+        match pool.evacuate(device).await {
+            Ok(evacuation) => self.start_removal(name.to_owned(), device.to_owned(), evacuation),
+            Err(error) => {
+                tracing::error!("{device} is not removed from pool {name}: {error}");
+                let document = RemovalDocument {
+                    device: device.to_owned(),
+                    state: RemovalStateName::Failed,
+                    reason: Some(error.to_string()),
+                    left_bytes: 0,
+                    total_bytes: 0,
+                };
+                let removal = Removal { document: Rc::new(RefCell::new(document)), _task: None };
+                self.pools.removals.borrow_mut().insert(name.to_owned(), removal);
+            }
+        }
+    }
+
+    fn start_removal(self: &Rc<Self>, name: String, device: String, evacuation: Evacuation) {
+        let left = evacuation.left_bytes();
         let document = Rc::new(RefCell::new(RemovalDocument {
             device: device.clone(),
             state: RemovalStateName::Running,
@@ -168,6 +195,7 @@ impl Server {
                 Ok(()) => server.complete_removal(&own, &device, evacuation).await,
                 Err(why) => {
                     drop(evacuation);
+                    server.forget_removal(&own).await;
                     Err(why)
                 }
             };
@@ -180,9 +208,23 @@ impl Server {
                 }
             }
         });
-        let removal = Removal { document, _task: task.abort_on_drop() };
+        let removal = Removal { document, _task: Some(task.abort_on_drop()) };
         self.pools.removals.borrow_mut().insert(name, removal);
-        Ok(outcome)
+    }
+
+    /// A removal failed. After a failure of the pool it continues when the pool is opened again; for
+    /// any other reason the operator has to order it again.
+    async fn forget_removal(&self, name: &str) {
+        let _order = self.pools.order().await;
+        let Ok(slot) = self.pools.slot(name) else { return };
+        match slot.state {
+            PoolState::Open(pool) if pool.status().failed.is_none() => {}
+            _ => return,
+        }
+        let set = DeviceSet { removing: None, ..slot.set };
+        if let Err(problem) = self.pools.set_devices(name, set).await {
+            tracing::warn!("the devices of pool {name} are not recorded: {}", problem.detail);
+        }
     }
 
     /// Takes an evacuated device out of the pool, then out of the state directory. A crash between
@@ -195,10 +237,10 @@ impl Server {
     ) -> Result<(), String> {
         let _order = self.pools.order().await;
         evacuation.complete().await.map_err(|error| error.to_string())?;
-        let mut devices = self.pools.slot(name).map_err(|problem| problem.detail)?.devices;
-        devices.retain(|other| other != device);
-        self.set_devices(name, devices.clone());
-        let recorded = self.pools.record(name, Some(&devices)).await;
+        let mut set = self.pools.slot(name).map_err(|problem| problem.detail)?.set;
+        set.devices.retain(|other| other != device);
+        set.removing = None;
+        let recorded = self.pools.set_devices(name, set).await;
         recorded.map_err(|problem| problem.detail)?;
         let cleared = async {
             for named in open_devices(&[device.to_owned()]).await? {

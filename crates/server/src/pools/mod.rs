@@ -30,7 +30,7 @@ use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
-use flagstone_pool::{NamedDevice, Pool, PoolError, VolumeInfo};
+use flagstone_pool::{DeviceSet, NamedDevice, Pool, PoolError, VolumeInfo};
 use flagstone_runtime::sync::{Permit, Semaphore};
 use flagstone_runtime::time;
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
@@ -69,7 +69,7 @@ pub(crate) struct Pools {
 #[derive(Clone)]
 pub(crate) struct PoolSlot {
     /// Paths of its devices.
-    pub(crate) devices: Vec<String>,
+    pub(crate) set: DeviceSet<String>,
     pub(crate) state: PoolState,
     /// Volumes that are not served, and why.
     pub(crate) unserved: BTreeMap<String, String>,
@@ -88,15 +88,15 @@ pub(crate) enum PoolState {
 }
 
 impl PoolSlot {
-    fn closed(devices: Vec<String>, error: OpenPoolError) -> PoolSlot {
-        let OpenPoolError { reason, is_absent, .. } = error;
+    fn closed(set: DeviceSet<String>, error: OpenPoolError) -> PoolSlot {
+        let OpenPoolError { reason, is_absent } = error;
         let state = PoolState::Closed { reason, is_absent };
-        PoolSlot { devices, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
+        PoolSlot { set, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
     }
 
-    fn open(devices: Vec<String>, pool: Pool) -> PoolSlot {
+    fn open(set: DeviceSet<String>, pool: Pool) -> PoolSlot {
         let (unserved, fullness) = (BTreeMap::new(), Fullness::default());
-        PoolSlot { devices, state: PoolState::Open(pool), unserved, fullness }
+        PoolSlot { set, state: PoolState::Open(pool), unserved, fullness }
     }
 }
 
@@ -104,13 +104,11 @@ impl PoolSlot {
 struct OpenPoolError {
     reason: String,
     is_absent: bool,
-    /// A device that has no superblock of a pool: the pool may be complete without it.
-    without: Option<String>,
 }
 
 impl From<String> for OpenPoolError {
     fn from(reason: String) -> OpenPoolError {
-        OpenPoolError { reason, is_absent: false, without: None }
+        OpenPoolError { reason, is_absent: false }
     }
 }
 
@@ -136,7 +134,7 @@ impl Pools {
         let not_yet = || OpenPoolError::from("it is not open yet".to_owned());
         let slots = entries
             .into_iter()
-            .map(|entry| (entry.name, PoolSlot::closed(entry.devices, not_yet())));
+            .map(|entry| (entry.name.clone(), PoolSlot::closed(entry.set(), not_yet())));
         Pools {
             state,
             slots: RefCell::new(slots.collect()),
@@ -191,15 +189,24 @@ impl Pools {
     }
 
     /// Records the pools as they are, with `change` in place of the devices of one.
-    async fn record(&self, name: &str, change: Option<&[String]>) -> Result<(), Problem> {
-        let mut entries: BTreeMap<String, Vec<String>> =
-            self.slots().into_iter().map(|(name, slot)| (name, slot.devices)).collect();
+    async fn record(&self, name: &str, change: Option<&DeviceSet<String>>) -> Result<(), Problem> {
+        let mut sets: BTreeMap<String, DeviceSet<String>> =
+            self.slots().into_iter().map(|(name, slot)| (name, slot.set)).collect();
         match change {
-            Some(devices) => drop(entries.insert(name.to_owned(), devices.to_vec())),
-            None => drop(entries.remove(name)),
+            Some(set) => drop(sets.insert(name.to_owned(), set.clone())),
+            None => drop(sets.remove(name)),
         }
-        let entries = entries.into_iter().map(|(name, devices)| PoolEntry { name, devices });
+        let entries = sets.iter().map(|(name, set)| PoolEntry::new(name, set));
         self.writable()?.write(entries.collect()).await.map_err(failed)
+    }
+
+    /// Records other devices of a pool.
+    async fn set_devices(&self, name: &str, set: DeviceSet<String>) -> Result<(), Problem> {
+        self.record(name, Some(&set)).await?;
+        if let Some(slot) = self.slots.borrow_mut().get_mut(name) {
+            slot.set = set;
+        }
+        Ok(())
     }
 
     fn insert(&self, name: &str, slot: PoolSlot) {
@@ -249,10 +256,6 @@ async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> 
     let pool = Pool::open(devices).await.map_err(|error| OpenPoolError {
         is_absent: matches!(error, PoolError::NotAPool { .. }),
         reason: error.to_string(),
-        without: match error {
-            PoolError::NotAPool { device } | PoolError::Superblock { device, .. } => Some(device),
-            _ => None,
-        },
     })?;
     let found = pool.status().name;
     if found != name {
@@ -263,39 +266,42 @@ async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> 
     Ok(pool)
 }
 
-/// Opens the pool `name` on the devices that the state directory has. One may be no part of it,
-/// because a growth did not complete.
-async fn open_recorded(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
-    let error = match open_pool(name, paths).await {
-        Err(error) if paths.len() > 1 => error,
-        opened => return opened,
-    };
-    let Some(without) = error.without.clone() else { return Err(error) };
-    let rest: Vec<String> = paths.iter().filter(|path| **path != without).cloned().collect();
-    let pool = open_pool(name, &rest).await.map_err(|_| error)?;
-    tracing::warn!("{without} is no device of pool {name}: flagstone pool grow adds it");
-    Ok(pool)
+/// Opens the pool `name` on the devices that the state directory has, with or without those that an
+/// order was adding or removing.
+async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, OpenPoolError> {
+    let mut first = None;
+    for paths in set.alternatives() {
+        match open_pool(name, &paths).await {
+            Ok(pool) => return Ok(pool),
+            Err(error) => drop(first.get_or_insert(error)),
+        }
+    }
+    Err(first.unwrap_or_else(|| "it has no devices".to_owned().into()))
 }
 
 impl Server {
     /// Opens the pools, and serves their volumes.
-    pub(crate) async fn open_pools(&self) {
+    pub(crate) async fn open_pools(self: &Rc<Self>) {
         let _order = self.pools.order().await;
         for (name, slot) in self.pools.slots() {
             if let PoolState::Closed { reason, .. } = slot.state {
-                self.try_open(&name, slot.devices, &reason).await;
+                self.try_open(&name, slot.set, &reason).await;
             }
         }
     }
 
     /// Opens a closed pool, and logs a new reason for a failure.
-    async fn try_open(&self, name: &str, devices: Vec<String>, last_reason: &str) {
-        match open_recorded(name, &devices).await {
+    async fn try_open(self: &Rc<Self>, name: &str, set: DeviceSet<String>, last_reason: &str) {
+        match open_recorded(name, &set).await {
             Ok(pool) => {
-                let devices = self.adjust_devices(name, devices, &pool).await;
-                self.pools.insert(name, PoolSlot::open(devices, pool.clone()));
+                let set = self.adjust_devices(name, set, &pool).await;
+                let removing = set.removing.clone();
+                self.pools.insert(name, PoolSlot::open(set, pool.clone()));
                 self.serve_pool(name, &pool);
                 self.pools.resume_scrub(name, &pool).await;
+                if let Some(device) = removing {
+                    self.resume_removal(name, &pool, &device).await;
+                }
                 tracing::info!("pool {name} is open");
             }
             Err(error) => {
@@ -306,7 +312,7 @@ impl Server {
                         error.reason
                     );
                 }
-                self.pools.insert(name, PoolSlot::closed(devices, error));
+                self.pools.insert(name, PoolSlot::closed(set, error));
             }
         }
     }
@@ -315,18 +321,22 @@ impl Server {
     async fn adjust_devices(
         &self,
         name: &str,
-        mut devices: Vec<String>,
+        before: DeviceSet<String>,
         pool: &Pool,
-    ) -> Vec<String> {
+    ) -> DeviceSet<String> {
         let own = pool.status().devices;
-        let before = devices.len();
-        devices.retain(|device| own.contains(device));
-        if devices.len() < before
-            && let Err(problem) = self.pools.record(name, Some(&devices)).await
+        if let Some(device) = before.adding.as_ref().filter(|device| !own.contains(device)) {
+            tracing::warn!("{device} was not added to pool {name}: flagstone pool grow adds it");
+        }
+        let mut set = DeviceSet { adding: None, ..before.clone() };
+        set.devices.retain(|device| own.contains(device));
+        set.removing = set.removing.filter(|device| own.contains(device));
+        if set != before
+            && let Err(problem) = self.pools.record(name, Some(&set)).await
         {
             tracing::warn!("the devices of pool {name} are not recorded: {}", problem.detail);
         }
-        devices
+        set
     }
 
     /// Retries closed pools and watches how full the open ones are, for as long as the server runs.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
-use flagstone_pool::{CreateOptions, Pool};
+use flagstone_pool::{CreateOptions, DeviceSet, Pool};
 use flagstone_runtime::spawn_blocking;
 use flagstone_units::display::size;
 
@@ -101,7 +101,8 @@ impl Server {
             return Ok(outcome);
         }
         // First, so that a crash leaves no pool that the server does not know.
-        self.pools.record(name, Some(devices)).await?;
+        let set = DeviceSet::from(devices.clone());
+        self.pools.record(name, Some(&set)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
         let pool = match Pool::create(opened, &options).await {
@@ -114,7 +115,7 @@ impl Server {
         };
         let capacity = size(pool.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
-        self.pools.insert(name, PoolSlot::open(devices.clone(), pool));
+        self.pools.insert(name, PoolSlot::open(set, pool));
         tracing::info!("pool {name} was created on {}", devices.join(", "));
         Ok(outcome)
     }
@@ -122,15 +123,14 @@ impl Server {
     /// Checks a pool that is to be created. The outcome, if it exists with these devices.
     fn check_new_pool(&self, name: &str, devices: &[String]) -> Result<Option<Outcome>, Problem> {
         self.pools.writable()?;
-        let entry = PoolEntry { name: name.to_owned(), devices: devices.to_vec() };
-        check_entry(&entry).map_err(Problem::invalid)?;
+        check_entry(&PoolEntry::new(name, &devices.to_vec().into())).map_err(Problem::invalid)?;
         let slots = self.pools.slots();
         match slots.get(name) {
-            Some(PoolSlot { state: PoolState::Open(_), devices: own, .. }) if own == devices => {
+            Some(PoolSlot { state: PoolState::Open(_), set, .. }) if set.devices == devices => {
                 return Ok(Some(Outcome::unchanged(format!("pool {name} exists already"))));
             }
-            Some(PoolSlot { state: PoolState::Open(_), devices: own, .. }) => {
-                let own = own.join(" and ");
+            Some(PoolSlot { state: PoolState::Open(_), set, .. }) => {
+                let own = set.devices.join(" and ");
                 return Err(Problem::conflict(format!("pool {name} exists already, on {own}")));
             }
             // The creation did not complete.
@@ -152,7 +152,7 @@ impl Server {
     /// Checks that no other pool has one of the devices.
     pub(super) fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
         for (other, slot) in self.pools.slots().iter().filter(|(other, _)| *other != name) {
-            if let Some(device) = slot.devices.iter().find(|device| devices.contains(device)) {
+            if let Some(device) = slot.set.devices.iter().find(|device| devices.contains(device)) {
                 return Err(Problem::conflict(format!("{device} is a device of pool {other}")));
             }
         }
@@ -164,8 +164,8 @@ impl Server {
         let _order = self.pools.order().await;
         let MakePool { name, devices, dry_run, .. } = &order;
         self.pools.writable()?;
-        let entry = PoolEntry { name: name.clone(), devices: devices.clone() };
-        check_entry(&entry).map_err(Problem::invalid)?;
+        let set = DeviceSet::from(devices.clone());
+        check_entry(&PoolEntry::new(name, &set)).map_err(Problem::invalid)?;
         self.check_unused(name, devices)?;
         let slots = self.pools.slots();
         if matches!(slots.get(name), Some(PoolSlot { state: PoolState::Open(_), .. })) {
@@ -182,11 +182,11 @@ impl Server {
         }
         let pool = open_pool(name, devices).await;
         let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
-        if let Err(problem) = self.pools.record(name, Some(devices)).await {
+        if let Err(problem) = self.pools.record(name, Some(&set)).await {
             let _ = pool.close().await;
             return Err(problem);
         }
-        self.pools.insert(name, PoolSlot::open(devices.clone(), pool.clone()));
+        self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
         let volumes = pool.status().volumes;
@@ -195,7 +195,10 @@ impl Server {
     }
 
     /// Closes a pool and opens it again: the way out after a device failed.
-    pub(crate) async fn reopen_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
+    pub(crate) async fn reopen_pool(
+        self: &Rc<Self>,
+        order: DestroyPool,
+    ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let DestroyPool { name, force, dry_run } = &order;
         let slot = self.pools.slot(name)?;
@@ -222,12 +225,12 @@ impl Server {
         self.pools.halt_scrub(name).await;
         self.pools.receivers.borrow_mut().clear();
         self.pools.removals.borrow_mut().remove(name);
-        let PoolSlot { devices, state, .. } = slot;
+        let PoolSlot { set, state, .. } = slot;
         let waiting = super::OpenPoolError::from("it is being opened again".to_owned());
-        self.pools.insert(name, PoolSlot::closed(devices.clone(), waiting));
+        self.pools.insert(name, PoolSlot::closed(set.clone(), waiting));
         // Closes the devices, which are locked.
         drop(state);
-        self.try_open(name, devices, "").await;
+        self.try_open(name, set, "").await;
         self.pools.open_pool(name).map(|_| outcome)
     }
 
@@ -249,7 +252,7 @@ impl Server {
                 let loss = (!listed.is_empty()).then(|| format!("volumes {}", listed.join(", ")));
                 Outcome::changed(format!(
                     "pool {name} is removed from {}",
-                    slot.devices.join(" and ")
+                    slot.set.devices.join(" and ")
                 ))
                 .losing(loss)
             }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_config::names::check_volume_name;
+use flagstone_pool::DeviceSet;
 use flagstone_pool::limits::{DEVICES_MAX, POOL_NAME_MAX};
 use flagstone_runtime::{spawn_blocking, time};
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,25 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct PoolEntry {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
+    /// One of the devices, which an order is adding.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    adding: Option<String>,
+    /// One of the devices, which an order is removing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    removing: Option<String>,
+}
+
+impl PoolEntry {
+    pub(crate) fn new(name: &str, set: &DeviceSet<String>) -> PoolEntry {
+        let DeviceSet { devices, adding, removing } = set.clone();
+        PoolEntry { name: name.to_owned(), devices, adding, removing }
+    }
+
+    /// Its devices.
+    pub(crate) fn set(self) -> DeviceSet<String> {
+        let PoolEntry { devices, adding, removing, .. } = self;
+        DeviceSet { devices, adding, removing }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -183,6 +203,13 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
     if !(1..=DEVICES_MAX).contains(&pool.devices.len()) {
         return Err(format!("a pool has 1 to {DEVICES_MAX} devices"));
     }
+    if let Some(other) = [&pool.adding, &pool.removing]
+        .into_iter()
+        .flatten()
+        .find(|other| !pool.devices.contains(other))
+    {
+        return Err(format!("{other} is not among the devices of the pool"));
+    }
     for (index, device) in pool.devices.iter().enumerate() {
         if !Path::new(device).is_absolute() || device.contains('\0') {
             return Err(format!("`{device}` is not the absolute path of a disk or file"));
@@ -213,8 +240,8 @@ mod tests {
     use super::*;
 
     fn entry(name: &str, devices: &[&str]) -> PoolEntry {
-        let devices = devices.iter().map(|device| (*device).to_owned()).collect();
-        PoolEntry { name: name.to_owned(), devices }
+        let devices: Vec<_> = devices.iter().map(|device| (*device).to_owned()).collect();
+        PoolEntry::new(name, &devices.into())
     }
 
     #[test]
@@ -224,7 +251,9 @@ mod tests {
             let path = scratch.path().join("a/b");
             let (directory, pools) = StateDirectory::open(&path).await.unwrap();
             assert_eq!(pools, []);
-            let pools = vec![entry("fast", &["/dev/x", "/dev/y"])];
+            let mut pools = vec![entry("fast", &["/dev/x", "/dev/y"])];
+            directory.write(pools.clone()).await.unwrap();
+            pools[0].removing = Some("/dev/y".to_owned());
             directory.write(pools.clone()).await.unwrap();
             assert!(matches!(open_now(path.clone()), Err((true, _))));
             drop(directory);
@@ -244,6 +273,10 @@ mod tests {
             (
                 "{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[\"/x\",\"/x\"]}]}",
                 "named twice",
+            ),
+            (
+                "{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[\"/x\"],\"adding\":\"/y\"}]}",
+                "not among",
             ),
         ] {
             let refused = parse(text.as_bytes()).unwrap_err();

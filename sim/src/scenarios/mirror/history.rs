@@ -31,7 +31,7 @@ const STEP: Duration = Duration::from_millis(1);
 
 /// A write. `began` and `completed` are positions in the order of all such events.
 #[derive(Clone, Copy, Debug)]
-struct HostWrite {
+pub(super) struct HostWrite {
     first: u64,
     blocks: u64,
     began: u64,
@@ -40,7 +40,7 @@ struct HostWrite {
 
 /// All writes of all hosts. A write's number is its index plus 1; 0 is the initial content.
 #[derive(Default)]
-struct History {
+pub(super) struct History {
     writes: RefCell<Vec<HostWrite>>,
     /// Version of the target's disk at the last check. A write that completes later than all that
     /// it shows began changes no answer.
@@ -55,27 +55,43 @@ impl History {
         self.events.get()
     }
 
-    fn begin(&self, first: u64, blocks: u64) -> u64 {
+    pub(super) fn begin(&self, first: u64, blocks: u64) -> u64 {
         let began = self.next_event();
         self.writes.borrow_mut().push(HostWrite { first, blocks, began, completed: None });
         self.writes.borrow().len() as u64
     }
 
-    fn complete(&self, number: u64) {
+    pub(super) fn complete(&self, number: u64) {
         let completed = self.next_event();
         self.writes.borrow_mut()[number as usize - 1].completed = Some(completed);
     }
 
+    /// Forgets the writes that a replica with these blocks lacks, and that is the source from now on.
+    pub(super) fn lose(&self, found: &[u64]) {
+        let before = self.writes.borrow().clone();
+        let began = |number: u64| number.checked_sub(1).map(|index| before[index as usize]);
+        for write in self.writes.borrow_mut().iter_mut() {
+            let range = write.first as usize..(write.first + write.blocks) as usize;
+            let precedes = |number: &u64| match began(*number) {
+                None => true,
+                Some(shown) => shown.completed.is_some_and(|completed| completed < write.began),
+            };
+            if found[range].iter().any(precedes) {
+                write.completed = None;
+            }
+        }
+    }
+
     /// Checks that the writes found in the blocks belong to one moment of the past.
-    fn check(&self, found: &[u64]) -> Result<(), String> {
+    pub(super) fn check(&self, found: &[u64]) -> Result<(), String> {
         let writes = self.writes.borrow();
         let write = |number: u64| number.checked_sub(1).map(|index| writes[index as usize]);
         let latest =
             found.iter().filter_map(|number| write(*number)).map(|write| write.began).max();
         let Some(latest) = latest else { return Ok(()) };
         // The last write of each block that the moment has to include.
-        let mut needed = [(0, 0); BLOCKS as usize];
-        let mut unknown = BLOCKS;
+        let mut needed = vec![(0, 0); found.len()];
+        let mut unknown = found.len();
         for (index, write) in writes.iter().enumerate().rev() {
             if unknown == 0 {
                 break;

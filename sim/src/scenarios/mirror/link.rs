@@ -27,8 +27,10 @@ pub(super) struct Hub {
     world: World,
     /// Directions that are cut.
     cut: RefCell<BTreeSet<(NodeId, NodeId)>>,
-    /// Mirror that each node serves, with the node's life number.
-    serving: RefCell<Vec<(NodeId, u64, Arc<Mirror>)>>,
+    /// Volumes whose connections are cut, while those of others work.
+    cut_volumes: RefCell<BTreeSet<usize>>,
+    /// Mirrors that each node serves, by volume, with the mirror's life number.
+    serving: RefCell<Vec<(NodeId, usize, u64, Arc<Mirror>)>>,
     lives: Cell<u64>,
     /// Longest delay of a message.
     slow: Cell<Duration>,
@@ -74,6 +76,7 @@ impl HubHandle {
         local.get_or_init(|| Hub {
             world,
             cut: RefCell::default(),
+            cut_volumes: RefCell::default(),
             serving: RefCell::default(),
             lives: Cell::new(0),
             slow: Cell::new(Duration::from_micros(300)),
@@ -89,16 +92,31 @@ impl HubHandle {
     }
 
     pub(super) fn peer(&self, from: NodeId, to: NodeId) -> Arc<dyn PeerConnector> {
-        Arc::new(SimPeer { hub: self.clone(), from, to })
+        self.peer_of(0, from, to)
+    }
+
+    /// Peer of one of several volumes.
+    pub(super) fn peer_of(
+        &self,
+        volume: usize,
+        from: NodeId,
+        to: NodeId,
+    ) -> Arc<dyn PeerConnector> {
+        Arc::new(SimPeer { hub: self.clone(), volume, from, to })
     }
 }
 
 impl Hub {
     /// Registers the mirror that the node serves to its peers.
     pub(super) fn serve(&self, node: NodeId, mirror: Arc<Mirror>) {
+        self.serve_volume(node, 0, mirror);
+    }
+
+    /// As [`Hub::serve`], for one of several volumes.
+    pub(super) fn serve_volume(&self, node: NodeId, volume: usize, mirror: Arc<Mirror>) {
         self.lives.set(self.lives.get() + 1);
-        self.stop(node);
-        self.serving.borrow_mut().push((node, self.lives.get(), mirror));
+        self.serving.borrow_mut().retain(|other| (other.0, other.1) != (node, volume));
+        self.serving.borrow_mut().push((node, volume, self.lives.get(), mirror));
     }
 
     /// Unregisters the node, whose process ended.
@@ -117,8 +135,13 @@ impl Hub {
         self.cut.borrow_mut().insert((from, to));
     }
 
+    pub(super) fn cut_volume(&self, volume: usize) {
+        self.cut_volumes.borrow_mut().insert(volume);
+    }
+
     pub(super) fn heal(&self) {
         self.cut.borrow_mut().clear();
+        self.cut_volumes.borrow_mut().clear();
     }
 
     /// Sets the function that decides the fate of requests.
@@ -147,14 +170,14 @@ impl Hub {
         self.slow.set(slow);
     }
 
-    fn passes(&self, from: NodeId, to: NodeId) -> bool {
-        !self.cut.borrow().contains(&(from, to))
+    fn passes(&self, volume: usize, from: NodeId, to: NodeId) -> bool {
+        !self.cut.borrow().contains(&(from, to)) && !self.cut_volumes.borrow().contains(&volume)
     }
 
-    fn life(&self, node: NodeId) -> Option<(u64, Arc<Mirror>)> {
+    fn life(&self, node: NodeId, volume: usize) -> Option<(u64, Arc<Mirror>)> {
         let serving = self.serving.borrow();
-        let found = serving.iter().find(|(other, ..)| *other == node);
-        found.map(|(_, life, mirror)| (*life, mirror.clone()))
+        let found = serving.iter().find(|other| (other.0, other.1) == (node, volume));
+        found.map(|(_, _, life, mirror)| (*life, mirror.clone()))
     }
 
     fn delay(&self) -> Duration {
@@ -166,24 +189,26 @@ impl Hub {
 
 struct SimPeer {
     hub: HubHandle,
+    volume: usize,
     from: NodeId,
     to: NodeId,
 }
 
 impl PeerConnector for SimPeer {
     fn connect(&self) -> IoFuture<Arc<dyn PeerSession>> {
-        let (handle, from, to) = (self.hub.clone(), self.from, self.to);
+        let (handle, volume, from, to) = (self.hub.clone(), self.volume, self.from, self.to);
         IoFuture::later(async move {
             let hub = handle.hub();
             time::sleep(hub.delay()).await;
-            let open = hub.passes(from, to) && hub.passes(to, from);
-            let Some((life, mirror)) = hub.life(to).filter(|_| open) else {
+            let open = hub.passes(volume, from, to) && hub.passes(volume, to, from);
+            let Some((life, mirror)) = hub.life(to, volume).filter(|_| open) else {
                 time::sleep(KEEP_ALIVE).await;
                 return Err(IoError::Unreachable);
             };
             let local = CoreLocal::new();
             local.get_or_init(|| Wire {
                 hub: hub.clone(),
+                volume,
                 from,
                 to,
                 life,
@@ -205,6 +230,7 @@ impl PeerConnector for SimPeer {
 /// One session, with both ends.
 struct Wire {
     hub: Rc<Hub>,
+    volume: usize,
     from: NodeId,
     to: NodeId,
     life: u64,
@@ -225,8 +251,9 @@ struct Wire {
 impl Wire {
     fn is_alive(&self) -> bool {
         let hub = &self.hub;
-        let life = hub.life(self.to).is_some_and(|(life, _)| life == self.life);
-        let open = hub.passes(self.from, self.to) && hub.passes(self.to, self.from);
+        let life = hub.life(self.to, self.volume).is_some_and(|(life, _)| life == self.life);
+        let open = hub.passes(self.volume, self.from, self.to)
+            && hub.passes(self.volume, self.to, self.from);
         life && open && !self.broken.get()
     }
 
@@ -281,8 +308,8 @@ impl SimSession {
         hub.world.spawn_on(OBSERVER, async move {
             let hub = &sent.hub;
             time::sleep(hub.delay()).await;
-            let arrives = hub.passes(sent.from, sent.to)
-                && hub.life(sent.to).is_some_and(|(life, _)| life == sent.life);
+            let arrives = hub.passes(sent.volume, sent.from, sent.to)
+                && hub.life(sent.to, sent.volume).is_some_and(|(life, _)| life == sent.life);
             if !arrives || fate == Fate::Lost {
                 return sent.broken.set(true);
             }
@@ -290,7 +317,7 @@ impl SimSession {
             let done = hub.world.spawn_on(sent.to, async move { work(&target).await });
             let Ok(result) = done.await else { return sent.broken.set(true) };
             time::sleep(hub.delay()).await;
-            if !hub.passes(sent.to, sent.from) || fate == Fate::Unanswered {
+            if !hub.passes(sent.volume, sent.to, sent.from) || fate == Fate::Unanswered {
                 return sent.broken.set(true);
             }
             *there.borrow_mut() = Some(result);
@@ -312,6 +339,7 @@ impl PeerSession for SimSession {
             PeerRequest::ZeroNewSpace { .. } => LinkVersion::ZEROES_NEW_SPACE,
             PeerRequest::Depose { .. } | PeerRequest::Claim { .. } => LinkVersion::DEPOSES,
             PeerRequest::Remove { .. } => LinkVersion::REMOVES,
+            PeerRequest::JoinGroup { .. } => LinkVersion::JOINS_GROUPS,
             PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
             _ => LinkVersion(0),
         };

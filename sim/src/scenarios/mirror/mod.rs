@@ -14,6 +14,7 @@ mod broken;
 mod cluster;
 #[cfg(test)]
 mod commands;
+mod grouped;
 #[cfg(test)]
 mod growth;
 mod history;
@@ -131,6 +132,15 @@ pub const HISTORY: Scenario = Scenario {
     run: history::run,
 };
 
+/// A consistency group, compared with the history of its hosts across the volumes.
+pub const GROUP: Scenario = Scenario {
+    name: "mirror-group",
+    about: "a consistency group of three volumes, synchronous or asynchronous: whenever the targets may \
+            be promoted, they show all volumes of the source at one moment of its past, and the role \
+            moves for all of them or for none",
+    run: grouped::run,
+};
+
 /// All mirror scenarios.
 pub const ALL: &[Scenario] = &[
     SYNC,
@@ -138,6 +148,7 @@ pub const ALL: &[Scenario] = &[
     BLOCK_ON_PEER_LOSS,
     ASYNC,
     HISTORY,
+    GROUP,
     FAULTY,
     BROKEN,
     GROW,

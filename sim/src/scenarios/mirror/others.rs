@@ -319,6 +319,7 @@ fn attach_does_not_wait_for_lost_ordered_writes() {
             let expected = source.current;
             let (volume, source) = (source.volume, source.replica);
             PeerRequest::Attach(AttachRequest {
+                group: 0,
                 volume,
                 source,
                 epoch,
@@ -384,6 +385,7 @@ fn resync_starts_while_the_target_is_promoted() {
         let (volume, replica) = (source.volume, source.replica);
         let (epoch, expected) = (mirror.status().role_epoch, source.current);
         let attach = AttachRequest {
+            group: 0,
             volume,
             source: replica,
             epoch,

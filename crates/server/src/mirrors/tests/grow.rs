@@ -101,7 +101,7 @@ fn device_failure_during_growth_keeps_old_size() {
         let mirrored = Rc::new(MirroredVolume::over(&config, 0, leg, None).await.unwrap());
         let target = Target::new(TargetConfig::default()).unwrap();
         export(&target, &mirrored, mirrored.device(), &config);
-        mirrored.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        mirrored.start(&target, &mirror_shares(&config)).await.unwrap();
         mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
         let access = || target.subsystem_status(&mirrored.nqn).unwrap().ana;
         let device = mirrored.device();
@@ -139,6 +139,60 @@ fn device_failure_during_growth_keeps_old_size() {
         control.heal();
         time::sleep(Duration::from_millis(1500)).await;
         assert_eq!(access(), AnaState::INACCESSIBLE, "it has ended, and is not opened again");
+    })
+    .unwrap();
+}
+
+/// The device of the target was enlarged, and made smaller again before the volume grew. Its space counts
+/// as it is, without a restart.
+#[test]
+fn space_that_is_gone_is_not_announced() {
+    block_on(async {
+        let files = [(); 2].map(|()| file(64 << 20));
+        let nodes = two_nodes_on(files.each_ref().map(path)).await;
+        mirror(&nodes).await;
+        let size = nodes[0].mirrored.mirror().unwrap().usable_bytes();
+        let room = async || nodes[0].mirrored.grow(None, true).await.unwrap();
+        for (enlarged, other) in [(0, 1), (1, 0)] {
+            cut(&files[other], 512 << 20);
+            cut(&files[enlarged], 256 << 20);
+            let foreseen = room().await;
+            assert!(foreseen.to_bytes > 240 << 20, "{foreseen:?}");
+            cut(&files[enlarged], 64 << 20);
+            let foreseen = room().await;
+            let smallest = ["node-a", "node-b"][enlarged];
+            assert_eq!((foreseen.to_bytes, foreseen.smallest.as_str()), (size, smallest));
+            let refused = nodes[0].mirrored.grow(Some(200 << 20), false).await;
+            assert!(matches!(refused, Err(CreateError::Refused(why)) if why.contains(smallest)));
+            assert_eq!(files[enlarged].as_file().metadata().unwrap().len(), 64 << 20);
+        }
+        files.iter().for_each(|file| cut(file, 128 << 20));
+        let grown = nodes[0].mirrored.grow(None, false).await.unwrap();
+        assert!((120 << 20..128 << 20).contains(&grown.to_bytes), "{grown:?}");
+        nodes[0].is_in_sync().await;
+        for node in nodes {
+            node.mirrored.end().await;
+        }
+    })
+    .unwrap();
+}
+
+/// The log has a device of its own that is too small for more. It is enlarged while the volume is served.
+#[test]
+fn enlarged_log_device_is_noticed() {
+    block_on(async {
+        let data = file(64 << 20);
+        let node = Node::alone((path(&data), Some("memory:1MiB"))).await;
+        node.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        let mirror = node.mirrored.mirror().unwrap();
+        cut(&data, 128 << 20);
+        let room = mirror.room_bytes();
+        assert!(room > 120 << 20, "{room}");
+        // As if the device had been smaller at the start.
+        mirror.set_log_room(mirror.usable_bytes());
+        assert_eq!(mirror.room_bytes(), mirror.usable_bytes());
+        eventually("its present size is asked for", || mirror.room_bytes() == room).await;
+        node.mirrored.end().await;
     })
     .unwrap();
 }

@@ -1,9 +1,14 @@
 //! Tests of peers that are added and removed at run time.
 
-use flagstone_blockdev::MemoryDevice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::{IoFuture, Layer, MemoryDevice};
+use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::superblock::{Member, MemberChange};
 use flagstone_nvmf_target::TargetConfig;
-use flagstone_runtime::{block_on, spawn};
+use flagstone_runtime::{block_on, spawn, time};
 
 use super::*;
 use crate::mirrors::peers::PeersChanged;
@@ -96,7 +101,7 @@ fn record_of_peer_is_forgotten_when_file_agrees() {
         let over = || MirroredVolume::over(&config, 0, leg.clone(), None);
         let made = Rc::new(over().await.unwrap());
         target.add_subsystem(subsystem(made.nqn)).unwrap();
-        made.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        made.start(&target, &mirror_shares(&config)).await.unwrap();
         made.create(ReplicaRole::Source, false, false).await.unwrap();
         made.abandon().await;
         let replica = Replica::open(leg.clone(), None).await.unwrap();
@@ -110,10 +115,79 @@ fn record_of_peer_is_forgotten_when_file_agrees() {
         replica.retire().await;
 
         let again = Rc::new(over().await.unwrap());
-        again.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        again.start(&target, &mirror_shares(&config)).await.unwrap();
         assert_eq!(again.peers(), ["node-b", "node-d"]);
         assert_eq!(again.mirror().unwrap().members(), [added("node-d")]);
         again.abandon().await;
+    })
+    .unwrap();
+}
+
+/// Log device whose calls wait while `hung` is set.
+struct Hanging {
+    device: SharedDevice,
+    hung: Arc<AtomicBool>,
+}
+
+impl Layer for Hanging {
+    fn child(&self) -> &SharedDevice {
+        &self.device
+    }
+
+    fn pass<T: 'static>(
+        &self,
+        call: Call,
+        _offset: u64,
+        _len: u64,
+        make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
+    ) -> IoFuture<T> {
+        let (device, hung) = (self.device.clone(), self.hung.clone());
+        let changes = call != Call::Read;
+        IoFuture::later(async move {
+            while changes && hung.load(Ordering::SeqCst) {
+                time::sleep(Duration::from_millis(1)).await;
+            }
+            make(&device).await
+        })
+    }
+}
+
+/// A move of the log was given up, and a write of it may still land: the replica is not opened by another
+/// mirror, which would use the devices beside that write.
+#[test]
+fn late_writes_of_a_log_move_delay_other_changes() {
+    block_on(async {
+        let node = Node::alone(("memory:64MiB", None)).await;
+        node.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        let mirror = node.mirrored.mirror().unwrap();
+        let hung = Arc::new(AtomicBool::new(true));
+        let device: SharedDevice = Arc::new(MemoryDevice::new(1 << 20, 4096).unwrap());
+        let device: SharedDevice = Arc::new(Hanging { device, hung: hung.clone() });
+        *node.mirrored.log_moves.borrow_mut() = mirror.log_moves();
+        let (mover, to) = (mirror.clone(), Some(device.clone()));
+        let moving = spawn(async move { mover.move_log(to, "elsewhere").await });
+        let running = || node.mirrored.log_moves.borrow().are_running();
+        eventually("the move runs", running).await;
+        // The caller that moved the log may be gone; the move is not.
+        assert!(!node.mirrored.moving_log.get());
+
+        let busy = ReplicaError::LogBusy.to_string();
+        let bytes = mirror.usable_bytes();
+        let refused = node.mirrored.resize(&mirror, bytes).await.unwrap_err();
+        assert!(refused.contains(&busy), "{refused}");
+        let add = || node.mirrored.add_peer("node-d", Some("127.0.0.1:1"), |_| true, false);
+        assert!(refusal(add().await).contains("is being changed"));
+        let remove = node.mirrored.remove_peer("node-b", false).await;
+        assert!(refusal(remove).contains("is being changed"));
+        let again = node.mirrored.move_log(Some("/nowhere/log".parse().unwrap()), false).await;
+        assert!(matches!(again, Err(CreateError::Refused(why)) if why.contains(&busy)));
+        // Hosts are served meanwhile.
+        write(&node.mirrored.device(), 4096, 7).await.unwrap();
+
+        hung.store(false, Ordering::SeqCst);
+        let _ = moving.await.unwrap();
+        eventually("the move has ended", || !running()).await;
+        node.mirrored.end().await;
     })
     .unwrap();
 }

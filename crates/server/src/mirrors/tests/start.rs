@@ -40,7 +40,7 @@ fn failed_start_leaves_nothing_behind() {
         let over = || MirroredVolume::over(&config, 0, leg.clone(), Some(log.clone()));
         let made = Rc::new(over().await.unwrap());
         target.add_subsystem(subsystem(made.nqn)).unwrap();
-        made.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        made.start(&target, &mirror_shares(&config)).await.unwrap();
         made.create(ReplicaRole::Source, false, false).await.unwrap();
         write(&made.device(), 4096, 7).await.unwrap();
         let replica_nqn = made.replica_nqn;
@@ -59,7 +59,7 @@ fn failed_start_leaves_nothing_behind() {
             let held = Arc::strong_count(&leg);
             let mirrored = Rc::new(over().await.unwrap());
             fault(control);
-            let failed = mirrored.start(&target, &bandwidth_limits(&config)).await.unwrap_err();
+            let failed = mirrored.start(&target, &mirror_shares(&config)).await.unwrap_err();
             assert_eq!(failed.may_pass, may_pass, "{failed}");
             assert!(target.subsystem_status(&replica_nqn).is_err(), "{failed}");
             drop(mirrored);
@@ -67,7 +67,7 @@ fn failed_start_leaves_nothing_behind() {
             control.heal();
         }
         let mirrored = Rc::new(over().await.unwrap());
-        mirrored.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        mirrored.start(&target, &mirror_shares(&config)).await.unwrap();
         let status = mirrored.mirror().unwrap().status();
         assert!(status.serving, "it was the source, and met nobody");
         assert_eq!(read(&mirrored.device(), 4096).await, Some(7));
@@ -85,7 +85,7 @@ fn failed_start_leaves_nothing_behind() {
             leg.write(superblock, page.freeze(), true).await.unwrap();
         }
         let later = Rc::new(over().await.unwrap());
-        let failed = later.start(&target, &bandwidth_limits(&config)).await.unwrap_err();
+        let failed = later.start(&target, &mirror_shares(&config)).await.unwrap_err();
         assert!(failed.to_string().contains("later version"), "{failed}");
     })
     .unwrap();

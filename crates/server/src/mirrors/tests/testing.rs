@@ -50,7 +50,7 @@ impl Node {
         let target = target.unwrap();
         let mirrored = opened.mirrored.unwrap();
         export(&target, &mirrored, opened.device, &config);
-        mirrored.start(&target, &bandwidth_limits(&config)).await.unwrap();
+        mirrored.start(&target, &mirror_shares(&config)).await.unwrap();
         let (serving, address) = (target.clone(), listener.address().clone());
         spawn_detached(async move {
             while let Ok(stream) = listener.accept().await {

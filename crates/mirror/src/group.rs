@@ -1,0 +1,406 @@
+//! Consistency group: mirrored volumes whose data is kept at one moment, and whose role moves as one.
+//!
+//! An application that writes to several volumes relies on the order of its writes across them. After
+//! a failover, the volumes of a group show the source at one moment of its past.
+//!
+//! Rules, each with its reason. `docs/mirror-groups.md` says what the operator sees.
+//!
+//! 1. *Group session:* the members' sessions to one peer form one group session. None takes host writes
+//!    before all members have attached, joined and begun their resyncs: otherwise a member would be
+//!    newer than one that still counts as consistent.
+//! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the peer
+//!    is acknowledged. A later write to another member must not reach the peer. A session that ends in
+//!    order, with nothing left to deliver, is no exception to that: no write follows it.
+//! 3. *One order:* the writes of a group session are numbered together, and the target starts each when
+//!    those that it may depend on are durable there, whichever member they change.
+//! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may include
+//!    a write that depends on one that is queued for another member.
+//! 5. *Same group on both nodes:* a target refuses a source that names another group. Without a common
+//!    order, both would count as consistent.
+//! 6. *All or none:* an order is decided for every member before anything is done, and carried out step
+//!    by step for all. No node begins to serve a member before all members have done what precedes it.
+//! 7. *Leader:* the role of the first member decides where the group is. Before the role is handed over,
+//!    every member has recorded the successor. Then the leader is handed over; if that succeeds, the
+//!    others follow, whatever happens.
+//! 8. *Followers:* a member takes the role by itself only after the leader. A source whose leader has
+//!    moved becomes a target; a target whose leader serves takes the role by an ordinary failover, which
+//!    asks the peers. So a crash between two members ends with all of them on one node.
+//! 9. *Records agree:* when a group session ends, every member that serves starts a new generation, also
+//!    without a write, and so does every member at a forced failover. Otherwise some members would follow
+//!    one node, and some the other, after a crash or a split brain.
+//! 10. *Crashed source:* a member never prefers its target after a crash, because each volume would decide
+//!     that for itself.
+//!
+//! With rules 1 to 5, members that are consistent on one node are so at one moment. A member that is
+//! not, refuses the failover of all by rule 6.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use flagstone_runtime::{random_u64, spawn_detached, time};
+use parking_lot::Mutex;
+
+use crate::io::reorder::{Numbering, ReorderBuffer};
+use crate::limits::{FOLLOW_LEADER_MS, GATHER_MS, GROUP_MEMBERS_MAX, PEERS_MAX};
+use crate::mirror::{Inner, LegState};
+use crate::state::machine::{Following, following};
+use crate::state::status::GroupStatus;
+
+/// Numbers the writes of one session, or of a group session.
+pub(crate) type SharedNumbering = Arc<Mutex<Numbering>>;
+
+/// A consistency group on this node.
+pub struct ConsistencyGroup {
+    name: String,
+    /// Names of the member volumes, sorted. The first one is the leader.
+    names: Vec<String>,
+    members: Mutex<Vec<Weak<Inner>>>,
+    legs: [Mutex<Forming>; PEERS_MAX],
+    /// At a target: the group session that joined last, and its writes in order.
+    order: Mutex<(u64, Arc<Mutex<ReorderBuffer>>)>,
+}
+
+/// Place of a mirror in its group.
+#[derive(Clone)]
+pub struct Membership {
+    pub(crate) group: Arc<ConsistencyGroup>,
+    pub(crate) place: usize,
+}
+
+/// The next group session to one peer.
+#[derive(Default)]
+struct Forming {
+    /// Members that wait for it, by bit.
+    ready: u64,
+    /// The group session of each member, until it has taken it.
+    formed: Vec<Option<Arc<GroupSession>>>,
+    current: Option<Arc<GroupSession>>,
+    wakers: Vec<Waker>,
+}
+
+/// See the module.
+pub(crate) struct GroupSession {
+    /// Random, so that a target tells it from earlier ones.
+    pub(crate) number: u64,
+    pub(crate) numbering: SharedNumbering,
+    /// Members whose targets are in sync or durably inconsistent, by bit.
+    begun: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl GroupSession {
+    fn new() -> Arc<GroupSession> {
+        Arc::new(GroupSession {
+            number: random_u64().max(1),
+            numbering: SharedNumbering::default(),
+            begun: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+        })
+    }
+
+    /// No member ends a resync in it from now on.
+    pub(crate) fn set_ended(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::SeqCst)
+    }
+}
+
+/// Why a group cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a consistency group has 1 to {GROUP_MEMBERS_MAX} volumes")]
+pub struct GroupSizeError;
+
+impl ConsistencyGroup {
+    /// A group of these volumes, which have the same peers in the same order.
+    ///
+    /// # Errors
+    /// See [`GroupSizeError`].
+    pub fn new(
+        name: &str,
+        volumes: impl IntoIterator<Item = String>,
+    ) -> Result<Arc<ConsistencyGroup>, GroupSizeError> {
+        let mut names: Vec<String> = volumes.into_iter().collect();
+        names.sort();
+        names.dedup();
+        if names.is_empty() || names.len() > GROUP_MEMBERS_MAX {
+            return Err(GroupSizeError);
+        }
+        let forming = || Forming { formed: vec![None; names.len()], ..Forming::default() };
+        Ok(Arc::new(ConsistencyGroup {
+            name: name.to_owned(),
+            members: Mutex::new(names.iter().map(|_| Weak::new()).collect()),
+            legs: std::array::from_fn(|_| Mutex::new(forming())),
+            order: Mutex::default(),
+            names,
+        }))
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Names of its volumes, the leader first.
+    pub fn volumes(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The membership of a volume; `None` if it is no member.
+    pub fn member(self: &Arc<Self>, volume: &str) -> Option<Membership> {
+        let place = self.names.iter().position(|name| name == volume)?;
+        Some(Membership { group: self.clone(), place })
+    }
+
+    /// Tells whether both nodes mean the same group: of its name and its volumes. Not 0.
+    pub(crate) fn tag(&self) -> u16 {
+        let text = [std::slice::from_ref(&self.name), &self.names].concat().join("\n");
+        let sum = crate::session::target::checksum(text.as_bytes());
+        (sum % u64::from(u16::MAX)) as u16 + 1
+    }
+
+    /// Mirrors of the members, in their order; `None` for a volume that is not open.
+    pub(crate) fn members(&self) -> Vec<Option<Arc<Inner>>> {
+        let open = |member: &Weak<Inner>| member.upgrade().filter(|inner| !inner.lock().closed);
+        // Not under the lock: a member looks for its leader while its own state is locked.
+        let members = self.members.lock().clone();
+        members.iter().map(open).collect()
+    }
+
+    /// Its state on this node.
+    pub fn status(&self) -> GroupStatus {
+        let members = self.members();
+        let missing = self.names.iter().zip(&members).filter(|(_, member)| member.is_none());
+        let missing: Vec<String> = missing.map(|(name, _)| name.clone()).collect();
+        let is_consistent = |member: &Arc<Inner>| {
+            let superblock = member.local.superblock();
+            !superblock.flags.inconsistent
+                && !superblock.current.is_none()
+                && !member.lock().unverified
+        };
+        let consistent = missing.is_empty() && members.iter().flatten().all(is_consistent);
+        let is_refused = |member: &Option<Arc<Inner>>| {
+            let refuses =
+                |member: &Arc<Inner>| member.lock().legs.iter().any(|leg| leg.refused_group);
+            member.as_ref().is_some_and(refuses)
+        };
+        let refused = self.names.iter().zip(&members).filter(|(_, member)| is_refused(member));
+        let refused = refused.map(|(name, _)| name.clone()).collect();
+        let (name, volumes) = (self.name.clone(), self.names.clone());
+        GroupStatus { name, volumes, missing, consistent, refused }
+    }
+
+    fn all(&self) -> u64 {
+        u64::MAX >> (64 - self.names.len())
+    }
+
+    async fn wait<T>(&self, leg: usize, mut ready: impl FnMut(&mut Forming) -> Option<T>) -> T {
+        poll_fn(|cx| {
+            let mut forming = self.legs[leg].lock();
+            if let Some(value) = ready(&mut forming) {
+                return Poll::Ready(value);
+            }
+            if !forming.wakers.iter().any(|waker| waker.will_wake(cx.waker())) {
+                forming.wakers.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn wake(&self, leg: usize) {
+        let wakers = std::mem::take(&mut self.legs[leg].lock().wakers);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Ends a group session: when this returns, no member sends a write in it. Not to be called under
+    /// the lock of a member's state.
+    pub(crate) fn end(&self, leg: usize, session: &Arc<GroupSession>) {
+        session.set_ended();
+        {
+            let mut forming = self.legs[leg].lock();
+            let is_it = |one: &Arc<GroupSession>| Arc::ptr_eq(one, session);
+            forming.current.take_if(|current| is_it(current));
+            forming.formed.iter_mut().for_each(|one| _ = one.take_if(|one| is_it(one)));
+        }
+        self.wake(leg);
+        // Also one that ended it earlier may still be about to do this.
+        self.members().iter().flatten().for_each(|member| member.leave_group_session(leg, session));
+    }
+
+    /// At a target: the order of the writes of this group session.
+    pub(crate) fn joined(&self, session: u64) -> Arc<Mutex<ReorderBuffer>> {
+        let mut order = self.order.lock();
+        if order.0 != session {
+            *order = (session, Arc::default());
+        }
+        order.1.clone()
+    }
+}
+
+/// Withdraws a member that stops waiting.
+struct Ready<'a> {
+    group: &'a ConsistencyGroup,
+    leg: usize,
+    bit: u64,
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        self.group.legs[self.leg].lock().ready &= !self.bit;
+    }
+}
+
+impl Membership {
+    pub(crate) fn is_leader(&self) -> bool {
+        self.place == 0
+    }
+
+    /// The group.
+    pub fn group(&self) -> &Arc<ConsistencyGroup> {
+        &self.group
+    }
+
+    /// Puts the mirror into its place, which its predecessor has left.
+    pub(crate) fn take_place(&self, inner: &Arc<Inner>) {
+        self.group.members.lock()[self.place] = Arc::downgrade(inner);
+    }
+
+    /// The mirror of the leader, if it is open.
+    pub(crate) fn leader(&self) -> Option<Arc<Inner>> {
+        self.group.members.lock()[0].upgrade()
+    }
+
+    fn bit(&self) -> u64 {
+        1 << self.place
+    }
+
+    /// Waits until every member has attached to the peer of this leg. A group session that there was
+    /// ends. `None` if one is missing for too long.
+    pub(crate) async fn gather(&self, leg: usize) -> Option<Arc<GroupSession>> {
+        let group = &self.group;
+        let before = group.legs[leg].lock().current.take();
+        if let Some(before) = before {
+            group.end(leg, &before);
+        }
+        let _ready = {
+            let mut forming = group.legs[leg].lock();
+            forming.formed[self.place] = None;
+            forming.ready |= self.bit();
+            if forming.ready == group.all() {
+                let session = GroupSession::new();
+                forming.ready = 0;
+                forming.formed.fill(Some(session.clone()));
+                forming.current = Some(session);
+            }
+            Ready { group, leg, bit: self.bit() }
+        };
+        group.wake(leg);
+        let formed = group.wait(leg, |forming| forming.formed[self.place].take());
+        let formed = time::timeout(Duration::from_millis(GATHER_MS), formed).await.ok();
+        // It may have formed at the last moment, and then the others count on this member.
+        formed.or_else(|| group.legs[leg].lock().formed[self.place].take())
+    }
+
+    /// This member's target is in sync, or durably inconsistent. Waits until all are. False if the group
+    /// session has ended.
+    pub(crate) async fn all_begun(&self, leg: usize, session: &GroupSession) -> bool {
+        session.begun.fetch_or(self.bit(), Ordering::SeqCst);
+        self.group.wake(leg);
+        let all = self.group.all();
+        let begun = self.group.wait(leg, |_| {
+            let is_all = session.begun.load(Ordering::SeqCst) == all;
+            (session.has_ended() || is_all).then(|| !session.has_ended())
+        });
+        begun.await
+    }
+
+    /// Repeats the handshakes of the other members.
+    pub(crate) fn wake_others(&self) {
+        let others = self.group.members().into_iter().enumerate();
+        let others = others.filter(|(place, _)| *place != self.place);
+        others.filter_map(|(_, other)| other).for_each(|other| other.reconnect_all());
+    }
+}
+
+/// Keeps a member where the leader is, by rule 8, until its mirror is closed.
+pub(crate) async fn follow_leader(member: Weak<Inner>) {
+    let mut pause = FOLLOW_LEADER_MS;
+    loop {
+        time::sleep(Duration::from_millis(pause)).await;
+        let Some(inner) = member.upgrade() else { return };
+        if inner.lock().closed {
+            return;
+        }
+        pause = match following(&inner.machine_state()) {
+            Some(step) if !inner.follow(step).await => (pause * 2).min(10 * FOLLOW_LEADER_MS),
+            _ => FOLLOW_LEADER_MS,
+        };
+    }
+}
+
+impl Inner {
+    /// Carries out a step of rule 8. False if it was refused or failed.
+    async fn follow(self: &Arc<Self>, step: Following) -> bool {
+        let replica = self.local.superblock().replica;
+        match self.order_alone(step.order()).await {
+            Ok(_) => {
+                tracing::info!(%replica, "followed the leader of the group: {step:?}");
+                true
+            }
+            Err(error) => {
+                tracing::debug!(%replica, "cannot follow the leader of the group: {error}");
+                false
+            }
+        }
+    }
+
+    /// Ends the session of this member, and records that the peer lacks what hosts write from now on,
+    /// also if they write nothing: after a crash, the members decide alike.
+    fn leave_group_session(self: &Arc<Self>, leg: usize, session: &Arc<GroupSession>) {
+        let (session_id, opened) = {
+            let state = self.lock();
+            let Some(own) = state.legs.get(leg) else { return };
+            if !own.group_session.as_ref().is_some_and(|own| Arc::ptr_eq(own, session)) {
+                return;
+            }
+            (own.session.is_some().then_some(own.session_id), own.opened_group_session)
+        };
+        if let Some(session_id) = session_id {
+            self.disconnect(leg, session_id);
+        }
+        if opened {
+            let inner = self.clone();
+            spawn_detached(async move { inner.record_loss().await });
+        }
+    }
+
+    /// Before a write without a peer is acknowledged: the other members have ended their sessions to it.
+    pub(crate) fn freeze_group(&self) {
+        let Some(membership) = &self.group else { return };
+        let ended: Vec<_> = {
+            let state = self.lock();
+            let legs = state.legs.iter().enumerate().filter(|(_, leg)| !leg.receives_writes);
+            legs.filter_map(|(leg, own)| Some((leg, own.group_session.clone()?))).collect()
+        };
+        ended.iter().for_each(|(leg, session)| membership.group.end(*leg, session));
+    }
+
+    /// As [`Inner::catch_up`], for all members of the group.
+    pub(crate) async fn catch_up_group(&self, leg: usize, session_id: u64) -> bool {
+        if let Some(membership) = &self.group {
+            for member in membership.group.members().into_iter().flatten() {
+                member.wait_for_queue(leg).await;
+            }
+        }
+        // A write of another member that failed to reach the peer ended the group session before it left
+        // the queue.
+        let ended = |own: &LegState| own.group_session.as_ref().is_some_and(|one| one.has_ended());
+        self.catch_up(leg, session_id).await && !ended(&self.lock().legs[leg])
+    }
+}

@@ -1,0 +1,154 @@
+//! Orders of a consistency group: decided for every member before anything is done, then carried out
+//! step by step for all of them. See rules 6 and 7 of [`crate::group`].
+//!
+//! The role locks are taken in the order of the members, so two orders cannot wait for each other. If a
+//! step fails, the order ends before the first member serves, or is handed over; members that have
+//! stopped serving then serve again if their peer has not been asked.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_runtime::{spawn, time};
+
+use crate::group::ConsistencyGroup;
+use crate::io::deliver::Undelivered;
+use crate::limits::LOCAL_IO_MS;
+use crate::manage::command::{CommandError, Offer};
+use crate::manage::order::Progress;
+use crate::mirror::Inner;
+use crate::state::machine::{Action, Actions, Handover, Order, Refusal, State, next_in_group};
+
+/// The first member serves, or is handed over, when all have done what precedes.
+fn commits(action: Action) -> bool {
+    matches!(action, Action::Serve(_) | Action::HandOver(_))
+}
+
+struct Member {
+    inner: Arc<Inner>,
+    after: State,
+    actions: Actions,
+    progress: Progress,
+}
+
+impl Member {
+    async fn act(&mut self, action: Action) -> Result<(), CommandError> {
+        self.inner.act(self.after.role.epoch(), action, &mut self.progress).await
+    }
+}
+
+impl ConsistencyGroup {
+    /// Carries out an order for all members.
+    pub(crate) async fn order(
+        self: &Arc<Self>,
+        order: Order,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        let members: Option<Vec<Arc<Inner>>> = self.members().into_iter().collect();
+        let members = members.ok_or(Refusal::GroupIncomplete)?;
+        match order {
+            // The peer moves all of them.
+            Order::TakeOver(_) => match members.iter().find(|member| !member.lock().serving) {
+                Some(member) => member.order_alone(order).await,
+                None => Ok(Vec::new()),
+            },
+            Order::SetDesired(..) => {
+                let limit = Duration::from_millis(LOCAL_IO_MS);
+                let task = spawn(async move {
+                    let mut guards = Vec::new();
+                    for member in &members {
+                        guards.push(member.desired_state_lock.acquire().await);
+                    }
+                    carry_out(&members, order).await
+                });
+                let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
+                ended.unwrap_or(Err(CommandError::DeviceBusy))
+            }
+            _ => {
+                let _orders: Vec<_> = members.iter().map(|member| member.running_order()).collect();
+                let mut role_changes = Vec::new();
+                for member in &members {
+                    role_changes.push(member.begin_role_change().await);
+                }
+                carry_out(&members, order).await
+            }
+        }
+    }
+}
+
+/// Decides and carries out an order. The caller holds the locks that it needs.
+async fn carry_out(members: &[Arc<Inner>], order: Order) -> Result<Vec<Undelivered>, CommandError> {
+    let mut decided = Vec::new();
+    for inner in members {
+        let order = match order {
+            // The answers given with the order are older than the locks.
+            Order::Failover { .. } => Order::Failover { answers: inner.ask_all_peers().await },
+            order => order,
+        };
+        let (after, actions) = next_in_group(&inner.machine_state(), order)?;
+        let (inner, progress) = (inner.clone(), Progress::default());
+        decided.push(Member { inner, after, actions, progress });
+    }
+    if let Order::HandOver(_) = order
+        && decided.iter().all(|member| member.actions.is_empty())
+    {
+        return Err(Refusal::NotSource.into());
+    }
+    let longest = decided.iter().map(|member| member.actions.iter().count()).max();
+    for step in 0..longest.unwrap_or(0) {
+        for member in &mut decided {
+            let action = member.actions.iter().nth(step).filter(|action| !commits(*action));
+            if let Some(action) = action {
+                member.act(action).await?;
+            }
+        }
+    }
+    let done = match order {
+        Order::HandOver(leg) => hand_over(&decided, leg).await,
+        _ => commit(&mut decided).await,
+    };
+    done?;
+    Ok(decided.into_iter().flat_map(|member| member.progress.undelivered).collect())
+}
+
+/// Goes on after a failure: a member that serves nowhere would help no host.
+async fn commit(decided: &mut [Member]) -> Result<(), CommandError> {
+    let mut result = Ok(());
+    for member in decided {
+        let actions = member.actions;
+        for action in actions.iter().filter(|action| commits(*action)) {
+            let done = member.act(action).await;
+            result = result.and(done);
+        }
+    }
+    result
+}
+
+/// Hands over all members. The outcome of the first decides that of all.
+async fn hand_over(decided: &[Member], leg: usize) -> Result<(), CommandError> {
+    let mut offers: Vec<(&Arc<Inner>, Offer)> = Vec::new();
+    for member in decided.iter().filter(|member| !member.actions.is_empty()) {
+        match member.inner.offer_role(leg).await {
+            Ok(offer) => offers.push((&member.inner, offer)),
+            Err(error) => {
+                for (inner, offer) in &offers {
+                    inner.end_hand_over(offer, Handover::Declined).await?;
+                }
+                return Err(error);
+            }
+        }
+    }
+    let Some((inner, offer)) = offers.first() else { return Ok(()) };
+    let (outcome, result) = inner.promote_peer(offer).await;
+    inner.end_hand_over(offer, outcome).await?;
+    for (inner, offer) in &offers[1..] {
+        if outcome == Handover::Accepted {
+            // If it does not serve now, it follows its leader.
+            let (other, _) = inner.promote_peer(offer).await;
+            if other != Handover::Accepted {
+                let replica = inner.local.superblock().replica;
+                tracing::warn!(%replica, "the peer takes this volume of the group later: {other:?}");
+            }
+        }
+        inner.end_hand_over(offer, outcome).await?;
+    }
+    result
+}
