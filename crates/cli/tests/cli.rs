@@ -255,6 +255,8 @@ fn cli_reference_matches_clap() {
         ("options:key-generate".to_owned(), options(&find(&["key", "generate"]))),
         ("options:key-token".to_owned(), options(&find(&["key", "token"]))),
         ("options:key-check".to_owned(), options(&find(&["key", "check"]))),
+        ("options:key-convert".to_owned(), options(&find(&["key", "convert"]))),
+        ("options:key-identity".to_owned(), options(&find(&["key", "identity"]))),
         ("options:status".to_owned(), status),
         ("options:doctor".to_owned(), of("doctor")),
         ("options:completions".to_owned(), of("completions")),
