@@ -90,8 +90,8 @@ impl Cluster {
             active_regions_max: 32,
         };
         for (index, node) in nodes.into_iter().enumerate() {
-            for volume in 0..VOLUMES {
-                sim.add_disk(node, DISKS[volume], DiskConfig::block_device(DEVICE_BYTES));
+            for (volume, disk) in DISKS.into_iter().enumerate() {
+                sim.add_disk(node, disk, DiskConfig::block_device(DEVICE_BYTES));
                 let id = MirrorId([7 + volume as u8; 16]);
                 let (with_data, zeroes) = (index == 0, false);
                 let create = CreateReplica { volume: id, with_data, zeroes, geometry };
@@ -128,7 +128,7 @@ impl Cluster {
         let node = self.nodes[index];
         let volumes = NAMES.map(str::to_owned);
         let group = ConsistencyGroup::new("app", volumes).expect("three volumes");
-        for volume in 0..VOLUMES {
+        for (volume, name) in NAMES.into_iter().enumerate() {
             let mut peer = PeerOptions::new(self.hub.peer_of(volume, node, self.nodes[1 - index]));
             // Small: simulations that run at the same time share the pooled memory.
             (peer.queue.high_bytes, peer.queue.low_bytes) = (1 << 20, 512 << 10);
@@ -139,7 +139,7 @@ impl Cluster {
                 peer.pace.max_bytes_per_s = Some(1 << 20);
             }
             let (hub, mirrors) = (self.hub.clone(), self.mirrors.clone());
-            let membership = group.member(NAMES[volume]);
+            let membership = group.member(name);
             let opened = self.sim.spawn_on(node, async move {
                 let local = Replica::open(open_disk(volume), None).await.expect("a sound disk");
                 let spoken = LinkVersions::SPOKEN;
@@ -253,10 +253,10 @@ impl Cluster {
         let serving = [0, 1].map(|index| self.serving(index));
         let any = serving.map(|volumes| volumes.contains(&true));
         assert_ne!(any, [true; 2], "the group is served by two nodes: {serving:?}");
-        for index in 0..2 {
+        for (index, any) in any.into_iter().enumerate() {
             let disk = |volume: usize| self.sim.disk_version(self.nodes[index], DISKS[volume]);
             let versions = std::array::from_fn(disk);
-            if any[index] || self.checked[index].replace(versions) == versions {
+            if any || self.checked[index].replace(versions) == versions {
                 continue;
             }
             if self.is_promotable(index) {
@@ -446,18 +446,13 @@ impl Cluster {
         let mut text = String::new();
         for index in 0..2 {
             text += &format!("node {index}: up {}\n", self.is_up(index));
-            for volume in 0..VOLUMES {
+            for (volume, name) in NAMES.into_iter().enumerate() {
                 let found = self.superblock(index, volume);
                 let open = self.mirrors.borrow()[index][volume].clone();
                 let shown = open.map(|mirror| (mirror.state(0), mirror.is_serving()));
                 text += &format!(
-                    "  {}: {shown:?} {:?} epoch {} current {} {:?} successor {:?}\n",
-                    NAMES[volume],
-                    found.role,
-                    found.epoch,
-                    found.current,
-                    found.flags,
-                    found.designated_successor
+                    "  {name}: {shown:?} {:?} epoch {} current {} {:?} successor {:?}\n",
+                    found.role, found.epoch, found.current, found.flags, found.designated_successor
                 );
             }
         }

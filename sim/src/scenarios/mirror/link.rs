@@ -30,7 +30,7 @@ pub(super) struct Hub {
     /// Volumes whose connections are cut, while those of others work.
     cut_volumes: RefCell<BTreeSet<usize>>,
     /// Mirrors that each node serves, by volume, with the mirror's life number.
-    serving: RefCell<Vec<(NodeId, usize, u64, Arc<Mirror>)>>,
+    serving: RefCell<Vec<ServedMirror>>,
     lives: Cell<u64>,
     /// Longest delay of a message.
     slow: Cell<Duration>,
@@ -41,6 +41,7 @@ pub(super) struct Hub {
     watcher: RefCell<Option<Rc<Watcher>>>,
 }
 
+type ServedMirror = (NodeId, usize, u64, Arc<Mirror>);
 type FateOf = Box<dyn Fn(&PeerRequest) -> Fate>;
 type Watcher = dyn Fn(NodeId, &PeerRequest, Stage);
 
