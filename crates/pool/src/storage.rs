@@ -174,7 +174,7 @@ impl Storage {
             let is_first = copies.start == 0;
             let copies: Vec<usize> = copies.collect();
             let wanted = |(index, _): &(usize, _)| {
-                !superblock.devices[*index].is_removed() && !(is_first && new == Some(*index))
+                !superblock.devices[*index].is_removed() && (!is_first || new != Some(*index))
             };
             for (index, failed) in failed.iter_mut().enumerate().filter(wanted) {
                 self.write_copies(index, superblock, &copies, failed).await?;
