@@ -448,7 +448,7 @@ fn interrupted_removal_continues_after_a_restart() {
     bed.server.restart();
     let removed = || bed.pool()["devices"] == json(&format!("[{:?}]", path(&second)));
     until("the first device is removed", removed, || bed.pool().to_string());
-    let again = "--rw read --bs 1MiB --depth 8 --size 128MiB --ios 128";
+    let again = "--rw read --bs 1MiB --depth 8 --size 128MiB --after-crash client";
     Load::start_verified(&bed.server.nvme_uri("db"), again, &state).wait().assert_complete();
     // A device that vanished while it was being added leaves the pool as it was.
     bed.server.kill();

@@ -66,6 +66,11 @@ pub(crate) fn read_peer(
         let message = reader.message(|title| format!("[{title}] has no address"));
         reader.report().error(reader.place(), message, help);
     }
+    if reader.has("tls") && !reader.has("tls_key_file") {
+        let message = "without `tls_key_file`, `tls` encrypts nothing";
+        let help = "add tls_key_file = \"PATH\", or remove tls";
+        reader.report().error(&reader.key_place("tls"), message, help);
+    }
     let options = peer_options(reader);
     let address = reader.parsed("address", |text| parse_authority(text, NVME_TCP_PORT));
     let peer = address.map(|address| options(name.value.clone(), address.value));

@@ -124,6 +124,9 @@ pub const SHARE_LOOK: Duration = Duration::from_millis(100);
 /// Threads for CPU-bound work off the cores.
 pub const COMPUTE_THREADS: usize = 2;
 
+/// Longest wait at the end of a TLS connection for a peer that does not read.
+pub const TLS_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Data of one TLS record, in bytes (RFC 8446, section 5.1).
 pub(crate) const TLS_RECORD_BYTES: usize = 16 << 10;
 

@@ -16,10 +16,11 @@ use super::error::TlsFailure;
 use super::handshake::PeerIdentity;
 use crate::buf::{self, Buf, BufMut, ReceiveBudget};
 use crate::limits::{
-    BUF_MIN_BYTES, TLS_BUDGET_BYTES, TLS_RECORD_BYTES, TLS_RX_MAX_BYTES, TLS_RX_MIN_BYTES,
-    TLS_RX_SHRINK_AFTER, TLS_TX_BYTES,
+    BUF_MIN_BYTES, TLS_BUDGET_BYTES, TLS_CLOSE_TIMEOUT, TLS_RECORD_BYTES, TLS_RX_MAX_BYTES,
+    TLS_RX_MIN_BYTES, TLS_RX_SHRINK_AFTER, TLS_TX_BYTES,
 };
 use crate::net::Stream;
+use crate::time;
 use crate::vectored::{RecvList, SendList};
 
 /// Encrypted connection. As a [`Stream`], it has one receiver and one sender at a time; it stays on its
@@ -156,15 +157,16 @@ impl TlsStream {
     }
 
     /// Sends the closure alert, after which nothing is sent. The peer then knows that it has received
-    /// everything. Does nothing while a send is in flight, or after a failure.
+    /// everything. Does nothing while a send is in flight, or after a failure. A peer that does not
+    /// read for [`TLS_CLOSE_TIMEOUT`] gets no alert.
     ///
     /// # Errors
     /// Errors of the system.
     pub async fn close(&self) -> io::Result<()> {
         let Some(alert) = self.session.closure_alert() else { return Ok(()) };
-        let sent = self.send_records(alert).await;
+        let sent = time::timeout(TLS_CLOSE_TIMEOUT, self.send_records(alert)).await;
         self.session.outgoing.borrow_mut().state = OutgoingState::Closed;
-        sent
+        sent.unwrap_or(Ok(()))
     }
 
     /// Decrypts what has been received, and receives until that yields data or the end.

@@ -1,5 +1,6 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use zeroize::Zeroizing;
 
@@ -7,7 +8,7 @@ use super::*;
 use crate::buf::{self, Buf};
 use crate::net::{Address, Listener, Stream};
 use crate::vectored::{RecvList, SendList};
-use crate::{block_on, spawn, spawn_detached};
+use crate::{block_on, spawn, spawn_detached, task, time};
 
 pub(super) fn psk(identity: &str, byte: u8, hash: PskHash) -> TlsPsk {
     let secret = Zeroizing::new(vec![byte; 32]);
@@ -73,6 +74,21 @@ async fn send_all(stream: &TlsStream, mut list: SendList) {
         assert!(result.unwrap() > 0);
         list = rest;
     }
+}
+
+/// A closing alert that waited for the peer would keep the connection for as long as the peer likes.
+#[test]
+fn close_ends_though_the_peer_does_not_read() {
+    block_on(async {
+        let (server, _client) = pair(PskHash::Sha256).await;
+        let filler = server.stream().clone();
+        spawn_detached(async move { drop(filler.send_all(list(&[0; 16 << 20], 1 << 20)).await) });
+        task::yield_now().await;
+        let closed = time::timeout(Duration::from_secs(60), server.close()).await;
+        closed.expect("it ends").unwrap();
+        // The end reaches the filler too, which holds the socket.
+        server.stream().abort();
+    });
 }
 
 #[test]
