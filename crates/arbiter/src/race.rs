@@ -140,8 +140,11 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
             let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
             in_sync.sort_unstable();
             match found {
+                // Without the peer, the result is a right that a delayed write could take back, so that
+                // it needs a write of its own.
                 Some(found)
-                    if found.source == ask.own
+                    if peer.is_some()
+                        && found.source == ask.own
                         && found.in_sync == in_sync
                         && found.epoch >= epoch
                         && found.revision >= ask.seen_revision =>

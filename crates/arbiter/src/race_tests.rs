@@ -56,8 +56,11 @@ fn findings() -> Vec<(&'static str, u64, Option<Record>)> {
 fn shown(decision: &Decision) -> String {
     match decision {
         Decision::Write(written) => {
-            let who: Vec<&str> =
-                written.in_sync.iter().map(|id| if *id == A { "this node" } else { "peer" }).collect();
+            let who: Vec<&str> = written
+                .in_sync
+                .iter()
+                .map(|id| if *id == A { "this node" } else { "peer" })
+                .collect();
             let epoch = if written.epoch > 5 { ", new epoch" } else { "" };
             let suspended = if written.maintenance { ", suspended" } else { "" };
             format!("write: {} in sync{epoch}{suspended}", who.join(" and "))
@@ -114,7 +117,10 @@ fn states() -> Vec<(&'static str, State)> {
         ("reading back", State::Reading(attempt(1, vec![own.clone()]))),
         ("reading, last attempt", State::Reading(attempt(last, vec![]))),
         ("writing", State::Writing { attempt: attempt(0, vec![]), record: own.clone() }),
-        ("writing, last attempt", State::Writing { attempt: attempt(last, vec![]), record: own.clone() }),
+        (
+            "writing, last attempt",
+            State::Writing { attempt: attempt(last, vec![]), record: own.clone() },
+        ),
         ("pausing", State::Pausing(attempt(1, vec![]))),
         ("ended", State::Ended(Ok(own))),
     ]
@@ -122,7 +128,9 @@ fn states() -> Vec<(&'static str, State)> {
 
 fn named(state: &State) -> String {
     match state {
-        State::Reading(Attempt { unanswered, .. }) if !unanswered.is_empty() => "reading back".into(),
+        State::Reading(Attempt { unanswered, .. }) if !unanswered.is_empty() => {
+            "reading back".into()
+        }
         State::Reading(_) => "reading".into(),
         State::Writing { .. } => "writing".into(),
         State::Pausing(_) => "pausing".into(),
@@ -230,7 +238,11 @@ fn arrive(node: &mut Node, store: &mut MemoryStore) {
 
 /// Explores all orders of two nodes' calls, with up to `faults` lost or delayed ones.
 fn explore(nodes: &[Node; 2], store: &MemoryStore, faults: u32, runs: &mut u64) {
-    assert!(!nodes.iter().all(Node::granted), "both nodes win: {:?}", nodes.each_ref().map(|n| &n.state));
+    assert!(
+        !nodes.iter().all(Node::granted),
+        "both nodes win: {:?}",
+        nodes.each_ref().map(|n| &n.state)
+    );
     let mut moves = 0;
     for index in 0..2 {
         for fate in [Fate::Answered, Fate::AnswerLost, Fate::Delayed] {

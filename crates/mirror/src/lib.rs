@@ -8,9 +8,11 @@
 //! 3. [`intent_log`]: the log's contents in memory, its storage, its writer and its recovery.
 //! 4. [`manage`]: creating, opening and resizing replicas; roles and the operator's commands.
 //! 5. [`mirror`] and [`io`]: a host's write from admission to completion on both legs.
-//! 6. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
+//! 6. [`failover`]: the arbiter decides who serves when the nodes part.
+//! 7. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
 
 pub mod agree;
+pub mod failover;
 pub mod id;
 pub mod intent_log;
 pub mod io;
@@ -25,11 +27,12 @@ pub mod state;
 pub mod wire;
 
 pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+pub use failover::{FailoverOptions, FailoverStatus};
 pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;
 pub use manage::roles::RoleError;
 pub use manage::transfer::{PeerChange, ReplicaTransfer};
 pub use mirror::Mirror;
 pub use options::{
-    Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
 };

@@ -31,6 +31,7 @@ use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::agree::versions::LinkVersions;
+use crate::failover::{Failover, FailoverOptions, Published};
 use crate::id::{Generation, MirrorId};
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::out_of_sync::{CopyToken, OutOfSync};
@@ -43,8 +44,9 @@ use crate::io::reorder::{Numbering, ReorderBuffer};
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::ondisk::superblock::ReplicaRole;
-use crate::options::PeerOptions;
+use crate::options::{Mode, PeerOptions};
 use crate::session::bad_ranges::BadRanges;
+use crate::state::arbitration::Standing;
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
@@ -66,6 +68,7 @@ pub(crate) struct Inner {
     state: Mutex<(State, Vec<Waker>)>,
     pub(crate) calls: CallGate<AdmissionView>,
     pub(crate) desired_state_lock: Arc<FifoLock>,
+    pub(crate) failover: Failover,
     /// Held while bits of the log change together with bits of a leg's bitmap.
     marks: Mutex<()>,
     next_session: AtomicU64,
@@ -162,6 +165,12 @@ pub(crate) struct State {
     pub(crate) promised: u64,
     /// See [`announced`](crate::state::machine::State::announced).
     pub(crate) announced: u64,
+    /// Right to serve without the peer, of a node that serves.
+    pub(crate) standing: Standing,
+    /// What the arbiter's record says about the peer.
+    pub(crate) published: Option<Published>,
+    /// How often a source has attached.
+    pub(crate) attachments: u64,
     /// The local leg has just failed, and a peer is being asked to run degraded.
     pub(crate) degrading: bool,
     /// The session that may write to this replica.
@@ -300,6 +309,20 @@ impl Mirror {
     /// # Panics
     /// As [`Mirror::new`].
     pub fn speaking(versions: LinkVersions, local: Replica, peers: Vec<PeerOptions>) -> Mirror {
+        Mirror::with_failover(versions, local, peers, None)
+    }
+
+    /// Like [`Mirror::speaking`], with automatic failover if there are options for it and a single
+    /// peer, in synchronous mode.
+    ///
+    /// # Panics
+    /// As [`Mirror::new`].
+    pub fn with_failover(
+        versions: LinkVersions,
+        local: Replica,
+        peers: Vec<PeerOptions>,
+        failover: Option<FailoverOptions>,
+    ) -> Mirror {
         assert!(peers.len() <= PEERS_MAX, "a superblock holds at most {PEERS_MAX} peers");
         let superblock = local.superblock();
         let geometry = superblock.geometry;
@@ -337,6 +360,7 @@ impl Mirror {
             state: Mutex::new((state, Vec::new())),
             calls: CallGate::default(),
             desired_state_lock: Arc::default(),
+            failover: Failover::new(failover.clone().filter(|_| is_pair(&peers))),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
         });
@@ -346,8 +370,16 @@ impl Mirror {
             spawn_detached(crate::session::connect::run(inner.clone(), leg));
         }
         spawn_detached(watch_local_io(Arc::downgrade(&inner)));
+        if let Some(options) = failover.filter(|_| inner.failover.is_automatic()) {
+            spawn_detached(crate::failover::task::run(inner.clone(), options.arbiter));
+        }
         Mirror(inner)
     }
+}
+
+/// A single peer in synchronous mode: what automatic failover is for.
+fn is_pair(peers: &[PeerOptions]) -> bool {
+    matches!(peers, [peer] if peer.mode == Mode::Sync)
 }
 
 /// Fails the local leg when a call to its devices hangs and something else can go on without it:

@@ -50,6 +50,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
         PeerRequest::Remove { volume, epoch } => wire::Request::Remove { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
+        PeerRequest::Renew { revision } => wire::Request::Renew { revision },
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
             wire::Request::BadRange { offset, len, index, count }
         }
@@ -112,6 +113,7 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
             PeerRequest::Remove { volume: MirrorId(volume), epoch }
         }
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
+        wire::Request::Renew { revision } => PeerRequest::Renew { revision },
         wire::Request::BadRange { offset, len, index, count } => {
             PeerRequest::BadRange(BadRangeReport { offset, len, index, count })
         }

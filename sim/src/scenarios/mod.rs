@@ -31,6 +31,7 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_ASYNC,
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
+    chain::FAILOVER,
 ];
 
 /// Finds a scenario by name.

@@ -129,6 +129,8 @@ pub(crate) struct Progress {
     /// A source was reached and deposed.
     deposed: bool,
     announcement: Option<Announcement>,
+    /// Epoch and revision that the arbiter has recorded.
+    granted: Option<(u64, u64)>,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     undelivered: Vec<Undelivered>,
 }
@@ -137,6 +139,11 @@ impl Progress {
     /// For a transition that takes an epoch after `seen`.
     pub(crate) fn after(seen: u64) -> Progress {
         Progress { seen, ..Progress::default() }
+    }
+
+    /// For a transition that the arbiter has granted.
+    pub(crate) fn granted(epoch: u64, revision: u64) -> Progress {
+        Progress { granted: Some((epoch, revision)), ..Progress::default() }
     }
 }
 
@@ -313,6 +320,10 @@ impl Inner {
             Action::Admit | Action::Discard => {}
             Action::Serve(claim) => {
                 let promotion = match (claim, progress.deposed) {
+                    (Claim::Granted, _) => {
+                        let (epoch, revision) = progress.granted.ok_or(Refusal::NotEntitled)?;
+                        Promotion::Granted { epoch, revision }
+                    }
                     (Claim::Resumed, _) => Promotion::Resumed,
                     (Claim::Agreed, _) => Promotion::Agreed,
                     (Claim::Forced, false) => Promotion::Alone,
@@ -351,7 +362,7 @@ impl Inner {
         Ok(())
     }
 
-    fn refuse_hosts(&self) {
+    pub(crate) fn refuse_hosts(&self) {
         let refused = self.change(|state| {
             let serving = state.serving;
             if serving {

@@ -322,7 +322,14 @@ async fn lead(
         version: inner.versions.highest_common(peers.versions).map_err(RequestError::from)?,
     };
     // A target of another size adopts the source's size first and is back a moment later.
+    let sent_ns = Inner::now_ns();
     execute(&session, PeerRequest::Attach(attach)).await?;
+    inner.renewed(sent_ns);
+    let _renewing = inner.failover.is_automatic().then(|| {
+        let renewing =
+            crate::failover::renew::keep_renewed(inner.clone(), leg, session.clone(), session_id);
+        flagstone_runtime::spawn(renewing).abort_on_drop()
+    });
     if promote {
         // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
         // target and starts to serve only when its operator says so.

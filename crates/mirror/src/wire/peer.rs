@@ -210,6 +210,13 @@ pub enum PeerRequest {
         /// The asker's role epoch.
         epoch: u64,
     },
+    /// The attached source renews its right to serve reads: this replica asks the arbiter no earlier
+    /// than `failover_after` from its answer. Requires [`LinkVersion::RENEWS`].
+    Renew {
+        /// Revision of the arbiter's record that lists this replica as in sync; 0 for none. Durable
+        /// before the answer.
+        revision: u64,
+    },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.
     Discard {

@@ -84,6 +84,7 @@ opcodes! {
         BAD_RANGE = 0xe0, "Replica Bad Range";
         CLAIM = 0xe4, "Replica Claim";
         REMOVE = 0xe8, "Replica Remove";
+        RENEW = 0xec, "Replica Renew";
     }
 
     /// I/O opcodes of vendor specific commands.

@@ -187,6 +187,11 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
+    /// Renews the sender's right to serve reads while the replica is attached to it.
+    Renew {
+        /// Revision of the arbiter's record that lists the replica as in sync; 0 for none.
+        revision: u64,
+    },
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -238,6 +243,7 @@ impl Request {
             Request::Depose { .. } => admin::DEPOSE,
             Request::Claim { .. } => admin::CLAIM,
             Request::Remove { .. } => admin::REMOVE,
+            Request::Renew { .. } => admin::RENEW,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -282,6 +288,7 @@ impl Request {
             Request::Identify { asker } => set(0, &asker),
             Request::Bitmap { page: number }
             | Request::Promote { epoch: number }
+            | Request::Renew { revision: number }
             | Request::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
             }
@@ -342,6 +349,7 @@ impl Request {
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
+            admin::RENEW => (Request::Renew { revision: fields.u64(0) }, 8),
             admin::HAND_OVER => (Request::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
             admin::BAD_RANGE => (fields.bad_range()?, 20),
@@ -465,6 +473,7 @@ mod tests {
             }),
             (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
             any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
+            any::<u64>().prop_map(|revision| Request::Renew { revision }),
             Just(Request::HandOver),
             (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
             (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(

@@ -313,6 +313,7 @@ impl PeerSession for SimSession {
             PeerRequest::Depose { .. } | PeerRequest::Claim { .. } => LinkVersion::DEPOSES,
             PeerRequest::Remove { .. } => LinkVersion::REMOVES,
             PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
+            PeerRequest::Renew { .. } => LinkVersion::RENEWS,
             _ => LinkVersion(0),
         };
         let known = wire.versions.highest() >= needs;
