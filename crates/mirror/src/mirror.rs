@@ -255,6 +255,8 @@ pub(crate) struct LegState {
     /// Identifies the session. Each new session gets the next number.
     pub(crate) session_id: u64,
     pub(crate) receives_writes: bool,
+    /// With automatic failover: the peer has admitted this session as its source.
+    pub(crate) is_admitted: bool,
     /// A generation was started after this peer was lost.
     pub(crate) generation_bumped: bool,
     pub(crate) unflushed_half: usize,
@@ -651,6 +653,7 @@ impl Inner {
                 let now = time::wall_clock().as_secs();
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
+            own.is_admitted = false;
             (own.receives_writes, own.inconsistent, own.phase) =
                 (false, false, LegPhase::Disconnected);
             own.session.take()

@@ -204,6 +204,8 @@ impl Inner {
         Situation {
             state: self.machine_state_in(state),
             standing: state.standing,
+            is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
+            changes_role: state.changing_role,
             mark: mark.standing,
             revision: mark.revision,
             is_published: state.published.is_some_and(|published| {

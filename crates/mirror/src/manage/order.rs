@@ -216,7 +216,10 @@ impl Inner {
             _ => {
                 let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
-                self.transition(Event::Order(order)).await
+                let done = self.transition(Event::Order(order)).await;
+                // A node that was ordered to stop does not take the role back at once.
+                self.failover.answered();
+                done
             }
         }
     }
@@ -332,7 +335,12 @@ impl Inner {
                 self.start_serving_as_source(progress.seen, promotion).await?;
                 self.reconnect_all();
             }
-            Action::HandOver(leg) => self.hand_over_to(leg).await?,
+            Action::HandOver(leg) => {
+                let done = self.hand_over_to(leg).await;
+                // The peer may serve, and has the same time to be heard as a source.
+                self.failover.answered();
+                done?;
+            }
             Action::AskForRole(leg) => self.ask_for_role(leg).await?,
             Action::MarkAll(leg) => {
                 self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);

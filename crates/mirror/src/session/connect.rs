@@ -266,6 +266,7 @@ impl Inner {
             }
             own.session_id += 1;
             (own.handing_over, own.inconsistent) = (false, false);
+            own.is_admitted = false;
             own.reported_bad_ranges.clear();
             (own.session, own.phase) = (Some(session.clone()), phase);
             own.volatile_cache = peers.volatile_cache;
@@ -326,6 +327,10 @@ async fn lead(
     execute(&session, PeerRequest::Attach(attach)).await?;
     inner.renewed(sent_ns);
     let _renewing = inner.failover.is_automatic().then(|| {
+        inner.change(|state| {
+            let own = &mut state.legs[leg];
+            own.is_admitted = own.is_current(session_id);
+        });
         let renewing =
             crate::failover::renew::keep_renewed(inner.clone(), leg, session.clone(), session_id);
         flagstone_runtime::spawn(renewing).abort_on_drop()

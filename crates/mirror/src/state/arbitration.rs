@@ -87,6 +87,10 @@ pub struct Situation {
     pub state: State,
     /// Of a source that serves.
     pub standing: Standing,
+    /// The peer has admitted the current session. Before, it may be taking the role itself.
+    pub is_admitted: bool,
+    /// A change of role is in progress: its outcome comes first.
+    pub changes_role: bool,
     /// What the superblock says.
     pub mark: RecordedStanding,
     /// The highest revision of the record seen; 0 for none.
@@ -135,11 +139,13 @@ pub fn step(situation: &Situation) -> Step {
     let Situation { state, timing, now_ns, .. } = situation;
     let mut legs = state.legs.iter().flatten();
     let (Some(leg), None) = (legs.next(), legs.next()) else { return Step::Wait(None) };
-    let attached = matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
+    let attached =
+        situation.is_admitted && matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
     match state.role {
         _ if state.disk != Disk::Consistent || state.promised > 0 => Step::Wait(None),
         Role::Closed | Role::Deposed { .. } => Step::Wait(None),
         Role::Serving { .. } => serving(situation, leg.phase, attached),
+        _ if situation.changes_role => Step::Wait(None),
         // It was never shared, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
@@ -157,7 +163,9 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
     let Situation { timing, now_ns, lease_until_ns, .. } = *situation;
     match situation.standing {
         Standing::Manual => Step::Wait(None),
-        Standing::Alone { .. } if phase == LegPhase::InSync => Step::Publish { in_sync: true },
+        Standing::Alone { .. } if attached && phase == LegPhase::InSync => {
+            Step::Publish { in_sync: true }
+        }
         Standing::Alone { recorded: false } => Step::Insist,
         Standing::Alone { recorded: true } => Step::Wait(None),
         Standing::Contested { since_ns } => {
@@ -167,8 +175,10 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
             match phase {
                 _ if now_ns >= stop_at => Step::StopServing,
                 _ if attached && now_ns >= ask_at => Step::Disconnect,
-                LegPhase::InSync if !situation.is_published => Step::Publish { in_sync: true },
-                LegPhase::Resync(_) => Step::Publish { in_sync: false },
+                LegPhase::InSync if attached && !situation.is_published => {
+                    Step::Publish { in_sync: true }
+                }
+                LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 _ if !attached && (situation.write_waits || now_ns >= ask_at) => Step::GoAlone,
                 _ => Step::Wait(Some(ask_at)),
             }

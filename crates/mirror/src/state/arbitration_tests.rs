@@ -18,6 +18,8 @@ fn situation(role: Role, phase: LegPhase) -> Situation {
     Situation {
         state: State { role, disk, legs, records, promised: 0, announced: 0 },
         standing: Standing::Contested { since_ns: 0 },
+        is_admitted: true,
+        changes_role: false,
         mark: RecordedStanding::InSync,
         revision: 7,
         is_published: true,
@@ -90,6 +92,7 @@ fn only_target_that_was_in_sync_takes_over() {
     waits(|other| other.mark = RecordedStanding::Alone);
     waits(|other| other.revision = 0);
     waits(|other| other.ask_not_before_ns += 1);
+    waits(|other| other.changes_role = true);
     waits(|other| other.state.disk = Disk::Inconsistent);
     waits(|other| other.state.disk = Disk::Unverified);
     waits(|other| other.state.disk = Disk::Removed);
@@ -106,6 +109,19 @@ fn last_source_asks_unless_it_meets_its_peer() {
     assert_eq!(step(&waiting), Step::TakeOver);
     assert_eq!(step(&situation(WAITING, LegPhase::InSync)), Step::Wait(None));
     assert_eq!(step(&Situation { revision: 0, ..waiting }), Step::Wait(None));
+}
+
+/// A source that was handed the role published before the former source had admitted it. The former
+/// source asked for the role while the hand-over was in progress, and both were granted (failover,
+/// seed 93).
+#[test]
+fn source_publishes_only_what_its_peer_agreed_to() {
+    for phase in [LegPhase::InSync, LegPhase::Resync(ResyncAmount::Partial)] {
+        let unpublished = Situation { is_published: false, ..situation(SERVING, phase) };
+        assert!(matches!(step(&unpublished), Step::Publish { .. }));
+        let early = Situation { is_admitted: false, ..unpublished };
+        assert!(matches!(step(&early), Step::Wait(_)), "{phase:?}");
+    }
 }
 
 /// Without an arbiter the machine of roles alone decides, as before.
