@@ -24,6 +24,7 @@
 )]
 
 pub mod by_hand;
+pub mod etcd;
 pub mod guest;
 pub mod http;
 pub mod load;

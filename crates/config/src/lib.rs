@@ -43,8 +43,8 @@ pub use access::Exposure;
 pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use model::{
-    ApiRole, ApiTls, ApiUser, Backing, Config, Delay, Fault, FaultRate, Host, Layer, Mirror, Nbd,
-    Nvme, Peer, Profile, Provisioned, Server, SharedLimit, Subsystem, Volume,
+    ApiRole, ApiTls, ApiUser, ArbiterStore, Backing, Config, Delay, Fault, FaultRate, Host, Layer,
+    Mirror, Nbd, Nvme, Peer, Profile, Provisioned, Server, SharedLimit, Subsystem, Volume,
 };
 
 pub use flagstone_runtime::IoEngine;

@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
+use flagstone_mirror::{
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
+};
 use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Place, Report};
-use super::model::{Layer, Mirror, Peer};
+use super::model::{ArbiterStore, Layer, Mirror, Peer};
 use super::performance;
 use super::profile::Catalogs;
 use super::read::key_path;
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
-use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
+use crate::limits::{MAX_ETCD_MEMBERS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
 use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
@@ -28,6 +30,8 @@ pub(crate) struct RawMirror {
     intent_log: Option<Located<DeviceSpec>>,
     /// Rates of the resync that are written, by key.
     rates: Vec<(&'static str, Located<u64>)>,
+    /// Place of `failover`, and of `failover_after` if it is written.
+    failover: (Place, Option<Place>),
     mirror: Mirror,
 }
 
@@ -122,6 +126,8 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
             &AfterSplitBrain::ALL,
             AfterSplitBrain::name,
         ),
+        failover: one_of(reader, "failover", &FailoverMode::ALL, FailoverMode::name),
+        failover_after: reader.time_or_default("failover_after"),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
@@ -141,6 +147,10 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         place: reader.place().clone(),
         peers,
         intent_log,
+        failover: (
+            reader.key_place("failover"),
+            reader.has("failover_after").then(|| reader.key_place("failover_after")),
+        ),
         rates: RATES.into_iter().filter_map(|key| Some((key, reader.rate(key)?))).collect(),
         mirror,
     })))
@@ -239,6 +249,7 @@ pub(crate) fn check_mirrors(
             check_surroundings(raw, volume, mirror, listen, report);
             check_intent_log(volume, mirror, &mut taken, report);
             check_queue(raw, mirror, report);
+            check_failover(raw, mirror, &peers, report);
         }
     }
     peers
@@ -397,4 +408,101 @@ fn check_queue(raw: &RawConfig, mirror: &RawMirror, report: &Report) {
             format!("write buffer_memory = \"{}\" in [server], or less", format_size(2 * queue));
         report.error(&mirror.place, message, help);
     }
+}
+
+/// Automatic failover is for two nodes in mode `sync`, and needs an arbiter.
+fn check_failover(
+    raw: &RawConfig,
+    mirror: &RawMirror,
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    let (place, after_place) = &mirror.failover;
+    let own = &mirror.mirror;
+    if own.failover == FailoverMode::Manual {
+        if let Some(place) = after_place {
+            let help = "remove it, or write failover = \"automatic\"";
+            report.error(place, "`failover_after` has no effect with manual failover", help);
+        }
+        return;
+    }
+    let refuse = |message: &'static str, help: &'static str| report.error(place, message, help);
+    if raw.arbiter.is_none() {
+        let help = "add [arbiter] with etcd = [\"http://HOST:2379\"]";
+        refuse("automatic failover without an arbiter", help);
+    }
+    if own.mode == Mode::Async {
+        let help = "write mode = \"sync\": an asynchronous target may lack acknowledged writes";
+        refuse("automatic failover of an asynchronous mirror", help);
+    }
+    if mirror.peers.len() > 1 {
+        let help = "name one peer: of two targets, each would conclude that it has to take over";
+        refuse("automatic failover with several peers", help);
+    }
+    if own.on_peer_loss == OnPeerLoss::Block {
+        let help = "remove `on_peer_loss`: the source goes on without its peer";
+        refuse("automatic failover with `on_peer_loss` = \"block\"", help);
+    }
+    for name in &mirror.peers {
+        let Some((_, Some(peer))) = peers.get(&name.value).map(|index| &raw.peers[*index]) else {
+            continue;
+        };
+        if own.failover_after < peer.timeout {
+            let message = format!(
+                "`failover_after` ({:?}) is below the `timeout` of peer `{}` ({:?})",
+                own.failover_after, name.value, peer.timeout
+            );
+            let help = "write at least the timeout, or a shorter timeout in the [peer.NAME]";
+            report.error(after_place.as_ref().unwrap_or(place), message, help);
+        }
+    }
+}
+
+/// Port of etcd's clients.
+const ETCD_PORT: u16 = 2379;
+
+fn etcd_endpoint(text: &str) -> Result<HostPort, String> {
+    if text.starts_with("https://") {
+        return Err(
+            "encrypted connections to etcd are not supported: write http://HOST:2379".into()
+        );
+    }
+    let authority = text.strip_prefix("http://").ok_or("write http://HOST:2379")?;
+    let authority = authority.strip_suffix('/').unwrap_or(authority);
+    parse_authority(authority, ETCD_PORT).map_err(|error| error.to_string())
+}
+
+fn key_prefix(text: &str) -> Result<String, &'static str> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte);
+    let sound = text.len() <= 200 && text.bytes().all(plain) && !text.ends_with('/');
+    if sound {
+        Ok(text.to_owned())
+    } else {
+        Err("letters, digits, `/`, `-`, `_`, `.`; no `/` at the end")
+    }
+}
+
+/// Reads `[arbiter]`.
+pub(crate) fn read_arbiter(reader: &Reader<'_>) -> Option<ArbiterStore> {
+    let report = reader.report();
+    let etcd = reader.list("etcd", MAX_ETCD_MEMBERS, etcd_endpoint);
+    if etcd.as_ref().is_none_or(|list| list.written == 0) {
+        let help = "write etcd = [\"http://HOST:2379\"]: its members";
+        report.error(reader.place(), "[arbiter] has no etcd", help);
+    }
+    let prefix = reader.parsed("prefix", key_prefix).map(|prefix| prefix.value);
+    let user = reader.parsed("user", |text| match text.is_empty() {
+        true => Err("write the name of a user"),
+        false => Ok(text.to_owned()),
+    });
+    let password = reader.parsed("password_file", key_path);
+    if reader.has("user") != reader.has("password_file") {
+        let help = "write both, or none for a cluster without authentication";
+        report.error(reader.place(), "`user` and `password_file` belong together", help);
+    }
+    Some(ArbiterStore {
+        etcd: etcd?.entries.into_iter().map(|entry| entry.value).collect(),
+        prefix: prefix.unwrap_or_else(|| "/flagstone".to_owned()),
+        user: user.map(|user| user.value).zip(password.map(|file| file.value)),
+    })
 }

@@ -26,7 +26,8 @@ use crate::limits::{
 use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{self, NameError};
 
-const ROOT: [&str; 7] = ["server", "volume", "limit", "subsystem", "host", "peer", "api_user"];
+const ROOT: [&str; 8] =
+    ["server", "volume", "limit", "subsystem", "host", "peer", "api_user", "arbiter"];
 
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
@@ -48,8 +49,13 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let hosts = tables("host", &schema::HOST, MAX_ALLOWED_HOSTS);
     let peers = tables("peer", &schema::PEER, MAX_PEERS);
     let api_users = tables("api_user", &schema::API_USER, MAX_API_USERS);
+    let arbiter = root.get("arbiter").and_then(|item| {
+        let title = "arbiter".to_owned();
+        Reader::new(&schema::ARBITER, title, item, key_place("arbiter"), report)
+    });
     let catalogs = Catalogs::default();
     RawConfig {
+        arbiter: arbiter.as_ref().map(mirror::read_arbiter),
         server: read_server(&server),
         volumes_mistaken: root.contains_key("volume"),
         volumes: volumes

@@ -71,6 +71,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     if let Some(bytes) = replica.growing_to_bytes {
         let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
+    text.push_str(&failover(now));
     text.push_str(&bad_ranges(replica));
     let before = last.and_then(|last| Some((last, last.document.replica.as_ref()?)));
     for peer in &now.peers {
@@ -85,6 +86,23 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
         text.push_str(&verify_text(verify));
     }
     text + &next(now)
+}
+
+/// Who would win at the arbiter now.
+fn failover(now: &MirrorDocument) -> String {
+    let Some(failover) = &now.failover else { return String::new() };
+    let node = &now.node;
+    let own = match &failover.why_not {
+        None => format!("{node} goes on by itself if it loses its peer"),
+        Some(why) => format!("{node} does not go on by itself: {why}"),
+    };
+    let peer =
+        match (now.replica.as_ref().is_some_and(|own| own.serving), failover.peer_may_take_over) {
+            (false, _) => "",
+            (true, true) => "; the peer takes over if it fails",
+            (true, false) => "; the peer does not take over if it fails",
+        };
+    format!("  automatic failover: {own}{peer}\n")
 }
 
 fn next(now: &MirrorDocument) -> String {

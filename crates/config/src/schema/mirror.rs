@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use flagstone_mirror::options::{
-    Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
 };
 
 use super::form::{GIB, KIB, MIB, MINUTE_MS, keys, time};
@@ -16,6 +16,7 @@ const LOG_MODE: Kind =
 const PEER_LOSS: Kind = Kind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
 const SPLIT_BRAIN: Kind =
     Kind::Choice(&[AfterSplitBrain::Manual.name(), AfterSplitBrain::KeepServing.name()]);
+const FAILOVER: Kind = Kind::Choice(&[FailoverMode::Manual.name(), FailoverMode::Automatic.name()]);
 const CONGESTION: Kind =
     Kind::Choice(&[OnCongestion::Throttle.name(), OnCongestion::Detach.name()]);
 const MODE: Kind = Kind::Choice(&[Mode::Sync.name(), Mode::Async.name()]);
@@ -45,6 +46,10 @@ pub static MIRROR: Section = Section {
             "Mode `sync`, when the peer cannot be reached. `degrade`: durably record that the peer is out of date, and continue without it. `block`: block writes until the peer returns, or until an operator pauses or breaks the mirror.";
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain (both nodes took writes without the other). `manual`: keep both until an operator chooses. `keep-serving`: if the peer serves hosts and this node does not, this node discards its own writes. If both serve, or neither, an operator has to choose. Set it on both nodes: it governs its own.";
+        "failover", FAILOVER, FailoverMode::Manual.name() =>
+            "Who decides that the target takes over. `manual`: an operator. `automatic`: the [`[arbiter]`](#arbiter), for a mirror with one peer in mode `sync`. Set it on both nodes.";
+        "failover_after", time(1000, MINUTE_MS), "5s" =>
+            "With `automatic`: how long after its last contact the target asks the arbiter. At least the `timeout` of the peer. The same on both nodes.";
         "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: size of the queue of writes not yet acknowledged by the peer. They are pooled buffers: at most half of the server's `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>

@@ -120,12 +120,30 @@ pub struct MirrorDocument {
     pub peers: Vec<PeerDocument>,
     /// This node's replica; `null` without one.
     pub replica: Option<ReplicaDocument>,
+    /// Automatic failover; `null` if an operator decides.
+    #[serde(default)]
+    pub failover: Option<FailoverDocument>,
     /// The running verify, or the last one since the server started.
     pub verify: Option<VerifyDocument>,
     /// Progress of reopening the replica after a device failure; `null` otherwise.
     pub reopening: Option<ReopeningDocument>,
     /// Times that the replica's devices were reopened since the server started.
     pub reopens: u64,
+}
+
+/// Automatic failover of a mirror, as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FailoverDocument {
+    /// This node serves hosts when it loses its peer now, or takes over when it loses its source.
+    pub would_win: bool,
+    /// Why not; `null` if it would.
+    pub why_not: Option<String>,
+    /// On the source: the arbiter lists the peer as in sync, so that it takes over when this node fails.
+    pub peer_may_take_over: bool,
+    /// Highest revision of the arbiter's record that this node has seen; 0 for none.
+    pub revision: u64,
+    /// Why the arbiter granted nothing when it was asked last; `null` if it has granted since.
+    pub denial: Option<String>,
 }
 
 /// Progress of reopening a replica whose device failed.

@@ -31,6 +31,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use flagstone_arbiter::SharedArbiter;
 use flagstone_auth::KeyPair;
 use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
@@ -39,7 +40,9 @@ use flagstone_mirror::manage::replica::{LogMoves, Replica, read_superblock};
 use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
-use flagstone_mirror::{LinkVersions, Mirror, PeerOptions, Undelivered};
+use flagstone_mirror::{
+    FailoverMode, FailoverOptions, LinkVersions, Mirror, PeerOptions, Undelivered,
+};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -123,6 +126,7 @@ pub(crate) struct MirroredVolume {
     without_log: Cell<bool>,
     target: RefCell<Option<Arc<Target>>>,
     bandwidth_limits: RefCell<BandwidthLimits>,
+    arbiter: RefCell<Option<SharedArbiter>>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
     /// The current or last attempt to reopen the replica.
     reopening: RefCell<Option<Reopening>>,
@@ -215,6 +219,7 @@ impl MirroredVolume {
             without_log: Cell::default(),
             target: RefCell::default(),
             bandwidth_limits: RefCell::default(),
+            arbiter: RefCell::default(),
             watch: RefCell::default(),
             reopening: RefCell::default(),
             reopens: Cell::default(),
@@ -443,7 +448,8 @@ impl MirroredVolume {
         }
         let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
         *self.links.borrow_mut() = links;
-        let mirror = Mirror::speaking(self.versions.get(), replica, peers);
+        let failover = self.failover_options();
+        let mirror = Mirror::with_failover(self.versions.get(), replica, peers, failover);
         let target = self.target()?;
         let hidden = SubsystemConfig {
             nqn: self.replica_nqn,
@@ -460,6 +466,17 @@ impl MirroredVolume {
             return Err(error.to_string());
         }
         Ok(mirror)
+    }
+
+    /// Sets the arbiter of the daemon. It is asked only if the mirror fails over by itself.
+    pub(crate) fn set_arbiter(&self, arbiter: Option<SharedArbiter>) {
+        *self.arbiter.borrow_mut() = arbiter;
+    }
+
+    fn failover_options(&self) -> Option<FailoverOptions> {
+        let arbiter = self.arbiter.borrow().clone();
+        let arbiter = arbiter.filter(|_| self.config.failover == FailoverMode::Automatic)?;
+        Some(FailoverOptions { arbiter, failover_after: self.config.failover_after })
     }
 
     /// Keys that this node and a peer prove to each other, if the configuration has any.
