@@ -59,7 +59,7 @@ impl Config {
         }
         match (&self.arbiter, &read.arbiter) {
             (Some(old), Some(new)) => {
-                compare!(keys, "arbiter", ArbiterStore, old, new, { etcd, prefix, user },
+                compare!(keys, "arbiter", ArbiterStore, old, new, { etcd, tls, prefix, user },
                     elsewhere {});
             }
             (None, None) => {}

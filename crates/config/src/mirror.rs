@@ -9,13 +9,13 @@ use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Place, Report};
-use super::model::{ArbiterStore, Layer, Mirror, Peer};
+use super::model::{Layer, Mirror, Peer};
 use super::performance;
 use super::profile::Catalogs;
 use super::read::key_path;
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
-use crate::limits::{MAX_ETCD_MEMBERS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
+use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
 use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
@@ -24,14 +24,19 @@ use flagstone_units::{format_rate, format_size};
 
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
 
+/// Times of automatic failover.
+const TIMES: [&str; 2] = ["failover_after", "failover_max_lag"];
+
 pub(crate) struct RawMirror {
     place: Place,
     peers: Vec<Located<String>>,
     intent_log: Option<Located<DeviceSpec>>,
     /// Rates of the resync that are written, by key.
     rates: Vec<(&'static str, Located<u64>)>,
-    /// Place of `failover`, and of `failover_after` if it is written.
-    failover: (Place, Option<Place>),
+    /// Place of `failover`.
+    failover: Place,
+    /// The keys of [`TIMES`] that are written, and their places.
+    failover_times: Vec<(&'static str, Place)>,
     mirror: Mirror,
 }
 
@@ -128,6 +133,7 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         ),
         failover: one_of(reader, "failover", &FailoverMode::ALL, FailoverMode::name),
         failover_after: reader.time_or_default("failover_after"),
+        failover_max_lag: reader.time("failover_max_lag").map(|lag| lag.value),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
@@ -147,10 +153,12 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         place: reader.place().clone(),
         peers,
         intent_log,
-        failover: (
-            reader.key_place("failover"),
-            reader.has("failover_after").then(|| reader.key_place("failover_after")),
-        ),
+        failover: reader.key_place("failover"),
+        failover_times: TIMES
+            .into_iter()
+            .filter(|key| reader.has(key))
+            .map(|key| (key, reader.key_place(key)))
+            .collect(),
         rates: RATES.into_iter().filter_map(|key| Some((key, reader.rate(key)?))).collect(),
         mirror,
     })))
@@ -220,11 +228,11 @@ fn one_of<T: Copy>(
 
 /// Reports keys of the other mode, which have no effect.
 fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
-    let (keys, needed) = match mirror.mode {
-        Mode::Sync => (["queue", "on_congestion"], "async"),
-        Mode::Async => (["ack", "on_peer_loss"], "sync"),
+    let (keys, needed): (&[&str], _) = match mirror.mode {
+        Mode::Sync => (&["queue", "on_congestion", "failover_max_lag"], "async"),
+        Mode::Async => (&["ack", "on_peer_loss"], "sync"),
     };
-    for key in keys.into_iter().filter(|key| reader.has(key)) {
+    for key in keys.iter().filter(|key| reader.has(key)) {
         let message = format!("`{key}` has no effect in this mode");
         let help = format!("remove it, or write mode = \"{needed}\"");
         reader.report().error(&reader.key_place(key), message, help);
@@ -410,19 +418,19 @@ fn check_queue(raw: &RawConfig, mirror: &RawMirror, report: &Report) {
     }
 }
 
-/// Automatic failover is for two nodes in mode `sync`, and needs an arbiter.
+/// Automatic failover is for two nodes, and needs an arbiter.
 fn check_failover(
     raw: &RawConfig,
     mirror: &RawMirror,
     peers: &BTreeMap<String, usize>,
     report: &Report,
 ) {
-    let (place, after_place) = &mirror.failover;
+    let place = &mirror.failover;
     let own = &mirror.mirror;
     if own.failover == FailoverMode::Manual {
-        if let Some(place) = after_place {
+        for (key, place) in &mirror.failover_times {
             let help = "remove it, or write failover = \"automatic\"";
-            report.error(place, "`failover_after` has no effect with manual failover", help);
+            report.error(place, format!("`{key}` has no effect with manual failover"), help);
         }
         return;
     }
@@ -431,9 +439,9 @@ fn check_failover(
         let help = "add [arbiter] with etcd = [\"http://HOST:2379\"]";
         refuse("automatic failover without an arbiter", help);
     }
-    if own.mode == Mode::Async {
-        let help = "write mode = \"sync\": an asynchronous target may lack acknowledged writes";
-        refuse("automatic failover of an asynchronous mirror", help);
+    if own.mode == Mode::Async && own.failover_max_lag.is_none() {
+        let help = "write failover_max_lag = \"TIME\": a target that was further behind does not take over";
+        refuse("automatic failover of an asynchronous mirror without `failover_max_lag`", help);
     }
     if mirror.peers.len() > 1 {
         let help = "name one peer: of two targets, each would conclude that it has to take over";
@@ -453,56 +461,8 @@ fn check_failover(
                 own.failover_after, name.value, peer.timeout
             );
             let help = "write at least the timeout, or a shorter timeout in the [peer.NAME]";
-            report.error(after_place.as_ref().unwrap_or(place), message, help);
+            let after = mirror.failover_times.iter().find(|(key, _)| *key == TIMES[0]);
+            report.error(after.map_or(place, |(_, place)| place), message, help);
         }
     }
-}
-
-/// Port of etcd's clients.
-const ETCD_PORT: u16 = 2379;
-
-fn etcd_endpoint(text: &str) -> Result<HostPort, String> {
-    if text.starts_with("https://") {
-        return Err(
-            "encrypted connections to etcd are not supported: write http://HOST:2379".into()
-        );
-    }
-    let authority = text.strip_prefix("http://").ok_or("write http://HOST:2379")?;
-    let authority = authority.strip_suffix('/').unwrap_or(authority);
-    parse_authority(authority, ETCD_PORT).map_err(|error| error.to_string())
-}
-
-fn key_prefix(text: &str) -> Result<String, &'static str> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte);
-    let sound = text.len() <= 200 && text.bytes().all(plain) && !text.ends_with('/');
-    if sound {
-        Ok(text.to_owned())
-    } else {
-        Err("letters, digits, `/`, `-`, `_`, `.`; no `/` at the end")
-    }
-}
-
-/// Reads `[arbiter]`.
-pub(crate) fn read_arbiter(reader: &Reader<'_>) -> Option<ArbiterStore> {
-    let report = reader.report();
-    let etcd = reader.list("etcd", MAX_ETCD_MEMBERS, etcd_endpoint);
-    if etcd.as_ref().is_none_or(|list| list.written == 0) {
-        let help = "write etcd = [\"http://HOST:2379\"]: its members";
-        report.error(reader.place(), "[arbiter] has no etcd", help);
-    }
-    let prefix = reader.parsed("prefix", key_prefix).map(|prefix| prefix.value);
-    let user = reader.parsed("user", |text| match text.is_empty() {
-        true => Err("write the name of a user"),
-        false => Ok(text.to_owned()),
-    });
-    let password = reader.parsed("password_file", key_path);
-    if reader.has("user") != reader.has("password_file") {
-        let help = "write both, or none for a cluster without authentication";
-        report.error(reader.place(), "`user` and `password_file` belong together", help);
-    }
-    Some(ArbiterStore {
-        etcd: etcd?.entries.into_iter().map(|entry| entry.value).collect(),
-        prefix: prefix.unwrap_or_else(|| "/flagstone".to_owned()),
-        user: user.map(|user| user.value).zip(password.map(|file| file.value)),
-    })
 }

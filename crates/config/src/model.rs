@@ -67,10 +67,21 @@ pub struct Server {
 pub struct ArbiterStore {
     /// Members of an etcd cluster; at least one.
     pub etcd: Vec<HostPort>,
+    /// How the connections are encrypted, if they are.
+    pub tls: Option<ArbiterTls>,
     /// Beginning of the keys.
     pub prefix: String,
     /// User, and file of the password.
     pub user: Option<(String, PathBuf)>,
+}
+
+/// TLS to the arbiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArbiterTls {
+    /// Authorities that are trusted; those of the machine if `None`.
+    pub ca_file: Option<PathBuf>,
+    /// This node's certificate, and its key.
+    pub own: Option<(PathBuf, PathBuf)>,
 }
 
 /// `[server.nvme]`
@@ -231,6 +242,8 @@ pub struct Mirror {
     pub failover: FailoverMode,
     /// How long after its last contact the target asks the arbiter.
     pub failover_after: Duration,
+    /// Asynchronous mode: a target that was further behind its source does not take over.
+    pub failover_max_lag: Option<Duration>,
     /// Device of the write-intent log; `None` for the end of the volume's own device.
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.

@@ -47,9 +47,11 @@ pub static MIRROR: Section = Section {
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain (both nodes took writes without the other). `manual`: keep both until an operator chooses. `keep-serving`: if the peer serves hosts and this node does not, this node discards its own writes. If both serve, or neither, an operator has to choose. Set it on both nodes: it governs its own.";
         "failover", FAILOVER, FailoverMode::Manual.name() =>
-            "Who decides that the target takes over. `manual`: an operator. `automatic`: the [`[arbiter]`](#arbiter), for a mirror with one peer in mode `sync`. Set it on both nodes.";
+            "Who decides that the target takes over. `manual`: an operator. `automatic`: the [`[arbiter]`](#arbiter), for a mirror with one peer. Set it on both nodes.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "With `automatic`: how long after its last contact the target asks the arbiter. At least the `timeout` of the peer. The same on both nodes.";
+        "failover_max_lag", time(100, 60 * MINUTE_MS), "" =>
+            "With `automatic` in mode `async`: a target that was further behind its source at their last contact does not take over. A failover loses at most the writes of this time and of `failover_after`. Required there.";
         "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: size of the queue of writes not yet acknowledged by the peer. They are pooled buffers: at most half of the server's `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>
