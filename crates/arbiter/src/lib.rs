@@ -29,8 +29,7 @@ use std::sync::Arc;
 
 pub use record::{Record, ReplicaId};
 
-/// Version of a stored record, as the store names it: a revision number, or an entity tag. Equal
-/// versions have equal content.
+/// Version of a stored record, as the store names it: a revision number, or an entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredVersion(Arc<str>);
 
@@ -67,7 +66,7 @@ pub struct NoAnswer(pub String);
 pub enum Written {
     /// The record is stored.
     Yes,
-    /// The version was not the expected one. Nothing was stored.
+    /// Something else is stored than was expected. Nothing was changed.
     Conflict,
 }
 
@@ -80,12 +79,13 @@ pub trait Arbiter: Send + Sync + 'static {
     /// Reads the record of a volume; `None` if there is none.
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>>;
 
-    /// Stores `bytes` if the stored version is still `expected`, where `None` means that there is no
-    /// record.
+    /// Stores `bytes` if `expected` is still stored, in version and content, where `None` means that
+    /// there is no record. The version alone does not suffice: a store that was restored from a backup
+    /// may count the same numbers again.
     fn write(
         &self,
         volume: ReplicaId,
-        expected: Option<StoredVersion>,
+        expected: Option<Stored>,
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written>;
 }

@@ -14,7 +14,7 @@ use std::fmt;
 use crate::epoch::next_epoch;
 use crate::limits::{ATTEMPTS_MAX, PAUSE_MAX_MS, PAUSE_MIN_MS};
 use crate::record::{Record, RecordError, ReplicaId};
-use crate::{NoAnswer, Stored, StoredVersion, Written};
+use crate::{NoAnswer, Stored, Written};
 
 /// What a node asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,10 +254,10 @@ pub enum Event {
 pub enum Action {
     /// Read the record.
     Read,
-    /// Store `record`, if the stored version is still `expected`.
+    /// Store `record`, if `expected` is still stored.
     Write {
-        /// Version to replace; `None` if there is no record.
-        expected: Option<StoredVersion>,
+        /// What to replace; `None` if there is no record.
+        expected: Option<Stored>,
         /// The proposal.
         record: Record,
     },
@@ -310,8 +310,7 @@ fn read(attempt: Attempt, stored: Option<Stored>) -> (State, Option<Action>) {
     }
     match decide(&attempt.ask, stored.as_ref()) {
         Decision::Write(record) => {
-            let expected = stored.map(|stored| stored.version);
-            let action = Action::Write { expected, record: record.clone() };
+            let action = Action::Write { expected: stored, record: record.clone() };
             (State::Writing { attempt, record }, Some(action))
         }
         Decision::Keep(record) => (State::Ended(Ok(record)), None),

@@ -2,6 +2,7 @@
 //! of two nodes with a store that loses answers.
 
 use super::*;
+use crate::StoredVersion;
 use crate::store::MemoryStore;
 
 const A: ReplicaId = ReplicaId([1; 16]);
@@ -179,7 +180,7 @@ struct Node {
     state: State,
     action: Option<Action>,
     /// A write that was given up and has not reached the store yet.
-    delayed: Option<(Option<StoredVersion>, Record)>,
+    delayed: Option<(Option<Stored>, Record)>,
 }
 
 impl Node {

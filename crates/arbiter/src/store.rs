@@ -26,10 +26,10 @@ impl MemoryStore {
     pub fn write(
         &mut self,
         volume: ReplicaId,
-        expected: Option<&StoredVersion>,
+        expected: Option<&Stored>,
         bytes: Vec<u8>,
     ) -> Written {
-        if self.records.get(&volume).map(|stored| &stored.version) != expected {
+        if self.records.get(&volume) != expected {
             return Written::Conflict;
         }
         self.revision += 1;
@@ -38,16 +38,9 @@ impl MemoryStore {
         Written::Yes
     }
 
-    /// Restores a backup. Version numbers are not repeated, so that a client that writes on the
-    /// basis of what it read before gets a conflict.
+    /// Restores a backup. Version numbers are counted again from there, as those of etcd.
     pub fn restore(&mut self, backup: &MemoryStore) {
-        let revision = self.revision;
         self.clone_from(backup);
-        self.revision = revision + 1;
-        for stored in self.records.values_mut() {
-            self.revision += 1;
-            stored.version = StoredVersion(self.revision.to_string().into());
-        }
     }
 
     /// Loses a record.

@@ -12,6 +12,7 @@
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -19,14 +20,22 @@ use axum::http::{Method, Request, StatusCode, header};
 use base64ct::{Base64, Encoding};
 use flagstone_arbiter::limits::{CALL_MS, RECORD_BYTES_MAX};
 use flagstone_arbiter::{NoAnswer, ReplicaId, Stored, StoredVersion, Written};
-use flagstone_config::ArbiterStore;
-use flagstone_config::uri::HostPort;
+use flagstone_config::uri::{Host, HostPort};
+use flagstone_config::{ArbiterStore, ArbiterTls};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::task::{JoinHandle, spawn_local};
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+use crate::http;
+use crate::http::tls::{OwnCertificate, TlsError};
 
 /// Longest answer, in bytes: a record in base64, and etcd's fields around it.
 const REPLY_BYTES_MAX: usize = 16 << 10;
@@ -48,6 +57,7 @@ pub(super) struct Etcd {
     endpoints: Vec<HostPort>,
     prefix: String,
     user: Option<(String, PathBuf)>,
+    tls: Option<ArbiterTls>,
     /// The member that answered last.
     preferred: Cell<usize>,
     /// Token of the last authentication.
@@ -55,19 +65,40 @@ pub(super) struct Etcd {
 }
 
 impl Etcd {
-    /// Checks that the password can be read. It is read again for each authentication.
+    /// Checks that the password and the certificates can be read. They are read again for each use.
     pub(super) fn new(store: &ArbiterStore) -> io::Result<Etcd> {
         let user = store.user.clone();
         if let Some((_, file)) = &user {
             password(file)?;
         }
+        if let Some(tls) = &store.tls {
+            client_config(tls).map_err(io::Error::other)?;
+        }
         Ok(Etcd {
             endpoints: store.etcd.clone(),
             prefix: store.prefix.clone(),
             user,
+            tls: store.tls.clone(),
             preferred: Cell::new(0),
             token: RefCell::default(),
         })
+    }
+
+    /// TLS to a member, with the certificates as they are in the files now: they are renewed while
+    /// the daemon runs, and connections are rare.
+    fn tls(
+        &self,
+        member: &HostPort,
+    ) -> Result<Option<(TlsConnector, ServerName<'static>)>, String> {
+        let Some(tls) = &self.tls else { return Ok(None) };
+        let config = client_config(tls).map_err(|error| error.to_string())?;
+        let name = match &member.host {
+            Host::Ip(address) => ServerName::IpAddress((*address).into()),
+            Host::Name(name) => {
+                ServerName::try_from(name.clone()).map_err(|error| error.to_string())?
+            }
+        };
+        Ok(Some((TlsConnector::from(Arc::new(config)), name)))
     }
 
     fn key(&self, volume: ReplicaId) -> String {
@@ -82,17 +113,24 @@ impl Etcd {
     pub(super) async fn write(
         &self,
         volume: ReplicaId,
-        expected: Option<StoredVersion>,
+        expected: Option<Stored>,
         bytes: Vec<u8>,
     ) -> Result<Written, NoAnswer> {
         let key = self.key(volume);
         // Revision 0: the key does not exist.
-        let revision = expected.as_ref().map_or("0", StoredVersion::as_str);
+        let revision = expected.as_ref().map_or("0", |stored| stored.version.as_str());
+        let mut compare = vec![json!({
+            "target": "MOD", "result": "EQUAL", "key": key, "mod_revision": revision
+        })];
+        // An etcd that was restored from a backup counts the same revisions again.
+        if let Some(stored) = &expected {
+            let value = Base64::encode_string(&stored.bytes);
+            let same = json!({ "target": "VALUE", "result": "EQUAL", "key": key, "value": value });
+            compare.push(same);
+        }
         let value = Base64::encode_string(&bytes);
         let request = json!({
-            "compare": [{
-                "target": "MOD", "result": "EQUAL", "key": key, "mod_revision": revision
-            }],
+            "compare": compare,
             "success": [{ "requestPut": { "key": key, "value": value } }],
         });
         let reply = self.call("/v3/kv/txn", &request, false).await?;
@@ -179,12 +217,15 @@ impl Etcd {
             let stream =
                 TcpStream::connect(endpoint.to_string()).await.map_err(|e| not_sent(&e))?;
             let _ = stream.set_nodelay(true);
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| not_sent(&error))
+            let Some((tls, name)) = self.tls(endpoint).map_err(|e| not_sent(&e))? else {
+                return exchange(stream).await.map_err(|error| not_sent(&error));
+            };
+            let stream = tls.connect(name, stream).await.map_err(|error| not_sent(&error))?;
+            exchange(stream).await.map_err(|error| not_sent(&error))
         };
         let opened = timeout(limit, opening).await;
         let (mut requests, connection) =
             opened.map_err(|_| not_sent(&"no connection in time"))??;
-        let connection = tokio::task::spawn_local(connection);
         let mut request = Request::builder()
             .method(Method::POST)
             .uri(path)
@@ -219,6 +260,17 @@ impl Etcd {
     }
 }
 
+type Requests = http1::SendRequest<Full<Bytes>>;
+
+/// Begins HTTP on a stream. The task that carries it ends with the handle.
+async fn exchange<S>(stream: S) -> hyper::Result<(Requests, JoinHandle<hyper::Result<()>>)>
+where
+    S: AsyncRead + AsyncWrite + Unpin + 'static,
+{
+    let (requests, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    Ok((requests, spawn_local(connection)))
+}
+
 fn no_answer(failure: Failure) -> NoAnswer {
     NoAnswer(match failure {
         Failure::NotSent(what) | Failure::Unknown(what) => what,
@@ -242,6 +294,11 @@ fn stored(reply: &Value) -> Result<Option<Stored>, &'static str> {
     }
     let bytes = Base64::decode_vec(value).map_err(|_| "the value is no base64")?;
     Ok(Some(Stored { version: version.ok_or("an invalid revision")?, bytes }))
+}
+
+fn client_config(tls: &ArbiterTls) -> Result<ClientConfig, TlsError> {
+    let own = tls.own.as_ref().map(|(certificate, key)| OwnCertificate { certificate, key });
+    http::tls::client_config(tls.ca_file.as_deref(), own)
 }
 
 /// The first line of a file that only its owner can read.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::{
-    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, Stored, StoredVersion, Written,
+    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, Stored, Written,
 };
 use flagstone_config::ArbiterStore;
 use tokio::runtime::Builder;
@@ -30,7 +30,7 @@ type Answer<T> = oneshot::Sender<Result<T, NoAnswer>>;
 
 enum Call {
     Read(ReplicaId, Answer<Option<Stored>>),
-    Write(ReplicaId, Option<StoredVersion>, Vec<u8>, Answer<Written>),
+    Write(ReplicaId, Option<Stored>, Vec<u8>, Answer<Written>),
 }
 
 /// Handle of the thread, which ends when the last one is dropped.
@@ -95,7 +95,7 @@ impl Arbiter for ArbiterThread {
     fn write(
         &self,
         volume: ReplicaId,
-        expected: Option<StoredVersion>,
+        expected: Option<Stored>,
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written> {
         self.call(|answer| Call::Write(volume, expected, bytes, answer))

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_arbiter::store::MemoryStore;
-use flagstone_arbiter::{
-    Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, Stored, StoredVersion, Written,
-};
+use flagstone_arbiter::{Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, Stored, Written};
 use flagstone_runtime::sim::{NodeId, Simulation, World};
 use flagstone_runtime::{CoreLocal, time};
 
@@ -158,7 +156,7 @@ impl Arbiter for Client {
     fn write(
         &self,
         volume: ReplicaId,
-        expected: Option<StoredVersion>,
+        expected: Option<Stored>,
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written> {
         self.call(move |memory| memory.write(volume, expected.as_ref(), bytes))
