@@ -23,6 +23,7 @@
     reason = "end-to-end tests use real processes, threads and clocks"
 )]
 
+pub mod authority;
 pub mod by_hand;
 pub mod etcd;
 pub mod guest;

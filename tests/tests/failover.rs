@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 use flagstone_tests::etcd::Etcd;
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup};
+use flagstone_tests::network::{Network, SERVICES};
 use flagstone_tests::process::until;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::tools;
 
 const SIZE_BYTES: u64 = 32 << 20;
 /// `failover_after` of the nodes.
@@ -19,12 +22,40 @@ const WRITES: u64 = 20;
 /// A pair with an arbiter, in sync, with the arbiter's record made.
 fn automatic(test: &str) -> Option<(Etcd, Pair)> {
     let etcd = Etcd::start(test)?;
-    let arbiter = format!("[arbiter]\netcd = [\"{}\"]", etcd.url());
-    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
-    let setup =
-        Setup { size_bytes: SIZE_BYTES, options: &options, peer: &arbiter, ..Setup::default() };
-    let pair = Pair::set_up(setup).synchronized();
+    let pair = pair_with(&etcd, "", None);
     Some((etcd, pair))
+}
+
+/// A pair in sync with this etcd, with further lines of `[arbiter]`.
+fn pair_with(etcd: &Etcd, more: &str, network: Option<Network>) -> Pair {
+    let arbiter = etcd.arbiter() + more;
+    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
+    let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), arbiter.as_str());
+    Pair::set_up(Setup { size_bytes, options, peer, network, ..Setup::default() }).synchronized()
+}
+
+/// Kills the source, and waits until the other node has served hosts and both are in sync again.
+fn killed_and_replaced(pair: &mut Pair, load: &mut Load, state: &std::path::Path) -> Duration {
+    let source = armed(pair);
+    pair.kill(source);
+    let took = served_again(load, state);
+    pair.restart(source);
+    assert_eq!(pair.source(), 1 - source, "the other node is the source now");
+    took
+}
+
+/// Ends the load, and checks that nothing acknowledged is lost.
+fn end(pair: Pair, mut load: Load) {
+    load.kill();
+    let source = pair.source();
+    pair.assert_kept(source, "state");
+    pair.end(source);
+}
+
+/// Waits until the status of a node says this.
+fn until_failover(pair: &Pair, node: usize, key: &str, value: &str) {
+    let says = || pair.status(node)["failover"][key] == value;
+    until(&format!("{key} is {value}"), says, || format!("{:#}", pair.status(node)));
 }
 
 /// Waits until the target may take over.
@@ -45,7 +76,7 @@ fn served_again(load: &mut Load, state: &std::path::Path) -> Duration {
 
 fn start_load(pair: &Pair) -> (Load, std::path::PathBuf) {
     let state = pair.file("state");
-    let line = "--rw randwrite --depth 8 --size 16MiB --rate 2000 --ios 1000000000";
+    let line = "--rw randrw --depth 8 --size 16MiB --rate 2000 --ios 1000000000";
     let mut load = pair.load(&pair.both_paths(), line, &state);
     load.wait_for_records(&state, WRITES);
     (load, state)
@@ -56,19 +87,152 @@ fn killed_source_is_replaced_without_operator() {
     let Some((_etcd, mut pair)) = automatic("automatic failover") else { return };
     let (mut load, state) = start_load(&pair);
     for round in 0..4 {
-        let source = armed(&pair);
-        pair.kill(source);
-        let took = served_again(&mut load, &state);
+        let took = killed_and_replaced(&mut pair, &mut load, &state);
         eprintln!("round {round}: served again after {took:?}");
         // The bound is generous, because the machine is shared; the figure is printed.
         assert!(took < 3 * (AFTER + PROMISE), "{took:?}");
-        pair.restart(source);
-        assert_eq!(pair.source(), 1 - source, "the other node is the source now");
     }
-    load.kill();
-    pair.assert_kept(pair.source(), "state");
-    let source = pair.source();
-    pair.end(source);
+    end(pair, load);
+}
+
+/// The leader of a cluster of three dies together with the source, and its history is compacted.
+#[test]
+fn etcd_cluster_without_leader_decides() {
+    let test = "failover with a cluster of three";
+    let Some(mut etcd) = Etcd::cluster(test) else { return };
+    let mut pair = pair_with(&etcd, "", None);
+    let (mut load, state) = start_load(&pair);
+    etcd.compact();
+    for _ in 0..2 {
+        let leader = etcd.leader();
+        armed(&pair);
+        etcd.kill_member(leader);
+        let took = killed_and_replaced(&mut pair, &mut load, &state);
+        eprintln!("served again after {took:?}, with an election");
+        etcd.run();
+    }
+    end(pair, load);
+}
+
+#[test]
+fn encrypted_etcd_decides() {
+    let Some(etcd) = Etcd::encrypted("failover with an encrypted etcd") else { return };
+    let mut pair = pair_with(&etcd, "", None);
+    let (mut load, state) = start_load(&pair);
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// A wrong password is reported, hosts are served meanwhile, and the right one is used without a
+/// restart.
+#[test]
+fn wrong_password_is_reported_and_corrected() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(etcd) = Etcd::start("failover with a password") else { return };
+    etcd.require_password("right");
+    let scratch = Scratch::new();
+    let file = scratch.join("password");
+    std::fs::write(&file, "right\n").expect("it can be written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("own file");
+    let mut pair =
+        pair_with(&etcd, &format!("user = \"flagstone\"\npassword_file = {file:?}\n"), None);
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    // Tokens become invalid with the password.
+    etcd.change_password("other");
+    until_failover(&pair, source, "obstacle", "arbiter-silent");
+    let status = pair.status(source);
+    let next = status["next"].to_string();
+    assert!(next.contains("etcd refuses") && next.contains("hosts are served"), "{status:#}");
+    let records = Load::records_now(&state);
+    load.wait_for_records(&state, records + WRITES);
+    std::fs::write(&file, "other\n").expect("it can be written");
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// A planned stop does not make hosts wait for the time-out: the peer is the source before the stop
+/// ends.
+#[test]
+fn planned_stop_hands_over_first() {
+    let Some((_etcd, mut pair)) = automatic("a planned stop with an arbiter") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    let status = pair.node(source).terminate();
+    assert!(status.success(), "{status}");
+    let output = pair.node(source).output();
+    assert!(output.contains("handed over to the peer"), "{output}");
+    let took = served_again(&mut load, &state);
+    eprintln!("served {took:?} after the end of the stop");
+    pair.restart(source);
+    assert_eq!(pair.source(), 1 - source);
+    end(pair, load);
+}
+
+/// While failover is suspended, no node takes over; afterwards the same death is handled.
+#[test]
+fn suspended_failover_waits_for_operator() {
+    let Some((_etcd, mut pair)) = automatic("suspended failover") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    let refused = pair.try_order(1 - source, "maintenance", &["on"]).expect_err("not the source");
+    assert!(refused.contains("not the source"), "{refused}");
+    pair.order(source, "maintenance", &["on"]);
+    until_failover(&pair, 1 - source, "obstacle", "suspended");
+    pair.kill(source);
+    let idle = || {
+        let status = pair.status(1 - source);
+        status["replica"]["has_source"] == false
+            && status["next"].to_string().contains("maintenance db off")
+    };
+    until("the target says what to decide", idle, || format!("{:#}", pair.status(1 - source)));
+    std::thread::sleep(AFTER + PROMISE);
+    assert_eq!(pair.status(1 - source)["replica"]["serving"], false, "nothing is decided");
+    pair.restart(source);
+    assert_eq!(pair.source(), source, "it meets its target, and serves again");
+    pair.order(source, "maintenance", &["off"]);
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// The source is cut off from its peer and the arbiter, while hosts still reach it: it stops serving,
+/// and the other node serves. No host reads what was overwritten since.
+#[test]
+fn source_without_peer_and_arbiter_stops_first() {
+    let test = "failover from a source that is cut off";
+    let network = match Network::make() {
+        Ok(network) => network,
+        Err(reason) => {
+            return tools::unable(test, &format!("networks cannot be made here: {reason}"));
+        }
+    };
+    let Some(etcd) = Etcd::at(test, network.host(), SERVICES) else { return };
+    let mut pair = pair_with(&etcd, "", Some(network));
+    let (mut load, state) = start_load(&pair);
+    for _ in 0..2 {
+        let source = armed(&pair);
+        pair.network().cut_services(source);
+        pair.network().cut(source);
+        pair.network().cut(1 - source);
+        let serves = |node: usize| pair.status(node)["replica"]["serving"] == true;
+        until(
+            "the other node serves",
+            || serves(1 - source),
+            || format!("{:#}", pair.status(1 - source)),
+        );
+        assert!(!serves(source), "the source stopped first");
+        served_again(&mut load, &state);
+        pair.network().heal();
+        assert_eq!(pair.source(), 1 - source, "it comes back as the target");
+    }
+    // Only the arbiter is lost: nothing changes, but the status says so.
+    let source = armed(&pair);
+    pair.network().cut_services(source);
+    until_failover(&pair, source, "obstacle", "arbiter-silent");
+    served_again(&mut load, &state);
+    assert_eq!(pair.source(), source);
+    pair.network().heal();
+    end(pair, load);
 }
 
 #[test]

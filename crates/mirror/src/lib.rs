@@ -27,7 +27,7 @@ pub mod state;
 pub mod wire;
 
 pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
-pub use failover::{FailoverOptions, FailoverStatus};
+pub use failover::{FailoverOptions, FailoverStatus, MaintenanceError};
 pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;
 pub use manage::roles::RoleError;

@@ -165,7 +165,7 @@ pub const REFUSAL_MS: u64 = 500;
 
 /// Interval at which a source compares the arbiter's record while its peer is in sync, in
 /// milliseconds.
-pub const ARBITER_CHECK_MS: u64 = 60_000;
+pub const ARBITER_CHECK_MS: u64 = 10_000;
 /// Pause before the arbiter is asked again after it granted nothing, in milliseconds: below the
 /// shortest lease.
 pub const ARBITER_RETRY_MS: u64 = 250;

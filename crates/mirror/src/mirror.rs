@@ -668,6 +668,7 @@ impl Inner {
 
     /// Current time, in nanoseconds of the runtime's clock.
     pub(crate) fn now_ns() -> u64 {
-        time::now().as_nanos()
+        // A lease ends while the machine is suspended, too.
+        time::boot_nanos()
     }
 }

@@ -92,16 +92,19 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
 fn failover(now: &MirrorDocument) -> String {
     let Some(failover) = &now.failover else { return String::new() };
     let node = &now.node;
-    let own = match &failover.why_not {
-        None => format!("{node} goes on by itself if it loses its peer"),
-        Some(why) => format!("{node} does not go on by itself: {why}"),
+    let serving = now.replica.as_ref().is_some_and(|replica| replica.serving);
+    let own = match (failover.obstacle, serving) {
+        (None, true) => format!("{node} goes on if it loses its peer"),
+        (None, false) => format!("{node} takes over if its source fails"),
+        (Some(obstacle), _) => {
+            format!("{node} does not serve by itself: {}", obstacle.explanation())
+        }
     };
-    let peer =
-        match (now.replica.as_ref().is_some_and(|own| own.serving), failover.peer_may_take_over) {
-            (false, _) => "",
-            (true, true) => "; the peer takes over if it fails",
-            (true, false) => "; the peer does not take over if it fails",
-        };
+    let peer = match failover.peer_obstacle {
+        _ if !serving => String::new(),
+        None => "; the peer takes over if this node fails".to_owned(),
+        Some(obstacle) => format!("; the peer does not take over: {}", obstacle.explanation()),
+    };
     format!("  automatic failover: {own}{peer}\n")
 }
 

@@ -12,15 +12,18 @@
 //!
 //! Without an arbiter nothing here has an effect.
 
+mod maintenance;
 pub(crate) mod renew;
 pub(crate) mod task;
+
+pub use maintenance::MaintenanceError;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flagstone_arbiter::SharedArbiter;
 use flagstone_arbiter::race::Denial;
+use flagstone_arbiter::{Record, SharedArbiter};
 use flagstone_blockdev::IoError;
 use parking_lot::Mutex;
 
@@ -29,6 +32,8 @@ use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{Situation, Standing, Step, Timing, step};
+use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
+use crate::wire::peer::Offer;
 
 /// Options of automatic failover.
 #[derive(Clone)]
@@ -38,6 +43,8 @@ pub struct FailoverOptions {
     /// A target asks the arbiter for the role this long after it last answered its source: at least
     /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
     pub failover_after: Duration,
+    /// Asynchronous mode: a target that was further behind at its last contact does not ask.
+    pub max_lag: Option<Duration>,
 }
 
 /// Shortest permitted [`FailoverOptions::failover_after`].
@@ -65,6 +72,13 @@ impl Published {
     }
 }
 
+/// What a node remembers of the newest record that it has seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    revision: u64,
+    is_suspended: bool,
+}
+
 /// See the module.
 pub(crate) struct Failover {
     options: Option<FailoverOptions>,
@@ -76,6 +90,10 @@ pub(crate) struct Failover {
     ask_not_before_ns: AtomicU64,
     /// Why the last race granted nothing.
     denial: Mutex<Option<Denial>>,
+    /// The newest record that this node has seen.
+    seen: Mutex<Seen>,
+    /// What the source has allowed last; `None` before it attached.
+    offer: Mutex<Option<Offer>>,
 }
 
 impl Failover {
@@ -86,6 +104,8 @@ impl Failover {
             renewed_until_ns: AtomicU64::new(0),
             ask_not_before_ns: AtomicU64::new(0),
             denial: Mutex::default(),
+            seen: Mutex::default(),
+            offer: Mutex::default(),
         };
         // A node that starts gives its peer the same time to be heard.
         failover.answered();
@@ -94,6 +114,22 @@ impl Failover {
 
     pub(crate) fn is_automatic(&self) -> bool {
         self.options.is_some()
+    }
+
+    /// Remembers a record. Answers of races that overlap may arrive in any order.
+    fn saw(&self, record: &Record) {
+        let mut seen = self.seen.lock();
+        if record.revision >= seen.revision {
+            *seen = Seen { revision: record.revision, is_suspended: record.maintenance };
+        }
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.seen.lock().is_suspended
+    }
+
+    fn max_lag(&self) -> Option<Duration> {
+        self.options.as_ref().and_then(|options| options.max_lag)
     }
 
     fn timing(&self) -> Timing {
@@ -166,6 +202,12 @@ pub struct FailoverStatus {
     pub is_peer_recorded: bool,
     /// What this node does next.
     pub step: Step,
+    /// Why this node does not serve, or take over, when it loses its peer now; `None` if it does.
+    pub obstacle: Option<Obstacle>,
+    /// On a source: why the peer does not take over when this node is lost now; `None` if it does.
+    pub peer_obstacle: Option<Obstacle>,
+    /// The operator has suspended automatic failover, as far as this node has seen.
+    pub is_suspended: bool,
     /// Why the arbiter granted nothing the last time it was asked, unless it has granted since.
     pub denial: Option<Denial>,
 }
@@ -176,12 +218,23 @@ impl Mirror {
         let inner = &self.0;
         inner.failover.options.as_ref()?;
         let situation = inner.situation();
+        let denial = inner.failover.denial.lock().clone();
+        let offer = *inner.failover.offer.lock();
+        let outlook = Outlook {
+            offer,
+            denial: denial.as_ref(),
+            is_removed: inner.local.superblock().removed,
+            is_attached: inner.lock().attached.is_some(),
+        };
         Some(FailoverStatus {
+            obstacle: obstacle(&situation, &outlook),
+            peer_obstacle: inner.peer_obstacle(),
+            is_suspended: inner.failover.is_suspended() || offer == Some(Offer::Suspended),
             standing: situation.standing,
             mark: inner.local.superblock().arbiter,
             is_peer_recorded: situation.is_published,
             step: step(&situation),
-            denial: inner.failover.denial.lock().clone(),
+            denial,
         })
     }
 }
@@ -194,6 +247,14 @@ impl Mirror {
 }
 
 impl Inner {
+    /// See [`FailoverStatus::peer_obstacle`].
+    fn peer_obstacle(&self) -> Option<Obstacle> {
+        let state = self.lock();
+        let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
+        let offered = session_id.map(|session_id| self.offer(&state, 0, session_id));
+        peer_obstacle(offered.unwrap_or_default())
+    }
+
     fn situation(&self) -> Situation {
         self.situation_in(&self.lock())
     }

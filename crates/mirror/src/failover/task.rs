@@ -25,7 +25,7 @@ use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
 use crate::state::arbitration::{Standing, Step, step, stops_serving_at};
 use crate::state::machine::{Action, Event, Role, next};
 
-fn id(replica: MirrorId) -> ReplicaId {
+pub(super) fn id(replica: MirrorId) -> ReplicaId {
     ReplicaId(replica.0)
 }
 
@@ -135,6 +135,7 @@ impl Inner {
                 let (revision, epoch) = (record.revision, record.epoch);
                 tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
                 *self.failover.denial.lock() = None;
+                self.failover.saw(&record);
                 self.granted(now, &record, (attachments, session_id)).await
             }
             Err(denial) => {
@@ -280,7 +281,7 @@ impl Inner {
 }
 
 /// Runs a race to its end. Each call to the arbiter is bounded here, too.
-async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record, Denial> {
+pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record, Denial> {
     let limit = Duration::from_millis(CALL_MS);
     let silent = || NoAnswer(format!("no answer within {CALL_MS} ms"));
     let volume = ask.volume;

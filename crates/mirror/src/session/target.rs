@@ -258,7 +258,7 @@ impl TargetSession {
             PeerRequest::Ancestors { generations } => inner.merge_ancestors(generations).await,
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
-            PeerRequest::Renew { revision } => inner.renew(revision).await,
+            PeerRequest::Renew { offer } => inner.renew(offer).await,
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
             PeerRequest::NewGeneration { generation } => {
                 inner.adopt_generation(generation, false).await

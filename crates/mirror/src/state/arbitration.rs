@@ -197,4 +197,4 @@ pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
 
 #[cfg(test)]
 #[path = "arbitration_tests.rs"]
-mod tests;
+pub(in crate::state) mod tests;

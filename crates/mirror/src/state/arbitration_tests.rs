@@ -10,7 +10,7 @@ const SECOND: u64 = 1_000_000_000;
 const NOW: u64 = 100 * SECOND;
 const TIMING: Timing = Timing { failover_after_ns: 4 * SECOND };
 
-fn situation(role: Role, phase: LegPhase) -> Situation {
+pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
     let mut legs = [None; PEERS_MAX];
     legs[0] = Some(Leg { desired: DesiredState::Connected, phase });
     let records = [Record::Current, Record::Unknown];
@@ -31,9 +31,9 @@ fn situation(role: Role, phase: LegPhase) -> Situation {
     }
 }
 
-const SERVING: Role = Role::Serving { epoch: 5 };
-const TARGET: Role = Role::Target { epoch: 5, attached: false };
-const WAITING: Role = Role::Waiting { epoch: 5, handed_over: false };
+pub(in crate::state) const SERVING: Role = Role::Serving { epoch: 5 };
+pub(in crate::state) const TARGET: Role = Role::Target { epoch: 5, attached: false };
+pub(in crate::state) const WAITING: Role = Role::Waiting { epoch: 5, handed_over: false };
 
 #[test]
 fn lease_ends_before_target_asks_at_any_clock_rate() {

@@ -2,4 +2,5 @@
 
 pub mod arbitration;
 pub mod machine;
+pub mod prospect;
 pub mod status;

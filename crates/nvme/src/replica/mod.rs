@@ -22,7 +22,7 @@ pub mod request;
 pub use compressed::{Codec, CompressedWrite};
 pub use order::{Order, OrderedWrite, OrderedZeroes};
 pub use reply::{IdentifyError, IdentifyReplica, Refusal, Role};
-pub use request::{Ancestors, Attach, Request, State};
+pub use request::{Ancestors, Attach, Offer, Request, State};
 
 /// Data of Replica Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 512;

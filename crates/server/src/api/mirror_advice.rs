@@ -2,6 +2,7 @@
 
 use flagstone_mirror::{LinkVersions, NoCommonVersion};
 
+use super::failover_advice;
 use super::mirror_document::{
     LinkDocument, MirrorDocument, PeerDocument, ReopeningDocument, ReplicaDocument, ReportedState,
 };
@@ -33,26 +34,9 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
         return vec![create_advice(volume)];
     };
     let mut next: Vec<_> = device_advice(document, replica).into_iter().collect();
-    next.extend(arbiter_advice(document, replica));
+    next.extend(failover_advice::advice(document, replica));
     next.extend(document.peers.iter().filter_map(|peer| peer_advice((document, replica, peer))));
     next
-}
-
-/// Where nothing happens by itself, the operator decides.
-fn arbiter_advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
-    let failover = document.failover.as_ref()?;
-    let (volume, node) = (&document.volume, &document.node);
-    let denial = failover.denial.as_ref()?;
-    Some(match replica.serving {
-        true => format!(
-            "{denial}: {node} serves {volume}, and the peer does not take over by itself until the arbiter \
-             agrees to record it"
-        ),
-        false => format!(
-            "{denial}: {node} does not serve {volume} by itself. Bring back the other node; if it is gone \
-             for good and the data here is good enough, run `flagstone mirror failover {volume} --force`"
-        ),
-    })
 }
 
 fn create_advice(volume: &str) -> String {

@@ -6,6 +6,7 @@
 pub use flagstone_mirror::manage::replica::IntentLogStatistics as IntentLogDocument;
 pub use flagstone_mirror::ondisk::superblock::ReplicaRole;
 pub use flagstone_mirror::session::bad_ranges::BadRangeCause;
+pub use flagstone_mirror::state::prospect::Obstacle;
 pub use flagstone_mirror::state::status::DesiredState;
 pub use flagstone_mirror::wire::peer::LinkCompression;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
@@ -75,6 +76,8 @@ named! {
         Switchover = "switchover",
         /// Serve here without asking the source.
         Failover = "failover",
+        /// Suspend automatic failover, or resume it.
+        Maintenance = "maintenance",
         /// Compare both replicas by checksums.
         Verify = "verify",
         /// End a split brain by choosing the data to keep.
@@ -137,9 +140,13 @@ pub struct FailoverDocument {
     /// This node serves hosts when it loses its peer now, or takes over when it loses its source.
     pub would_win: bool,
     /// Why not; `null` if it would.
-    pub why_not: Option<String>,
-    /// On the source: the arbiter lists the peer as in sync, so that it takes over when this node fails.
-    pub peer_may_take_over: bool,
+    pub obstacle: Option<Obstacle>,
+    /// On the source: the peer takes over when this node fails now.
+    pub peer_would_win: bool,
+    /// On the source: why the peer does not; `null` if it does.
+    pub peer_obstacle: Option<Obstacle>,
+    /// The operator has suspended automatic failover, as far as this node has seen.
+    pub suspended: bool,
     /// Highest revision of the arbiter's record that this node has seen; 0 for none.
     pub revision: u64,
     /// Why the arbiter granted nothing when it was asked last; `null` if it has granted since.

@@ -2,9 +2,7 @@
 
 use flagstone_arbiter::race::Denial;
 use flagstone_blockdev::BlockDevice as _;
-use flagstone_mirror::ondisk::superblock::{RecordedStanding, ReplicaRole};
 use flagstone_mirror::session::bad_ranges::BadRange;
-use flagstone_mirror::state::arbitration::Standing;
 use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState, MirrorStatus};
 use flagstone_mirror::wire::peer::ReplicaIdentity;
 use flagstone_mirror::{FailoverStatus, LinkVersions, Mirror};
@@ -44,8 +42,8 @@ pub(super) fn document(
         document.state = ReportedState::ALL.into_iter().find(is_state).unwrap_or_default();
         document.replica = Some(replica(mirrored, &mirror, &status));
         document.verify = verify;
-        document.failover =
-            mirror.failover_status().map(|failover| self::failover(&status, &failover));
+        let failover = mirror.failover_status();
+        document.failover = failover.map(|failover| self::failover(status.serving, &failover));
         document.reopening = mirrored.reopening().map(|reopening| ReopeningDocument {
             reason: reopening.reason,
             attempts: reopening.attempts,
@@ -99,29 +97,16 @@ fn replica(mirrored: &MirroredVolume, mirror: &Mirror, status: &MirrorStatus) ->
 }
 
 /// Who would win at the arbiter now, and why not.
-fn failover(status: &MirrorStatus, failover: &FailoverStatus) -> FailoverDocument {
-    let denial = failover.denial.as_ref().map(Denial::to_string);
-    let alone = matches!(failover.standing, Standing::Alone { .. });
-    let recorded = failover.mark.standing == RecordedStanding::InSync;
-    let why_not = match status.role {
-        _ if status.inconsistent => Some("its data is inconsistent until a resync ends"),
-        _ if status.removed => Some("it was removed from the mirror"),
-        ReplicaRole::Source if status.serving && (alone || failover.is_peer_recorded) => None,
-        ReplicaRole::Source if status.serving && failover.mark.revision > 0 => None,
-        ReplicaRole::Source if failover.mark.revision > 0 => None,
-        ReplicaRole::Target if recorded => None,
-        ReplicaRole::Target => Some("its source has not recorded it as in sync"),
-        ReplicaRole::Source => Some("the mirror was never in sync with an arbiter"),
-        ReplicaRole::Deposed => {
-            Some("it was deposed, and its data may differ: an operator decides")
-        }
-    };
+fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
+    let peer_obstacle = failover.peer_obstacle.filter(|_| serving);
     FailoverDocument {
-        would_win: why_not.is_none() && denial.is_none(),
-        why_not: why_not.map(str::to_owned).or_else(|| denial.clone()),
-        peer_may_take_over: status.serving && failover.is_peer_recorded,
+        would_win: failover.obstacle.is_none(),
+        obstacle: failover.obstacle,
+        peer_would_win: serving && peer_obstacle.is_none(),
+        peer_obstacle,
+        suspended: failover.is_suspended,
         revision: failover.mark.revision,
-        denial,
+        denial: failover.denial.as_ref().map(Denial::to_string),
     }
 }
 

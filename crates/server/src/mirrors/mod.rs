@@ -11,6 +11,7 @@
 //! Names derive from the volume's NQN and the nodes' names, so all nodes agree on them.
 
 mod create;
+mod failover;
 mod granularity;
 mod grow;
 mod handle;
@@ -40,9 +41,7 @@ use flagstone_mirror::manage::replica::{LogMoves, Replica, read_superblock};
 use flagstone_mirror::ondisk::layout::layout;
 use flagstone_mirror::session::pace::PaceLimits;
 use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
-use flagstone_mirror::{
-    FailoverMode, FailoverOptions, LinkVersions, Mirror, PeerOptions, Undelivered,
-};
+use flagstone_mirror::{LinkVersions, Mirror, PeerOptions, Undelivered};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -466,17 +465,6 @@ impl MirroredVolume {
             return Err(error.to_string());
         }
         Ok(mirror)
-    }
-
-    /// Sets the arbiter of the daemon. It is asked only if the mirror fails over by itself.
-    pub(crate) fn set_arbiter(&self, arbiter: Option<SharedArbiter>) {
-        *self.arbiter.borrow_mut() = arbiter;
-    }
-
-    fn failover_options(&self) -> Option<FailoverOptions> {
-        let arbiter = self.arbiter.borrow().clone();
-        let arbiter = arbiter.filter(|_| self.config.failover == FailoverMode::Automatic)?;
-        Some(FailoverOptions { arbiter, failover_after: self.config.failover_after })
     }
 
     /// Keys that this node and a peer prove to each other, if the configuration has any.

@@ -71,6 +71,8 @@ pub(super) struct World {
     pub(super) calm: Cell<bool>,
     pub(super) stop: Cell<bool>,
     pub(super) mode: Mode,
+    /// Nodes fail over by themselves.
+    automatic: bool,
     pub(super) ack: Ack,
     sim: flagstone_runtime::sim::World,
     nodes: [NodeId; 2],
@@ -91,7 +93,9 @@ impl World {
     /// A node begins to serve: the history restarts if that gives data up.
     fn promoted(&self, index: usize) {
         let from = self.source.replace(index);
-        let failover = self.failing_over.take() == Some(index);
+        let ordered = self.failing_over.take() == Some(index);
+        // Without an operator, the role moves by a grant or by a switchover, which loses nothing.
+        let failover = ordered || (self.automatic && self.mode == Mode::Async && from != index);
         self.history.note(format!("node {index} serves, after node {from}, failover {failover}"));
         let lost_power = self.lost_power[index].replace(false);
         if failover && self.mode == Mode::Async {
@@ -169,6 +173,7 @@ impl Cluster {
             devices: RefCell::default(),
             source: Cell::new(0),
             failing_over: Cell::new(None),
+            automatic: profile.automatic,
             gives_up: Cell::new(false),
             lost_power: Default::default(),
             is_past: Default::default(),
@@ -239,7 +244,9 @@ impl Cluster {
         (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
         let failover = self.arbiter.as_ref().map(|(store, after)| {
             let arbiter = Arc::new(Client { store: store.clone(), index });
-            FailoverOptions { arbiter, failover_after: after[index] }
+            // Shorter than some pauses of a node.
+            let max_lag = (self.world.mode == Mode::Async).then_some(Duration::from_secs(1));
+            FailoverOptions { arbiter, failover_after: after[index], max_lag }
         });
         let process = node(world, index, here, (peer, failover), unverified);
         self.sim.spawn_on(self.nodes[index], process);

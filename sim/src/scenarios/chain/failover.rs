@@ -30,6 +30,14 @@ pub const FAILOVER: Scenario = Scenario {
     run: |seed| run(seed, &Profile { automatic: true, ..Profile::new(Mode::Sync, false) }),
 };
 
+/// As [`FAILOVER`], asynchronous: what the target lacks may be lost, and nothing else.
+pub const FAILOVER_ASYNC: Scenario = Scenario {
+    name: "failover-async",
+    about: "the asynchronous chain with an arbiter: a failover shows one moment of the source's past, \
+            and a target that lags does not take over",
+    run: |seed| run(seed, &Profile { automatic: true, ..Profile::new(Mode::Async, false) }),
+};
+
 const VOLUME: ReplicaId = ReplicaId([7; 16]);
 /// Simulated time within which the mirror gets in sync when nothing fails any more.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
