@@ -213,7 +213,7 @@ fn uuid(bytes: &[u8]) -> String {
 
 /// Checks that the nvme-cli commands printed in `docs/nvme-vendor-commands.md` are exactly those
 /// after the word `example` in `tests/guest/replica.sh`, and include every command of the
-/// document's table.
+/// document's headings.
 ///
 /// # Panics
 ///
@@ -237,13 +237,10 @@ pub fn assert_examples_are_run() {
     }
     let opcodes: Vec<String> = document
         .lines()
-        .filter_map(|line| line.strip_prefix("| ")?.split_once("h "))
-        .filter(|(opcode, _)| {
-            opcode.len() == 2 && u8::from_str_radix(opcode, 16).is_ok_and(|code| code >= 0x80)
-        })
-        .map(|(opcode, _)| format!("-o 0x{} ", opcode.to_lowercase()))
+        .filter_map(|line| line.strip_prefix("## ")?.strip_suffix("h)")?.rsplit_once('('))
+        .map(|(_, opcode)| format!("-o 0x{} ", opcode.to_lowercase()))
         .collect();
-    assert_eq!(opcodes.len(), 18, "the table of commands: {opcodes:?}");
+    assert_eq!(opcodes.len(), 18, "the headings of commands: {opcodes:?}");
     for opcode in opcodes {
         assert!(printed.iter().any(|line| line.contains(&opcode)), "no example of {opcode}");
     }

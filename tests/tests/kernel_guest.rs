@@ -4,7 +4,8 @@
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
 //! `tests/guest/multipath.sh` has the steps for a volume mirrored by two nodes,
 //! `tests/guest/late.sh` those for a volume whose server restarts before its backing server,
-//! `tests/guest/namespaces.sh` those for namespaces that appear, grow and disappear.
+//! `tests/guest/namespaces.sh` those for namespaces that appear, grow and disappear,
+//! `tests/guest/reservations.sh` those for two hosts that fence each other.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
@@ -64,6 +65,39 @@ fn linux_host_survives_server_restarts() {
 
     let status = server.terminate();
     assert!(status.success(), "after a clean stop: {status}\n{}", server.output());
+}
+
+/// Two hosts that fence each other with nvme-cli, across a restart of the server.
+#[test]
+fn linux_hosts_fence_each_other_with_reservations() {
+    let image = match Image::build() {
+        Ok(image) => image,
+        Err(reason) => return tools::skip("reservations of Linux hosts", &reason),
+    };
+    let scratch = Scratch::new();
+    let (disk, state) = (scratch.disk("disk", SIZE_BYTES), scratch.path().join("state"));
+    let state = state.to_str().expect("a name in UTF-8");
+    let volume = format!("db={}", disk.display());
+    let listener = "nvme-tcp://127.0.0.1:0";
+    let mut server = Server::start_with(&[&volume], &[listener], &["--state", state]);
+    let script = Script {
+        files: &["host.sh", "reservations.sh"],
+        variables: &[
+            ("ADDRESS", HOST_ADDRESS),
+            ("PORT", &server.port("nvme-tcp").to_string()),
+            ("NQN", &format!("{NQN_PREFIX}db")),
+        ],
+        kernel_arguments: "nvme_core.multipath=N",
+    };
+    let report = guest::run(&image, &script, |request| match request {
+        "restart" => {
+            server.restart();
+            Ok(())
+        }
+        _ => Err("no such request".into()),
+    });
+    println!("{}", report.summary());
+    report.assert_passed();
 }
 
 /// A server that starts before its backing server keeps the host waiting. The host

@@ -178,15 +178,19 @@ fn only_calls_that_happened_have_series() {
 fn metrics_page_lists_every_family() {
     let (server, _scratch) = serve();
     let metrics = scrape(&server);
-    let mut table = "\n| name | type | meaning |\n| --- | --- | --- |\n".to_owned();
+    let mut table = String::new();
     for (name, kind, help) in families(&metrics) {
-        table += &format!("| `{name}` | {kind} | {help} |\n");
+        // The page says which names are counters; all others are gauges.
+        let kind = match (kind, name.ends_with("_total")) {
+            ("counter", true) | ("gauge", false) => String::new(),
+            _ => format!(" ({kind})"),
+        };
+        table += &format!("- `{name}`{kind}: {help}\n");
     }
     let path = tools::workspace().join("docs/metrics.md");
     let page = fs::read_to_string(&path).expect("docs/metrics.md exists");
-    let (before, rest) = page.split_once("<!-- metrics -->\n").expect("the table begins");
-    let (found, after) = rest.split_once("<!-- end of metrics -->").expect("the table ends");
-    let table = table.trim_start();
+    let (before, rest) = page.split_once("<!-- metrics -->\n").expect("the list begins");
+    let (found, after) = rest.split_once("<!-- end of metrics -->").expect("the list ends");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         let page = format!("{before}<!-- metrics -->\n{table}<!-- end of metrics -->{after}");
         return fs::write(path, page).expect("docs/metrics.md can be written");

@@ -80,18 +80,18 @@ fn architecture_lists_workspace_dependencies() {
     let graph = workspace_dependencies(&metadata(&["--no-deps"]).expect("it needs no registry"));
     let mut names: Vec<&String> = graph.keys().collect();
     names.sort_by_key(|name| (height(name, &graph), *name));
-    let mut table = String::from("| crate | depends on |\n| --- | --- |\n");
+    let mut list = String::new();
     for name in names {
         let below: Vec<&str> = graph[name].iter().map(String::as_str).collect();
-        let below = if below.is_empty() { "-".to_owned() } else { below.join(", ") };
-        let _ = writeln!(table, "| {name} | {below} |");
+        let below = if below.is_empty() { "none".to_owned() } else { below.join(", ") };
+        let _ = writeln!(list, "- {name}: {below}");
     }
     let document = read("ARCHITECTURE.md");
-    let (before, rest) = document.split_once(BEGIN).expect("the table has its first mark");
-    let (_, after) = rest.split_once(END).expect("the table has its last mark");
+    let (before, rest) = document.split_once(BEGIN).expect("the list has its first mark");
+    let (_, after) = rest.split_once(END).expect("the list has its last mark");
     compare_or_update(
         "ARCHITECTURE.md",
-        &format!("{before}{BEGIN}{table}{END}{after}"),
+        &format!("{before}{BEGIN}{list}{END}{after}"),
         "UPDATE_DOCS=1 cargo test -p flagstone-tests --test repository",
     );
 }

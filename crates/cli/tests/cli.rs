@@ -129,7 +129,7 @@ fn options_beyond(command: &clap::Command, without: &[String]) -> String {
         Some(format!("`{name}`{default}"))
     };
     let all: Vec<_> = command.get_arguments().filter_map(argument).collect();
-    format!("\n{}\n\n", all.join(", ")).replace("\n\n\n", "\n\n")
+    all.join(", ")
 }
 
 /// The option identifiers of a group.
@@ -139,7 +139,7 @@ fn ids(group: &clap::Command) -> Vec<String> {
 
 fn exit_codes() -> String {
     let rows = Exit::MEANINGS.map(|(exit, meaning)| format!("| {} | {meaning} |\n", exit as u8));
-    format!("| code | meaning |\n| --- | --- |\n{}", rows.concat())
+    format!("\n| code | meaning |\n| --- | --- |\n{}", rows.concat())
 }
 
 #[test]
@@ -196,8 +196,8 @@ fn cli_reference_matches_clap() {
         (format!("options:{name}"), options_beyond(group, &without))
     });
     // These commands have no other options.
-    assert!(["pause", "continue", "break"].iter().all(|name| mirror_peer(name) == "\n\n"));
-    assert!(mirror("demote") == "\n\n" && mirror("failover") == mirror("delete"));
+    assert!(["pause", "continue", "break"].iter().all(|name| mirror_peer(name).is_empty()));
+    assert!(mirror("demote").is_empty() && mirror("failover") == mirror("delete"));
     let commands = [
         ("options:mirror-create".to_owned(), mirror("create")),
         ("options:mirror-resync".to_owned(), mirror_peer("resync")),
@@ -262,7 +262,7 @@ fn cli_reference_matches_clap() {
         ("options:init".to_owned(), of("init")),
     ];
     for (marker, table) in shared_options.chain(commands) {
-        let begin = format!("<!--{marker}-->\n");
+        let begin = format!("<!--{marker}-->");
         let start = doc.find(&begin).unwrap_or_else(|| panic!("{begin} is missing")) + begin.len();
         let length = doc[start..].find("<!--end-->").expect("the end is marked");
         doc.replace_range(start..start + length, &table);

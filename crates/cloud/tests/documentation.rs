@@ -6,12 +6,11 @@ use std::path::Path;
 
 use flagstone_cloud::Catalog;
 
+/// The types of the format, without those of pages and remarks, which are for the built-in catalogs.
 const MODEL: &str = concat!(
     include_str!("../src/catalog/model/mod.rs"),
     include_str!("../src/catalog/model/disk.rs"),
     include_str!("../src/catalog/model/machine.rs"),
-    include_str!("../src/catalog/model/page.rs"),
-    include_str!("../src/catalog/model/remarks.rs"),
     include_str!("../src/catalog/model/rules.rs"),
     include_str!("../src/catalog/model/source.rs"),
     include_str!("../src/catalog/model/units.rs"),

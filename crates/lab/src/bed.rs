@@ -12,9 +12,10 @@ use std::path::PathBuf;
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::attach::{Initiator, InitiatorChoice};
-use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
+use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, CampaignStep, Watcher};
+use flagstone_bench::cpu::{CpuUse, Snapshot};
 use flagstone_bench::fio::Fio;
-use flagstone_bench::generator::Generator;
+use flagstone_bench::generator::{Generator, LoadRun};
 use flagstone_bench::guard;
 use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_bench::process::Interrupt;
@@ -37,6 +38,31 @@ pub const SCHEMA_VERSION: u32 = 1;
 pub(crate) const NO_FILE_BYTES: u64 = 1 << 20;
 
 pub(crate) type MeasuredRecords = (CampaignEnd, Vec<ResultRecord>);
+
+/// Stores the output of a run of the built-in generator on an emulated disk, which began at
+/// `started_unix_s` and `before`, and returns its record, which is not stored yet.
+pub(crate) fn emulated_record(
+    (plan, store): (&CampaignPlan, &ResultStore),
+    step: CampaignStep,
+    (started_unix_s, before): (f64, &Snapshot),
+    run: LoadRun,
+) -> Result<ResultRecord, Error> {
+    let cpus = Snapshot::take().since(before);
+    let (job, target) = (&plan.jobs[step.job], &plan.targets[step.target]);
+    let mut measurement = run.measurement();
+    measurement.cpu = (!cpus.is_empty()).then(|| CpuUse::mean(&cpus));
+    let raw = serde_json::to_string(&run.results).expect("results are always JSON");
+    let raw = store.raw(&job.name, step.target, step.repetition, &raw)?;
+    Ok(ResultRecord {
+        provenance: Provenance::Emulated,
+        repetition: step.repetition,
+        started_unix_s,
+        tool: "flagstone load".to_owned(),
+        command: run.command,
+        raw: Some(raw),
+        ..ResultRecord::new(&plan.suite, job, target, measurement)
+    })
+}
 
 #[derive(Clone, Debug)]
 pub struct RunOptions {

@@ -6,15 +6,17 @@ mod common;
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::held::Held;
 use common::peer::{Agreed, Peer, request};
-use common::{Running, any_port, memory, on_each_driver, until};
+use common::{Running, any_port, in_simulation, memory, on_each_driver, until};
 use flagstone_blockdev::{FaultConfig, FaultLayer};
-use flagstone_nbd::limits::MAX_IN_FLIGHT;
+use flagstone_nbd::limits::{MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, PART_BYTES};
 use flagstone_nbd::wire::Errno;
 use flagstone_nbd::wire::request::{command, command_flag};
 use flagstone_nbd::{Export, ServerOptions};
+use flagstone_runtime::buf::BufferShares;
 use flagstone_runtime::{buf, random_u64, spawn, time};
 
 const STRUCTURED: Agreed = Agreed { structured: true, sized: true };
@@ -258,6 +260,29 @@ fn end_of_client_is_seen_at_in_flight_limit() {
         drop(peer);
         server.quiet().await;
         assert_eq!(calls.ended(), 0, "no call reached the device");
+    });
+}
+
+/// A part that ends without a reply makes room for the next one.
+#[test]
+fn write_beyond_in_flight_limit_ends() {
+    const LEN: usize = 2 * MAX_IN_FLIGHT_BYTES;
+    in_simulation(1, async || {
+        let (device, calls) = Held::wrap(memory(64 << 20, 512));
+        calls.hold();
+        let server = Running::with(device);
+        // Memory enough for the limit of the protocol: waiting for memory has a timer of its own.
+        server.server.share_buffers(BufferShares::new(1 << 30, 1));
+        let peer = Rc::new(Peer::begun(&server.address, STRUCTURED).await);
+        let sender = peer.clone();
+        let sending = spawn(async move { write(&sender, 0, &vec![7; LEN]).await });
+        // The receiver finds no room, and waits.
+        time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(calls.begun(), MAX_IN_FLIGHT_BYTES / PART_BYTES);
+        calls.let_go();
+        let error = time::timeout(Duration::from_secs(5), sending).await;
+        assert_eq!(error.expect("the write stalls").unwrap(), 0);
+        assert!(calls.ended() >= LEN / PART_BYTES);
     });
 }
 

@@ -155,12 +155,7 @@ pub(crate) struct RollbackArgs {
     /// VOLUME@SNAPSHOT
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) force: ForceArgs,
-    /// Skip the confirmation of data loss
-    #[arg(long, short)]
-    pub(crate) yes: bool,
-    #[command(flatten)]
-    pub(crate) order: OrderArgs,
+    pub(crate) loss: LossArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -301,12 +296,7 @@ pub(crate) struct PoolForceArgs {
     /// The pool
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) force: ForceArgs,
-    /// Skip the confirmation of data loss
-    #[arg(long, short)]
-    pub(crate) yes: bool,
-    #[command(flatten)]
-    pub(crate) order: OrderArgs,
+    pub(crate) loss: LossArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -314,6 +304,18 @@ pub(crate) struct ForceArgs {
     /// Proceed although hosts are attached, which are disconnected, or a pool cannot be opened
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+/// Options of an order that may lose data, and disconnect hosts.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct LossArgs {
+    #[command(flatten)]
+    pub(crate) force: ForceArgs,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -409,12 +411,7 @@ pub(crate) struct DeleteArgs {
     #[arg(add = completions::volumes())]
     pub(crate) name: String,
     #[command(flatten)]
-    pub(crate) force: ForceArgs,
-    /// Skip the confirmation of data loss
-    #[arg(long, short)]
-    pub(crate) yes: bool,
-    #[command(flatten)]
-    pub(crate) order: OrderArgs,
+    pub(crate) loss: LossArgs,
 }
 
 fn size(text: &str) -> Result<u64, String> {

@@ -20,7 +20,8 @@ use crate::output::print;
 use crate::status::server::read;
 use crate::status::{self, StatusArgs, run_client};
 use args::{
-    OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs, VolumeCommand,
+    LossArgs, OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs,
+    VolumeCommand,
 };
 
 /// An order, ready to be sent.
@@ -85,6 +86,15 @@ fn absolute(paths: &[PathBuf]) -> Result<Vec<String>, Failure> {
     paths.iter().map(path).collect()
 }
 
+/// An order that asks first, and disconnects hosts by `--force`.
+fn losing<'a>(
+    action: &'static str,
+    name: &'a String,
+    loss: &'a LossArgs,
+) -> (&'static str, &'a String, Value, bool, &'a OrderArgs) {
+    (action, name, json!({"force": loss.force.force}), !loss.yes, &loss.order)
+}
+
 fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
     let (action, name, body, asks_first, args) = match command {
         PoolCommand::Create(args) => {
@@ -97,12 +107,8 @@ fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
             let body = json!({"devices": absolute(&args.devices)?});
             ("import", &args.name, body, false, &args.order)
         }
-        PoolCommand::Reopen(args) => {
-            ("reopen", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
-        }
-        PoolCommand::Destroy(args) => {
-            ("destroy", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
-        }
+        PoolCommand::Reopen(args) => losing("reopen", &args.name, &args.loss),
+        PoolCommand::Destroy(args) => losing("destroy", &args.name, &args.loss),
         PoolCommand::Grow(args) => {
             let devices = absolute(std::slice::from_ref(&args.device))?;
             let body = json!({"devices": devices, "destroy_data": absolute(&args.destroy_data)?});
@@ -152,9 +158,7 @@ fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
             ("clone", &args.name, body, false, &args.order)
         }
         VolumeCommand::Promote(args) => ("promote", &args.name, json!({}), false, &args.order),
-        VolumeCommand::Delete(args) => {
-            ("delete", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
-        }
+        VolumeCommand::Delete(args) => losing("delete", &args.name, &args.loss),
         VolumeCommand::List(_)
         | VolumeCommand::Show(_)
         | VolumeCommand::Send(_)

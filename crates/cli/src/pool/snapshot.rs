@@ -12,7 +12,7 @@ use flagstone_units::format_time;
 use serde_json::json;
 
 use super::args::{DiffArgs, ListSnapshotsArgs, SnapshotArgs, SnapshotCommand};
-use super::{Order, act, object};
+use super::{Order, act, losing, object};
 use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
@@ -33,9 +33,7 @@ fn order(command: &SnapshotCommand) -> Order {
             let (first, with) = args.names.split_first().expect("clap asks for one");
             ("create", first, json!({"with": with}), false, &args.order)
         }
-        SnapshotCommand::Rollback(args) => {
-            ("rollback", &args.name, json!({"force": args.force.force}), !args.yes, &args.order)
-        }
+        SnapshotCommand::Rollback(args) => losing("rollback", &args.name, &args.loss),
         SnapshotCommand::Delete(args) => ("delete", &args.name, json!({}), !args.yes, &args.order),
         SnapshotCommand::List(_) | SnapshotCommand::Diff(_) => unreachable!("they are no orders"),
     };

@@ -11,17 +11,17 @@ const LATENCY: Kind = Kind::Time(Duration::from_micros(1)..=Duration::from_secs(
 pub static DISK_MODEL: Section = Section {
     path: "volume.NAME.disk_model",
     keys: keys! {
-        "latency", LATENCY, "" => "Median of the service latency of all requests.";
+        "latency", LATENCY, "" => "Median service latency.";
         "p99", LATENCY, "" =>
-            "99th percentile, 1 to 100 times the median. Default: the same as `latency`, which is then constant.";
+            "99th percentile, up to 100 times the median. Default: the median.";
         "read_latency", LATENCY, "" => "Median for reads; replaces `latency`.";
-        "read_p99", LATENCY, "" => "99th percentile of reads. Default: the same as `read_latency`.";
+        "read_p99", LATENCY, "" => "99th percentile. Default: the median.";
         "write_latency", LATENCY, "" =>
             "Median for writes, flushes, discards and writes of zeroes; replaces `latency`.";
         "write_p99", LATENCY, "" =>
-            "99th percentile of writes. Default: the same as `write_latency`.";
+            "99th percentile. Default: the median.";
         "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
-            "Seed of the latencies, which are drawn in the order of the requests.";
+            "Seed of the latencies.";
     },
     profile: true,
 };

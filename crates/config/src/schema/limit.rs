@@ -18,21 +18,21 @@ const IO_SIZE: Kind = Kind::Size(512..=32 * MIB, SizeRule::MultipleOf(512));
 pub static LIMIT: Section = Section {
     path: "limit.NAME",
     keys: keys! {
-        "iops", IOPS, "" => "I/Os a second, of reads and writes together.";
-        "read_iops", IOPS, "" => "Reads a second.";
+        "iops", IOPS, "" => "I/Os a second, reads and writes.";
+        "read_iops", IOPS, "" => "Reads or writes a second.";
         "write_iops", IOPS, "" =>
-            "Writes a second. A flush, a discard and a write of zeroes count as one write each.";
+            "Reads or writes a second.";
         "iops_mix", MIX, "separate" =>
-            "How `read_iops` and `write_iops` combine. `separate`: both are available at the same time. `shared`: reads / `read_iops` + writes / `write_iops` is at most 1.";
-        "throughput", THROUGHPUT, "" => "Bytes a second, of reads and writes together.";
-        "read_throughput", THROUGHPUT, "" => "Bytes read a second.";
-        "write_throughput", THROUGHPUT, "" => "Bytes written a second.";
+            "How `read_iops` and `write_iops` [combine](limit.md#reads-and-writes).";
+        "throughput", THROUGHPUT, "" => "Bytes a second, reads and writes.";
+        "read_throughput", THROUGHPUT, "" => "Bytes read or written a second.";
+        "write_throughput", THROUGHPUT, "" => "Bytes read or written a second.";
         "throughput_mix", MIX, "separate" =>
-            "The same as `iops_mix`, for `read_throughput` and `write_throughput`.";
+            "The same for `read_throughput` and `write_throughput`.";
         "io_size", IO_SIZE, "" =>
-            "A read or write counts as one I/O for each started unit of this size. Default: one I/O, whatever its size.";
+            "Each started unit of this size counts as an I/O. Default: any size is one I/O.";
         "burst", Kind::Table(&BURST), "" =>
-            "Higher rates for a limited time, from a bucket of credit.";
+            "Higher rates for a limited time.";
     },
     profile: true,
 };
@@ -42,14 +42,14 @@ pub static BURST: Section = Section {
     path: "limit.NAME.burst",
     keys: keys! {
         "iops", BURST_IOPS, "" =>
-            "Highest I/Os a second while there is credit. Must be more than `iops` of the limit.";
-        "read_iops", BURST_IOPS, "" => "The same for `read_iops`.";
-        "write_iops", BURST_IOPS, "" => "The same for `write_iops`.";
-        "throughput", BURST_THROUGHPUT, "" => "The same for `throughput`.";
-        "read_throughput", BURST_THROUGHPUT, "" => "The same for `read_throughput`.";
-        "write_throughput", BURST_THROUGHPUT, "" => "The same for `write_throughput`.";
+            "Rate while there is credit, more than the limit's.";
+        "read_iops", BURST_IOPS, "" => "Rate while there is credit, more than the limit's.";
+        "write_iops", BURST_IOPS, "" => "Rate while there is credit, more than the limit's.";
+        "throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
+        "read_throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
+        "write_throughput", BURST_THROUGHPUT, "" => "Rate while there is credit, more than the limit's.";
         "duration", Kind::Time(Duration::from_secs(1)..=Duration::from_millis(DAY_MS)), "30s" =>
-            "Time that a full bucket lasts at the highest rate. The bucket starts full, and unused rate refills it.";
+            "Time that a full bucket lasts at this rate. It starts full; unused rate refills it.";
     },
     profile: false,
 };

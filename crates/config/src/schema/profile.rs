@@ -12,24 +12,24 @@ pub static PROFILE: Section = Section {
     path: "profile",
     keys: keys! {
         "profile", Kind::Text("type of disk"), "" =>
-            "Type of cloud disk, such as `pd-ssd`. Its limits, and how reads and writes share them, come from a catalog: [limit.md](limit.md#disk-profiles).";
+            "Type of cloud disk, such as `pd-ssd`.";
         "size", SIZE, "" =>
-            "Size of the profiled disk, independent of the volume's own size. Required with `profile`, except for types that have a single size.";
+            "Its size, independent of the volume's. Required, except for types of one size.";
         "machine", Kind::Text("machine type"), "" =>
-            "Machine that the disk is attached to, such as `n2-standard-8`. Default: the catalog's default machine, if it has one.";
+            "Its machine, such as `n2-standard-8`. Default: the catalog's.";
         "catalog", Kind::Text("catalog"), "" =>
-            "Catalog of `profile`: `gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
+            "`gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
         "disks", Kind::Count(1..=flagstone_cloud::limits::MAX_DISKS as u64), "" =>
-            "Number of such disks, striped. Default: the number that the machine comes with, or 1.";
+            "Number of striped disks. Default: the machine's, or 1.";
         "regional", Kind::Flag, "" => "The disk is replicated in two zones. Default: false.";
         "provisioned_iops", IOPS, "" =>
-            "Provisioned IOPS of each disk, for types that sell IOPS. Default: the default of the type.";
+            "IOPS bought for each disk. Default: the type's.";
         "provisioned_throughput", THROUGHPUT, "" =>
-            "Provisioned throughput of each disk, for types that sell throughput. Default: the default of the type.";
+            "Throughput bought for each disk. Default: the type's.";
         "other_egress_gbps", Kind::Count(0..=10_000), "" =>
-            "Other egress traffic of the machine, in Gbit/s. Default: 0.";
+            "Other egress of the machine, Gbit/s. Default: 0.";
         "tier1_networking", Kind::Flag, "" =>
-            "The machine has Tier_1 networking (higher egress). Default: false.";
+            "The machine has Tier_1 networking. Default: false.";
     },
     profile: false,
 };

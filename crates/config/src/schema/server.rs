@@ -9,26 +9,26 @@ pub static SERVER: Section = Section {
     path: "server",
     keys: keys! {
         "listen", Kind::Entries("listen address", &LISTEN), "" =>
-            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`. Port 0 picks a free port. An entry is an address, or a [table](#serverlisten) with its options. An address that other machines reach requires [keys](guides/keys.md) for all its volumes, or `insecure`. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`, reachable from this machine only.";
+            "Addresses to serve on: `nvme-tcp://ADDRESS:PORT`, `nbd://ADDRESS:PORT`, `nbd+unix:///PATH`, or [tables](#serverlisten). Port 0 picks a free port. Default: `[\"nvme-tcp://127.0.0.1:4420\", \"nbd://127.0.0.1:10809\"]`.";
         "cores", Kind::Count(1..=1024), "" =>
-            "Executor threads. Default: one for each CPU the process may use.";
+            "Executor threads. Default: one per available CPU.";
         "buffer_memory", Kind::Size(16 * MIB..=1024 * GIB, SizeRule::MultipleOf(MIB)), "256MiB" =>
-            "Hard limit of the pooled I/O buffers of all connections together. At least twice the largest request of each protocol served: `mdts` for NVMe/TCP, 32MiB for NBD.";
+            "Hard limit of all pooled I/O buffers. At least twice the largest request: `mdts` for NVMe/TCP, 32MiB for NBD.";
         "node", Kind::Text("node name"), "" =>
-            "Name of this node: the NAME of its [`[peer.NAME]`](#peername) table in the peers' files. Required if a volume is mirrored.";
+            "Name of this node in the peers' [`[peer.NAME]`](#peername). Required for mirrors.";
         "io_engine", Kind::Choice(&["auto", "io_uring", "threads"]), "auto" =>
-            "How I/O reaches the kernel. `auto` uses io_uring where the kernel and the container allow it, else threads.";
+            "`auto`: io_uring where the kernel and the container allow it, else threads.";
         "busy_poll", time(0, 1), "50us" =>
-            "Longest busy poll before an executor sleeps. It polls only while recent waits were short enough to gain from it. 0 turns it off.";
+            "Longest busy poll before an executor sleeps, while recent waits were that short. 0: none.";
         "api", Kind::Text("socket path"), "" =>
-            "Unix socket of the [control API](api.md), which `flagstone status` asks: a path, or `none`. The file has mode 0600. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users without permission to write there. If neither can be created, the server warns and runs without the API.";
-        "api_tls", Kind::Table(&API_TLS), "" => "The control API over TCP, for [users](#api_username) on other machines.";
+            "Unix socket of the [control API](api.md), mode 0600, or `none`. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users who cannot write there. If neither can be created, the server warns and has no API.";
+        "api_tls", Kind::Table(&API_TLS), "" => "The API over TCP, for [users](#api_username).";
         "metrics", Kind::Text("address"), "" =>
-            "TCP address that serves [metrics](metrics.md) to Prometheus and nothing else: `ADDRESS:PORT`, port 9469 if omitted. It is not authenticated. Default: none. The API socket serves metrics too.";
+            "TCP address of [metrics](metrics.md) without authentication: `ADDRESS:PORT`, default port 9469. Default: none.";
         "state", Kind::Text("directory"), "" =>
-            "Directory that the server owns. It records there which devices belong to which [pool](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; without either, there are no pools.";
-        "nvme", Kind::Table(&NVME), "" => "Options of NVMe/TCP.";
-        "nbd", Kind::Table(&NBD), "" => "Options of NBD.";
+            "Directory where the server records the devices of [pools](guides/pool.md). Default: `$STATE_DIRECTORY`, which systemd sets for the packaged service; else no pools.";
+        "nvme", Kind::Table(&NVME), "" => "Options of the protocol.";
+        "nbd", Kind::Table(&NBD), "" => "Options of the protocol.";
     },
     profile: false,
 };
@@ -39,7 +39,7 @@ pub static LISTEN: Section = Section {
     keys: keys! {
         "url", Kind::Text("listen address"), "" => "The address. Required.";
         "insecure", Kind::Flag, "false" =>
-            "Accept hosts and clients without keys: anyone who reaches the address can read and write its volumes. The server warns in its log, in `flagstone status` and in a [metric](metrics.md).";
+            "Accept hosts and clients without keys: anyone who reaches the address can read and write its volumes. Log, status and a [metric](metrics.md) warn.";
     },
     profile: false,
 };
@@ -49,13 +49,13 @@ pub static API_TLS: Section = Section {
     path: "server.api_tls",
     keys: keys! {
         "listen", Kind::Text("address"), "" =>
-            "TCP address that serves the [API](api.md#over-tcp) with TLS 1.3: `ADDRESS:PORT`, port 9468 if omitted. Required.";
+            "Address of the [API over TCP](api.md#over-tcp): `ADDRESS:PORT`, default port 9468. Required.";
         "certificate_file", Kind::Text("path"), "" =>
-            "Absolute path of the server's certificate as PEM, followed by those of intermediate authorities. Required. A reload reads it again.";
+            "The server's certificate, followed by those of intermediate authorities. Required.";
         "key_file", Kind::Text("path"), "" =>
-            "Absolute path of its private key as PEM, which only its owner may read (mode 0600). Required. A reload reads it again.";
+            "Its private key (mode 0600). Required.";
         "client_ca_file", Kind::Text("path"), "" =>
-            "Absolute path of the authorities, as PEM, whose client certificates are accepted. Default: none, and users have tokens only.";
+            "Authorities whose client certificates are accepted. Default: none, tokens only.";
     },
     profile: false,
 };
@@ -67,9 +67,9 @@ pub static API_USER: Section = Section {
         "role", Kind::Choice(&[ApiRole::ReadOnly.name(), ApiRole::Operator.name()]), ApiRole::ReadOnly.name() =>
             "`read-only`: documents and metrics. `operator`: orders as well.";
         "token_file", Kind::Text("path"), "" =>
-            "Absolute path of a file with the hash of the user's token, as `flagstone key token` prints it, or two while one replaces the other. Only its owner may read it (mode 0600). This or `certificate_name` is required.";
+            "File with the hash of the user's token (`flagstone key token`), or two during a change; mode 0600. This or `certificate_name` is required.";
         "certificate_name", Kind::Text("DNS name"), "" =>
-            "DNS name (subject alternative name) in the user's client certificate, which an authority of `client_ca_file` has issued.";
+            "DNS name (subject alternative name) in the user's client certificate, issued under `client_ca_file`.";
     },
     profile: false,
 };
@@ -79,22 +79,22 @@ pub static NVME: Section = Section {
     path: "server.nvme",
     keys: keys! {
         "nqn_prefix", Kind::Text("NQN"), "nqn.2026-01.io.flagstone" =>
-            "Prefix of the NQN of every volume and subsystem without `nqn`: `PREFIX:NAME`.";
+            "Default NQNs of volumes and subsystems are `PREFIX:NAME`.";
         "in_capsule", Kind::Size(0..=256 * KIB, SizeRule::MultipleOf(4 * KIB)), "64KiB" =>
-            "Largest in-capsule data: writes up to this size carry their data with the command and save a round trip. At most `mdts`.";
+            "Largest in-capsule data: such writes save a round trip. At most `mdts`.";
         "max_queues", Kind::Count(1..=128), "128" => "I/O queues of one controller.";
         "queue_depth", Kind::Count(32..=1024), "1024" =>
-            "Entries of one I/O queue. At most one command fewer is in progress.";
+            "Entries of one I/O queue; one command fewer in progress.";
         "mdts", Kind::Size(8 * KIB..=32 * MIB, SizeRule::PowerOfTwo), "1MiB" =>
-            "Largest data transfer of one command.";
+            "Largest transfer of one command.";
         "max_connections", Kind::Count(1..=65536), "1024" =>
-            "Connections (queues) of all hosts together.";
-        "header_digest", Kind::Flag, "true" => "Grant header digests to hosts that ask for them.";
-        "data_digest", Kind::Flag, "true" => "Grant data digests to hosts that ask for them.";
+            "Connections (queues) of all hosts.";
+        "header_digest", Kind::Flag, "true" => "Grant digests on request.";
+        "data_digest", Kind::Flag, "true" => "Grant digests on request.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
-            "Time limit from accepting a connection to its completed Connect command.";
+            "Time limit until the Connect command completes.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
-            "A connection is closed when the peer neither completes a started PDU nor reads its responses for this long.";
+            "Closes a connection whose peer neither completes a PDU nor reads responses for this long.";
     },
     profile: false,
 };
@@ -104,11 +104,11 @@ pub static NBD: Section = Section {
     path: "server.nbd",
     keys: keys! {
         "max_connections", Kind::Count(1..=65536), "256" =>
-            "Connections of all clients together.";
+            "Connections of all clients.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
-            "Time limit of each step of a negotiation; of all steps, up to 3 minutes otherwise, while more than half of the connections negotiate.";
+            "Time limit of each step of a negotiation, with 3 minutes for all; of all steps while more than half of the connections negotiate.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
-            "A connection is closed when the client neither completes a started request nor reads its replies for this long.";
+            "As of NVMe/TCP, for requests and replies.";
     },
     profile: false,
 };

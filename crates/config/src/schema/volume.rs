@@ -11,33 +11,33 @@ pub static VOLUME: Section = Section {
     path: "volume.NAME",
     keys: keys! {
         "shared_limit", Kind::Text("limit name"), "" =>
-            "Rate limit layer shared with other volumes: the name of a [`[limit.NAME]`](#limitname).";
+            "Rate limit layer shared with other volumes: a [`[limit.NAME]`](#limitname).";
         "limit", Kind::Table(&LIMIT), "" =>
             "Rate limit layer, with the keys of [`[limit.NAME]`](#limitname).";
         "mirror", Kind::Table(&MIRROR), "" =>
-            "Mirror layer: keeps the layers below it identical on other nodes. See [guides/mirror.md](guides/mirror.md).";
+            "[Mirror layer](#mirror): keeps the layers below identical on other nodes.";
         "disk_model", Kind::Table(&DISK_MODEL), "" =>
-            "Disk model layer: adds the latency of a type of disk. For labs and tests.";
-        "delay", Kind::Table(&DELAY), "" => "Delay layer.";
-        "fault", Kind::Table(&FAULT), "" => "Fault injection layer.";
+            "[Disk model layer](#disk_model): latency of a type of disk, for labs.";
+        "delay", Kind::Table(&DELAY), "" => "[Delay layer](#delay).";
+        "fault", Kind::Table(&FAULT), "" => "[Fault injection layer](#fault).";
         "layers", Kind::List("layer"), "" =>
-            "Order of the volume's layers, from the host's side down: their keys, each once. Default: the order of this table.";
+            "Order of the layers, from the host's side. Default: this table's.";
         "device", Kind::Text("device"), "" =>
-            "Device that stores the data: a path, `memory:SIZE`, `null:SIZE`, `nvme-tcp://HOST:PORT/NQN` or `nbd://HOST:PORT/EXPORT`. This or `stripe` is required.";
-        "stripe", Kind::Table(&STRIPE), "" => "Several devices striped; replaces `device`.";
+            "[Device](#devices) that stores the data. This or `stripe` is required.";
+        "stripe", Kind::Table(&STRIPE), "" => "Several striped devices.";
         "block_size", Kind::Size(512..=4096, SizeRule::MinOrMax), "" =>
-            "Logical block size that hosts see. Default: the device's own, 4096 for a file.";
+            "Logical block size. Default: the device's, 4096 for a file.";
         "read_only", Kind::Flag, "false" => "Refuse writes, and open the device read-only.";
         "nqn", Kind::Text("NQN"), "" =>
-            "NQN of the volume's own subsystem. Default: `nqn_prefix:NAME`.";
+            "NQN of its subsystem. Default: `nqn_prefix:NAME`.";
         "uuid", Kind::Text("UUID"), "" =>
-            "UUID of the namespace. Default: derived from this machine's identity, the NQN and the name, so it is the same at every start.";
+            "UUID of the namespace. Default: derived from machine, NQN and name.";
         "serial", Kind::Text("serial number"), "" =>
-            "Serial number of the volume's own subsystem, at most 20 characters. Default: derived from this machine's identity and the NQN.";
+            "Serial number of its subsystem, at most 20 characters. Default: derived from machine and NQN.";
         "allow_hosts", Kind::List("NQN"), "" =>
-            "NQNs of the hosts that may connect over NVMe/TCP. Default: every host. An empty list admits none. Does not apply to NBD, which has no host names.";
+            "Hosts that may connect over NVMe/TCP. Default: all; empty: none. NBD clients have no names.";
         "nbd_export", Kind::Text("export name"), "" =>
-            "Name of the NBD export. Default: the volume's name.";
+            "Name of the NBD export. Default: NAME.";
     },
     profile: false,
 };
@@ -46,12 +46,12 @@ pub static VOLUME: Section = Section {
 pub static DELAY: Section = Section {
     path: "volume.NAME.delay",
     keys: keys! {
-        "read", time(0, MINUTE_MS), "0" => "Added to each read.";
-        "write", time(0, MINUTE_MS), "0" => "Added to each write.";
-        "flush", time(0, MINUTE_MS), "0" => "Added to each flush.";
-        "discard", time(0, MINUTE_MS), "0" => "Added to each discard and each write of zeroes.";
+        "read", time(0, MINUTE_MS), "0" => "Added to each such request.";
+        "write", time(0, MINUTE_MS), "0" => "Added to each such request.";
+        "flush", time(0, MINUTE_MS), "0" => "Added to each such request.";
+        "discard", time(0, MINUTE_MS), "0" => "Added to each discard and write of zeroes.";
         "jitter", time(0, MINUTE_MS), "0" =>
-            "Added to each request, uniformly distributed between 0 and this.";
+            "Added to each request, uniformly from 0 to this.";
     },
     profile: false,
 };
@@ -60,18 +60,18 @@ pub static DELAY: Section = Section {
 pub static FAULT: Section = Section {
     path: "volume.NAME.fault",
     keys: keys! {
-        "read_error_every", EVERY, "" => "One of every N reads fails. Default: none.";
+        "read_error_every", EVERY, "" => "Every Nth such request fails. Writes include writes of zeroes.";
         "write_error_every", EVERY, "" =>
-            "One of every N writes and writes of zeroes fails. Default: none.";
-        "flush_error_every", EVERY, "" => "One of every N flushes fails. Default: none.";
+            "Every Nth such request fails. Writes include writes of zeroes.";
+        "flush_error_every", EVERY, "" => "Every Nth such request fails. Writes include writes of zeroes.";
         "read_errors_per_million", PER_MILLION, "" =>
-            "Reads that fail of a million, at random. Replaces `read_error_every`.";
+            "Failing requests of a million, at random; replaces `…_error_every`.";
         "write_errors_per_million", PER_MILLION, "" =>
-            "Writes and writes of zeroes that fail of a million, at random. Replaces `write_error_every`.";
+            "Failing requests of a million, at random; replaces `…_error_every`.";
         "flush_errors_per_million", PER_MILLION, "" =>
-            "Flushes that fail of a million, at random. Replaces `flush_error_every`.";
+            "Failing requests of a million, at random; replaces `…_error_every`.";
         "seed", Kind::Count(0..=i64::MAX as u64), "0" =>
-            "Seed of the random failures (`…_per_million`).";
+            "Seed of random failures.";
     },
     profile: false,
 };
@@ -81,8 +81,8 @@ pub static STRIPE: Section = Section {
     path: "volume.NAME.stripe",
     keys: keys! {
         "chunk", Kind::Size(512..=GIB, SizeRule::MultipleOf(512)), "64KiB" =>
-            "Chunk size: consecutive bytes on one device. A multiple of the block size.";
-        "devices", Kind::List("device"), "" => "The devices, 2 to 64, in their order. Required.";
+            "Consecutive bytes on one device, a multiple of the block size.";
+        "devices", Kind::List("device"), "" => "2 to 64 devices in order. Required.";
     },
     profile: false,
 };
@@ -93,9 +93,9 @@ pub static HOST: Section = Section {
     keys: keys! {
         "nqn", Kind::Text("NQN"), "" => "The host's NQN. Required.";
         "key_file", Kind::Text("path"), "" =>
-            "Absolute path of the host's key, which it has to prove. Required.";
+            "Key that the host has to prove. Required.";
         "controller_key_file", Kind::Text("path"), "" =>
-            "Absolute path of the key that this server proves to the host, if the host asks for it (`--dhchap-ctrl-secret` of nvme-cli). Default: none.";
+            "Key that this server proves, if the host asks (`--dhchap-ctrl-secret` of nvme-cli). Default: none.";
     },
     profile: false,
 };
@@ -104,13 +104,13 @@ pub static HOST: Section = Section {
 pub static SUBSYSTEM: Section = Section {
     path: "subsystem.NAME",
     keys: keys! {
-        "nqn", Kind::Text("NQN"), "" => "The subsystem's NQN. Default: `nqn_prefix:NAME`.";
+        "nqn", Kind::Text("NQN"), "" => "Default: `nqn_prefix:NAME`.";
         "serial", Kind::Text("serial number"), "" =>
-            "Its serial number, as `serial` of a volume.";
+            "As of a volume.";
         "namespaces", Kind::List("volume name"), "" =>
-            "Its volumes; the first is namespace 1, and so on. Required. A volume listed here has no subsystem of its own.";
+            "Its volumes, from namespace 1. Required.";
         "allow_hosts", Kind::List("NQN"), "" =>
-            "Hosts that may connect, as `allow_hosts` of a volume.";
+            "As of a volume.";
     },
     profile: false,
 };

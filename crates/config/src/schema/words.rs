@@ -7,21 +7,32 @@ use super::{Kind, Section, SizeRule};
 use flagstone_units::{format_duration, format_rate, format_size};
 
 impl Section {
+    /// The keys as a list, with their values and defaults in parentheses.
     pub fn markdown(&self) -> String {
-        let mut out = String::from(
-            "| key | value | range | default | meaning |\n| --- | --- | --- | --- | --- |\n",
-        );
+        // Keys in succession that differ in their names only share an item.
+        let mut items: Vec<(String, String)> = Vec::new();
         for key in self.keys {
+            let values = match (&key.kind, key.kind.range()) {
+                (Kind::Flag, _) => key.kind.noun(),
+                (Kind::Choice(_), range) => range,
+                (_, range) if range.is_empty() => key.kind.noun(),
+                (_, range) => format!("{}, {range}", key.kind.noun()),
+            };
             let default = match key.default {
                 "" => String::new(),
-                text => format!("`{}`", key.kind.as_toml(text)),
+                text => format!("; default `{}`", key.kind.as_toml(text)),
             };
-            let (kind, range) = (key.kind.noun(), key.kind.range());
-            out += &format!(
-                "| `{}` | {kind} | {range} | {default} | {} |\n",
-                key.name, key.description
-            );
+            let rest = format!("({values}{default}): {}", key.description);
+            match items.last_mut() {
+                Some((names, last)) if *last == rest => *names += &format!(", `{}`", key.name),
+                _ => items.push((format!("`{}`", key.name), rest)),
+            }
         }
+        let mut out = String::from("\n");
+        for (names, rest) in items {
+            out += &format!("- {names} {rest}\n");
+        }
+        out.push('\n');
         out
     }
 }

@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
-use flagstone_bench::cpu::{CpuUse, Snapshot};
+use flagstone_bench::cpu::Snapshot;
 use flagstone_bench::environment;
 use flagstone_bench::fio::arguments::shell;
 use flagstone_bench::generator::{LoadRun, arguments};
 use flagstone_bench::job::BenchJob;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::process::Interrupt;
-use flagstone_bench::provenance::Provenance;
 use flagstone_bench::results::{ResultRecord, ResultStore};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_config::Config;
@@ -23,7 +22,7 @@ use flagstone_stack::open_volume;
 
 use super::{DEPTH, DISKS, FABRIC, FabricBottleneck, FabricRow, LOCAL, SUITE};
 use crate::Error;
-use crate::bed::{BedTargets, MeasuredRecords, RunOptions};
+use crate::bed::{BedTargets, MeasuredRecords, RunOptions, emulated_record};
 use crate::figures::Figures;
 use crate::limits::BUSY_PERCENT;
 use crate::node::{LabNode, device};
@@ -238,21 +237,11 @@ impl Bench<'_> {
                     paused_s: 0.0,
                 },
             };
-            let mut measurement = run.measurement();
-            let cpus = Snapshot::take().since(&before);
-            measurement.cpu = (!cpus.is_empty()).then(|| CpuUse::mean(&cpus));
-            let raw = serde_json::to_string(&run.results).expect("results are always JSON");
-            let raw = self.store.raw(&job.name, step.target, step.repetition, &raw)?;
+            let campaign = (self.plan, self.store);
             let record = ResultRecord {
-                provenance: Provenance::Emulated,
-                repetition: step.repetition,
-                started_unix_s,
-                tool: "flagstone load".to_owned(),
-                command: run.command,
-                raw: Some(raw),
                 // Per disk, as in the published table and its suite.
                 depth: DEPTH,
-                ..ResultRecord::new(&self.plan.suite, job, target, measurement)
+                ..emulated_record(campaign, *step, (started_unix_s, &before), run)?
             };
             self.store.append(&record)?;
             watcher.done(&record);
@@ -307,6 +296,7 @@ fn load_job(job: &BenchJob) -> LoadJob {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_bench::provenance::Provenance;
     use flagstone_config::Layer;
 
     use super::*;

@@ -9,14 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_bench::campaign::{CampaignEnd, CampaignPlan, Watcher};
-use flagstone_bench::cpu::{CpuUse, Snapshot};
+use flagstone_bench::cpu::Snapshot;
 use flagstone_bench::environment;
 use flagstone_bench::generator::LoadRun;
 use flagstone_bench::job::BenchJob;
 use flagstone_bench::os::unix_seconds;
 use flagstone_bench::process::Interrupt;
-use flagstone_bench::provenance::Provenance;
-use flagstone_bench::results::{ResultRecord, ResultStore};
+use flagstone_bench::results::ResultStore;
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_blockdev::{MemoryDevice, SharedDevice};
 use flagstone_cloud::{Catalog, DiskConfiguration};
@@ -31,7 +30,7 @@ use flagstone_runtime::{RuntimeConfig, run as run_cores};
 
 use super::{MeasuredPool, PoolSide, RANDOM, SUITE, jobs};
 use crate::Error;
-use crate::bed::{BedTargets, RunOptions};
+use crate::bed::{BedTargets, RunOptions, emulated_record};
 use crate::mirror::published::ROWS;
 use crate::mirror::setup::{CATALOG, DISK_BYTES};
 
@@ -201,25 +200,12 @@ fn measure_all(
         let started_unix_s = unix_seconds();
         let before = Snapshot::take();
         let measured = measure_one(of, side, job, interrupt)?;
-        let cpus = Snapshot::take().since(&before);
         if let Some(per_block) = measured.copied {
             copied.push((job.name.clone(), target.name.clone(), per_block));
         }
         let command = format!("in this process, on {}", target.name);
         let run = LoadRun { results: measured.results, command, paused_s: 0.0 };
-        let mut measurement = run.measurement();
-        measurement.cpu = (!cpus.is_empty()).then(|| CpuUse::mean(&cpus));
-        let raw = serde_json::to_string(&run.results).expect("results are always JSON");
-        let raw = store.raw(&job.name, step.target, step.repetition, &raw)?;
-        let record = ResultRecord {
-            provenance: Provenance::Emulated,
-            repetition: step.repetition,
-            started_unix_s,
-            tool: "flagstone load".to_owned(),
-            command: run.command,
-            raw: Some(raw),
-            ..ResultRecord::new(&plan.suite, job, target, measurement)
-        };
+        let record = emulated_record((plan, store), *step, (started_unix_s, &before), run)?;
         store.append(&record)?;
         watcher.done(&record);
     }
@@ -338,6 +324,8 @@ pub(crate) fn random_targets(of: &EmulatedType) -> (&'static str, [String; 2]) {
 
 #[cfg(test)]
 mod tests {
+    use flagstone_bench::provenance::Provenance;
+
     use super::*;
     use crate::bed::tests::run_options;
 

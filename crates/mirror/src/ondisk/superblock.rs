@@ -636,23 +636,23 @@ pub(crate) mod tests {
     #[test]
     fn field_offsets_match_documentation() {
         let document = include_str!("../../../../docs/mirror-format.md");
-        let peers = format!("| {PEERS_AT} | {PEERS_MAX} × {PEER_BYTES} | peers");
+        let peers = format!("- {PEERS_AT} ({PEERS_MAX} × {PEER_BYTES}): peers");
         let rows = [
-            format!("| 10 | 2 | length up to the last field of the first release, {END} |"),
-            format!("| {LOG_PROGRESS_AT} | 8 | how far the log had come: sequence"),
-            format!("| {} | 8 | the same: writes", LOG_PROGRESS_AT + 8),
-            format!("| {SUCCESSOR_AT} | 1 | designated successor"),
-            format!("| {DESIRED_STATES_AT} | {PEERS_MAX} | desired states"),
-            format!("| {DEVICE_AT} | 8 | size of the device"),
-            format!("| {} | 8 | where the metadata ended", DEVICE_AT + 8),
-            format!("| {RENAMING_AT} | 1 | renaming"),
-            format!("| {UNVERIFIED_AT} | 1 | unverified"),
-            format!("| {REMOVED_AT} | 1 | removed"),
-            format!("| {ARBITER_REVISION_AT} | 8 | arbiter revision"),
-            format!("| {ARBITER_STANDING_AT} | 1 | arbiter standing"),
-            format!("| {MEMBERS_AT} | {MEMBERS_MAX} × {MEMBER_BYTES} | members"),
-            format!("| {VOLUME_TAG_AT} | 8 | volume tag"),
-            format!("| {HISTORY_AT} | {} | history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
+            format!("- 10 (2): length up to the last field of the first release, {END}"),
+            format!("- {LOG_PROGRESS_AT} (8): how far the log had come: sequence"),
+            format!("- {} (8): the same: writes", LOG_PROGRESS_AT + 8),
+            format!("- {SUCCESSOR_AT} (1): designated successor"),
+            format!("- {DESIRED_STATES_AT} ({PEERS_MAX}): desired states"),
+            format!("- {DEVICE_AT} (8): size of the device"),
+            format!("- {} (8): where the metadata ended", DEVICE_AT + 8),
+            format!("- {RENAMING_AT} (1): renaming"),
+            format!("- {UNVERIFIED_AT} (1): unverified"),
+            format!("- {REMOVED_AT} (1): removed"),
+            format!("- {ARBITER_REVISION_AT} (8): arbiter revision"),
+            format!("- {ARBITER_STANDING_AT} (1): arbiter standing"),
+            format!("- {MEMBERS_AT} ({MEMBERS_MAX} × {MEMBER_BYTES}): members"),
+            format!("- {VOLUME_TAG_AT} (8): volume tag"),
+            format!("- {HISTORY_AT} ({}): history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
             peers,
         ];
         for row in rows {

@@ -11,7 +11,7 @@ fn roles() -> [(&'static str, Role); 7] {
     [
         ("serving", Role::Serving { epoch: EPOCH }),
         ("waiting", Role::Waiting { epoch: EPOCH, handed_over: false }),
-        ("waiting for its successor", Role::Waiting { epoch: EPOCH, handed_over: true }),
+        ("handing over", Role::Waiting { epoch: EPOCH, handed_over: true }),
         ("target", Role::Target { epoch: EPOCH, attached: false }),
         ("attached target", Role::Target { epoch: EPOCH, attached: true }),
         ("deposed", Role::Deposed { by: EPOCH }),
@@ -183,19 +183,67 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-fn result_text(before: &State, transition: Transition) -> String {
+/// Actions, sequences of actions and refusals that the table names once.
+const NAMED: [(&str, &str); 12] = [
+    ("*take the role*", "**record the role and a new epoch**, serve hosts"),
+    ("*retire*", "flush, **record the role and that it is unused**"),
+    ("*drain*", "block and drain host calls; deliver the queues"),
+    ("*step down*", "**record the role**; end the sessions; wait for calls in flight; *retire*"),
+    ("*reconnect*", "**record the desired state**, end an unwanted session; repeat the handshakes"),
+    ("*detach*", "end the source's session"),
+    ("`no mandate`", "refused: this node may not take the role by itself"),
+    ("`contention`", "refused: another node takes the role at the same time"),
+    ("`not the source`", "refused: this node is not the source"),
+    ("`serves`", "refused: this node serves hosts"),
+    ("`peer serves`", "refused: a peer serves hosts"),
+    ("`stale`", "refused: this node has seen a later epoch"),
+];
+
+/// Replaces actions and refusals by their names.
+fn named(text: String) -> String {
+    NAMED.iter().fold(text, |text, (name, meaning)| match meaning.starts_with("refused") {
+        // Only as a whole: another refusal may begin with the same words.
+        true if text == *meaning => (*name).to_owned(),
+        true => text,
+        false => text.replace(meaning, name),
+    })
+}
+
+/// What a transition does, after the name of the role; `None` if it does nothing.
+fn result_text(before: &State, transition: Transition) -> Option<String> {
     match transition {
-        Err(refusal) => format!("– | refused: {refusal}"),
-        Ok((_, actions)) if actions.is_empty() => "– | nothing".to_owned(),
+        Err(refusal) => Some(format!(": {}", named(format!("refused: {refusal}")))),
+        Ok((_, actions)) if actions.is_empty() => None,
         Ok((after, actions)) => {
             let list: Vec<String> = actions.iter().map(|action| action.to_string()).collect();
-            let role = match after.role == before.role {
-                true => "–",
-                false => role_name(after.role),
-            };
-            format!("{role} | {}", list.join("; "))
+            let (old, new) = (role_name(before.role), role_name(after.role));
+            let role = if old == new { String::new() } else { format!(" → {new}") };
+            Some(format!("{role}: {}", named(list.join("; "))))
         }
     }
+}
+
+/// What an event does in each role; empty if it does nothing in any.
+fn results(state: &dyn Fn(Role) -> State, event: Event) -> String {
+    let mut groups: Vec<(Option<String>, Vec<&str>)> = Vec::new();
+    for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
+        let before = state(role);
+        let result = result_text(&before, next(&before, event));
+        match groups.iter_mut().find(|(known, _)| *known == result) {
+            Some((_, names)) => names.push(role_name),
+            None => groups.push((result, vec![role_name])),
+        }
+    }
+    let rest = (0..groups.len()).max_by_key(|at| groups[*at].1.len());
+    let line = |(at, (result, names)): (usize, &(Option<String>, Vec<&str>))| {
+        let names = match groups.len() {
+            1 => "any".to_owned(),
+            _ if Some(at) == rest && names.len() > 2 => "other".to_owned(),
+            _ => names.join(", "),
+        };
+        result.as_ref().map(|result| format!("{names}{result}"))
+    };
+    groups.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("<br>")
 }
 
 fn table() -> String {
@@ -204,36 +252,30 @@ fn table() -> String {
          `crates/mirror/src/state/machine.rs` by its test. [mirror-handshake.md](mirror-handshake.md) \
          gives the reasons. Actions in bold are durable before the next one begins.\n\n\
          - *Serving*: the source. *Waiting*: the last source, until a peer or the operator was \
-         asked. *Deposed*: a former source that was replaced without its consent; its data is kept.\n\
+         asked. *Handing over*: waiting for the successor's answer. *Deposed*: a former source that was replaced without its consent; its data is kept.\n\
          - A *later* claim has the higher role epoch, or the greater UUID.\n\
          - A deposed source refuses hosts first and waits for calls in flight afterwards. An order \
          with its consent waits first, so no host call fails.\n\
          - Until a node has acted on the announcement that a peer takes the role, it does not begin to \
-         serve (*another node takes the role*).\n\
-         - Every event is refused once the mirror is closed. Roles that are left out ignore the event.\n\n\
-         | event | role | becomes | actions |\n| --- | --- | --- | --- |\n",
+         serve (`contention`).\n\
+         - A closed mirror refuses every event. `a → b`: role *a* becomes *b*. Roles that are left \
+         out ignore the event.\n",
     );
+    for (name, meaning) in NAMED {
+        writeln!(text, "- {name}: {meaning}.").unwrap();
+    }
+    let mut lines: Vec<(Vec<&str>, String)> = Vec::new();
     for (name, state, event) in rows() {
-        let mut groups: Vec<(String, Vec<&str>)> = Vec::new();
-        for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
-            let before = state(role);
-            let result = result_text(&before, next(&before, event));
-            match groups.iter_mut().find(|(known, _)| *known == result) {
-                Some((_, names)) => names.push(role_name),
-                None => groups.push((result, vec![role_name])),
-            }
+        let result = results(&*state, event);
+        match lines.iter_mut().find(|(_, known)| *known == result) {
+            Some((names, _)) => names.push(name),
+            None => lines.push((vec![name], result)),
         }
-        let rest = (0..groups.len()).max_by_key(|at| groups[*at].1.len());
-        for (at, (result, names)) in groups.iter().enumerate() {
-            let names = match groups.len() {
-                1 => "any".to_owned(),
-                // A row that says nothing about the other roles is left out.
-                _ if Some(at) == rest && result.ends_with("nothing") => continue,
-                _ if Some(at) == rest && names.len() > 2 => "other".to_owned(),
-                _ => names.join(", "),
-            };
-            writeln!(text, "| {name} | {names} | {result} |").unwrap();
-        }
+    }
+    text.push_str("\n## Events\n\nEach event, in bold, with its actions by role:\n\n");
+    for (names, result) in lines {
+        let result = if result.is_empty() { "any: nothing" } else { &result };
+        writeln!(text, "- **{}**<br>{result}", names.join("**, **")).unwrap();
     }
     text.push_str(&consent_table());
     text
@@ -243,10 +285,10 @@ fn table() -> String {
 fn consent_table() -> String {
     let mut text = String::from(
         "\n## Announcement of a failover\n\nBefore it serves, the node announces its epoch to every peer \
-         that can be reached, and goes on only if all answers allow it. A peer acts on the announcement \
-         when the change of role that it is busy with has ended; until then it does not begin to serve. \
+         that can be reached, and continues only if all answers allow it. A peer acts on the announcement \
+         when its current change of role has ended; until then it does not begin to serve. \
          A peer that cannot be reached is the operator's responsibility (`--force`).\n\n\
-         | answer of a peer | failover | failover --force |\n| --- | --- | --- |\n",
+         Answers of a peer, and what follows:\n\n",
     );
     let consents = [
         ("none: no connection", Consent::Unreachable),
@@ -254,16 +296,19 @@ fn consent_table() -> String {
         ("it refuses hosts, and cannot record it", Consent::RefusesHosts),
         ("it serves hosts", Consent::Serves),
         ("it promised a later epoch", Consent::Later),
-        ("none, or another refusal, on a connection", Consent::Unknown),
+        ("none, or another refusal", Consent::Unknown),
         ("its release does not know this; it serves", Consent::TooOld { serving: true }),
         ("its release does not know this; it does not serve", Consent::TooOld { serving: false }),
     ];
     for (name, consent) in consents {
         let [plain, forced] = [false, true].map(|forced| match consented(&[consent], forced) {
-            Ok(()) => "serves".to_owned(),
-            Err(refusal) => format!("refused: {refusal}"),
+            Ok(()) => "this node serves".to_owned(),
+            Err(refusal) => named(format!("refused: {refusal}")),
         });
-        writeln!(text, "| {name} | {plain} | {forced} |").unwrap();
+        match plain == forced {
+            true => writeln!(text, "- {name}: {plain}").unwrap(),
+            false => writeln!(text, "- {name}: {plain}; with `--force`: {forced}").unwrap(),
+        }
     }
     text
 }

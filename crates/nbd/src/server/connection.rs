@@ -246,10 +246,15 @@ impl NbdConnection {
         self.bytes.set(self.bytes.get() - bytes);
     }
 
+    /// Ends a request, or a part of one, that has no reply of its own.
     pub(crate) fn abandon(&self, bytes: usize) {
         self.in_flight.set(self.in_flight.get() - 1);
         self.bytes.set(self.bytes.get() - bytes);
         self.answered();
+        if self.awaits_room.get() {
+            // The receiver is otherwise woken by the end of a send, and there may be none.
+            self.progress.notify();
+        }
     }
 
     fn answered(&self) {

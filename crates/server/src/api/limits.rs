@@ -35,11 +35,7 @@ fn document(name: Option<&str>, limiter: &Limiter) -> LimitDocument {
 type LimitCounter = fn(&LimiterStatus) -> u64;
 
 const FAMILIES: [(&str, &str, LimitCounter); 3] = [
-    (
-        "flagstone_limit_waiting",
-        "Commands waiting for a limit: a shared limit by its name, or the limit of a volume.",
-        |status| status.waiting as u64,
-    ),
+    ("flagstone_limit_waiting", "Commands waiting for a limit.", |status| status.waiting as u64),
     ("flagstone_limit_immediate_total", "Commands that a limit did not delay.", |status| {
         status.immediate
     }),

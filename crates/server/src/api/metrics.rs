@@ -43,9 +43,9 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
 fn process(server: &Server, out: &mut Exposition) {
     let version = [("version", env!("CARGO_PKG_VERSION"))];
     out.family("flagstone_build_info", "1, with the version.").count(&version, 1);
-    let help = "Start time of the server, since the Unix epoch.";
+    let help = "Start of the server, since the Unix epoch.";
     out.family("flagstone_start_time_seconds", help).value(&[], server.started_at.as_secs_f64());
-    out.family("flagstone_connections", "Connections; each NVMe/TCP queue is one.")
+    out.family("flagstone_connections", "Connections, NVMe/TCP queues each.")
         .count(&[("protocol", "nvme-tcp")], server.nvme.count() as u64)
         .count(&[("protocol", "nbd")], server.nbd.connections() as u64);
     let totals = server.target.authentication_totals();
@@ -75,7 +75,7 @@ fn process(server: &Server, out: &mut Exposition) {
         ),
         (
             "flagstone_buffer_memory_bounded_bytes",
-            "Memory held by the I/O buffer pool, without small buffers: bounded by the limit.",
+            "Memory held by the buffer pool, as bounded by the limit.",
             buf::memory_under_limit(),
         ),
     ];

@@ -11,12 +11,12 @@ const REPLICA: [(&str, &str, ReplicaValue); 14] = [
     ("flagstone_mirror_serving", "1 while this node serves the volume.", |r| boolean(r.serving)),
     (
         "flagstone_mirror_local_device_failed",
-        "1 once the local device has failed and a peer serves the volume.",
+        "1 while a peer serves the volume after a failure here.",
         |r| boolean(r.local_device_failed),
     ),
     (
         "flagstone_mirror_flush_failed",
-        "1 once a flush of the data or log device has failed, until the device is reopened.",
+        "1 after a failed flush, until the device is reopened.",
         |r| boolean(r.flush_failed),
     ),
     ("flagstone_mirror_role_epoch", "Highest role epoch seen.", |r| r.role_epoch as f64),
@@ -47,12 +47,12 @@ const REPLICA: [(&str, &str, ReplicaValue); 14] = [
     }),
     (
         "flagstone_mirror_repairs_total",
-        "Unreadable blocks that were rewritten with the other leg's data.",
+        "Unreadable blocks rewritten with the other leg's data.",
         |r| r.repairs as f64,
     ),
     (
         "flagstone_mirror_repaired_bytes_total",
-        "Unreadable bytes that were rewritten with the other leg's data.",
+        "Unreadable bytes rewritten with the other leg's data.",
         |r| r.repaired_bytes as f64,
     ),
     ("flagstone_mirror_active_regions", "Active regions.", |r| r.intent_log.active_regions as f64),
@@ -66,7 +66,7 @@ const PEER: [(&str, &str, PeerValue); 16] = [
     ),
     (
         "flagstone_mirror_in_sync_timestamp_seconds",
-        "When the peer was last in sync, since the Unix epoch; 0 if not since the replica was opened.",
+        "When the peer was last in sync, since the Unix epoch, or 0.",
         |p| p.last_in_sync_seconds.unwrap_or_default() as f64,
     ),
     (
@@ -92,7 +92,7 @@ const PEER: [(&str, &str, PeerValue); 16] = [
     }),
     (
         "flagstone_mirror_added_seconds_total",
-        "Total time that writes waited for the peer after the local write completed.",
+        "Time that writes waited for the peer after the local write.",
         |p| p.added_us as f64 / 1e6,
     ),
     (
@@ -105,7 +105,7 @@ const PEER: [(&str, &str, PeerValue); 16] = [
     }),
     (
         "flagstone_mirror_discards_total",
-        "Split brains in which this node discarded its data, as configured by `after_split_brain`.",
+        "Times that this node discarded its data by `after_split_brain`.",
         |p| p.discards as f64,
     ),
     ("flagstone_mirror_discarded_bytes_total", "Upper bound of the data discarded.", |p| {
@@ -134,7 +134,7 @@ fn boolean(value: bool) -> f64 {
 }
 
 pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
-    let help = "1 for the state of the mirror with the peer, 0 for all other states.";
+    let help = "1 for the state with the peer, 0 for others.";
     let mut family = out.family("flagstone_mirror_state", help);
     let peers = || mirrors.iter().flat_map(|one| one.peers.iter().map(move |peer| (one, peer)));
     for (mirror, peer) in peers() {
@@ -152,13 +152,12 @@ pub(super) fn write(mirrors: &[MirrorDocument], out: &mut Exposition) {
             family.value(&[("volume", &mirror.volume)], number(replica));
         }
     }
-    let help = "Times that the replica's devices were reopened after a failure.";
+    let help = "Times that devices were reopened after a failure.";
     let mut family = out.family("flagstone_mirror_reopens_total", help);
     for mirror in mirrors {
         family.count(&[("volume", &mirror.volume)], mirror.reopens);
     }
-    let help = "Operations of the write-intent log: activity log records, bitmap pages, flushes of \
-                the data device, and failures.";
+    let help = "Operations of the intent log, by kind.";
     let mut family = out.family("flagstone_mirror_log_operations_total", help);
     for (mirror, ReplicaDocument { intent_log, .. }) in replicas() {
         for (kind, count) in [

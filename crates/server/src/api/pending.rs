@@ -23,12 +23,12 @@ type VolumeCounter = fn(&Server, &ServedVolume) -> u64;
 const FAMILIES: [(&str, &str, VolumeCounter); 2] = [
     (
         "flagstone_volume_pending",
-        "1 while the volume is pending because its device is unreachable, else 0.",
+        "1 while the volume's device is unreachable.",
         |server, volume| server.pending.get(volume.number).is_some().into(),
     ),
     (
         "flagstone_volume_flush_failed",
-        "1 once a flush of the volume's device has failed, until the server restarts.",
+        "1 after a failed flush, until the server restarts.",
         |_, volume| volume.has_failed_flush().into(),
     ),
 ];

@@ -371,7 +371,7 @@ const FAMILIES: [(&str, &str, PoolNumber); 9] = [
     ),
     (
         "flagstone_pool_threshold_percent",
-        "The highest of 80, 90, 95 and 100 percent that used and reserved space have reached, or 0.",
+        "Highest of 80, 90, 95 and 100 percent reached by used and reserved space.",
         |pool| pool.threshold_percent,
     ),
     ("flagstone_pool_volumes_unserved", "Volumes of the pool that are not served.", |pool| {

@@ -107,13 +107,9 @@ fn thread_times(schedstat: &str) -> Option<(f64, f64)> {
 type CoreCount = fn(&CoreWork) -> u64;
 
 const CORE_COUNTS: [(&str, &str, CoreCount); 3] = [
-    (
-        "flagstone_core_turns_total",
-        "Turns of an executor: each runs tasks and drives I/O.",
-        |work| work.turns,
-    ),
-    ("flagstone_core_polls_total", "Polls of an executor's tasks.", |work| work.polls),
-    ("flagstone_core_tasks", "Tasks of an executor.", |work| work.tasks),
+    ("flagstone_core_turns_total", "Turns: each runs tasks and drives I/O.", |work| work.turns),
+    ("flagstone_core_polls_total", "Polls of tasks.", |work| work.polls),
+    ("flagstone_core_tasks", "Tasks.", |work| work.tasks),
 ];
 
 fn write_cores(out: &mut Exposition) {
@@ -126,13 +122,13 @@ fn write_cores(out: &mut Exposition) {
             (index.to_string(), work, times)
         })
         .collect();
-    let mut family = out.family("flagstone_core_cpu_seconds_total", "CPU time of an executor.");
+    let mut family = out.family("flagstone_core_cpu_seconds_total", "CPU time.");
     for (core, _, times) in &cores {
         if let Some((cpu, _)) = times {
             family.value(&[("core", core)], *cpu);
         }
     }
-    let help = "Time that an executor was ready to run and had no CPU.";
+    let help = "Time ready to run without a CPU.";
     let mut family = out.family("flagstone_core_cpu_wait_seconds_total", help);
     for (core, _, times) in &cores {
         if let Some((_, wait)) = times {

@@ -178,7 +178,7 @@ pub(super) fn metrics(server: &Server, out: &mut Exposition) {
             }
         }
     }
-    let help = "Latency of calls; immediate answers count as below a microsecond.";
+    let help = "Latency; immediate answers count as below 1 µs.";
     let mut family = out.histogram("flagstone_volume_latency_seconds", help);
     for (name, totals) in names().zip(&totals) {
         for (call, calls) in happened(totals).filter(|(call, _)| TIMED.contains(call)) {
@@ -220,8 +220,8 @@ fn layers(volumes: &[Rc<ServedVolume>], out: &mut Exposition) {
             ios.count(&labels, calls.count);
         }
     }
-    let help = "Time of the calls completed below a layer, by kind. The layer's own share is the \
-                difference to the layer above, or to the volume.";
+    let help =
+        "Time of calls completed below a layer; its share is the difference to the layer above.";
     let mut seconds = out.family("flagstone_layer_seconds_total", help);
     for (volume, layer) in counted() {
         for (call, calls) in happened(&layer.below.totals()) {
