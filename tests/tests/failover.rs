@@ -207,7 +207,7 @@ fn source_without_peer_and_arbiter_stops_first() {
         }
     };
     let Some(etcd) = Etcd::at(test, network.host(), SERVICES) else { return };
-    let mut pair = pair_with(&etcd, "", Some(network));
+    let pair = pair_with(&etcd, "", Some(network));
     let (mut load, state) = start_load(&pair);
     for _ in 0..2 {
         let source = armed(&pair);

@@ -32,6 +32,7 @@ use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{Situation, Standing, Step, Timing, step};
+use crate::state::machine::Role;
 use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::wire::peer::Offer;
 
@@ -229,7 +230,10 @@ impl Mirror {
         Some(FailoverStatus {
             obstacle: obstacle(&situation, &outlook),
             peer_obstacle: inner.peer_obstacle(),
-            is_suspended: inner.failover.is_suspended() || offer == Some(Offer::Suspended),
+            is_suspended: match situation.state.role {
+                Role::Serving { .. } => inner.failover.is_suspended(),
+                _ => offer == Some(Offer::Suspended),
+            },
             standing: situation.standing,
             mark: inner.local.superblock().arbiter,
             is_peer_recorded: situation.is_published,

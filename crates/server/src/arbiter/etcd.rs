@@ -150,7 +150,8 @@ impl Etcd {
             self.authenticate().await?;
         }
         match self.try_members(path, body, repeatable).await {
-            Err(Failure::Refused(StatusCode::UNAUTHORIZED, _)) if self.user.is_some() => {
+            // Expired, or (as a bad request) older than a change of users. Nothing was carried out.
+            Err(Failure::Refused(..)) if self.user.is_some() => {
                 self.authenticate().await?;
                 self.try_members(path, body, repeatable).await
             }
