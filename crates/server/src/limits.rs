@@ -19,9 +19,6 @@ pub const API_DIFFERENCES: usize = 256;
 /// Time limit for the response to `grow`, zeroed or not: well below the timeouts of clients.
 pub const GROW_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest wait for a peer that is to serve before this node stops.
-pub const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
-
 /// Attempts to send a message to the service manager while its queue is full, and the pause between
 /// two: a second together.
 pub const NOTIFY_ATTEMPTS: usize = 100;

@@ -354,21 +354,12 @@ impl Server {
         }
     }
 
-    /// Shuts down: hands mirrors over that fail over by themselves, drains the connections, stops the mirrors, and flushes every volume.
+    /// Shuts down: drains the connections, stops the mirrors, and flushes every volume.
     async fn end(&self, nbd: Vec<JoinHandle<()>>) -> Result<(), ServeError> {
         self.limits.lift();
         for limiter in self.volumes().iter().filter_map(|volume| volume.limiter.as_ref()) {
             // The absence of limits is always valid.
             let _ = limiter.set(Limit::default());
-        }
-        // While hosts are connected, so that they see the change of paths.
-        let mirrors = self.mirrors.borrow().clone();
-        let handed: Vec<JoinHandle<()>> = mirrors
-            .into_iter()
-            .map(|mirror| spawn(async move { mirror.hand_over().await }))
-            .collect();
-        for mirror in handed {
-            let _ = mirror.await;
         }
         self.target.drain();
         self.nbd_drain.begin();
