@@ -1,5 +1,9 @@
 //! Automatic failover with real processes and a real etcd: sources die and stall under a verified
 //! load over both paths, and nobody intervenes.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "end-to-end tests use real processes, threads and clocks"
+)]
 
 use std::time::{Duration, Instant};
 
