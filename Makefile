@@ -62,9 +62,10 @@ licenses: ## write THIRD-PARTY-LICENSES again, after a change of dependencies
 	UPDATE_DOCS=1 cargo test $(CARGO_FLAGS) --quiet --package flagstone-tests --test repository
 
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
-	cargo test $(CARGO_FLAGS) --workspace
+	cargo test $(CARGO_FLAGS) --workspace --exclude flagstone-sim
 
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
+	cargo test $(CARGO_FLAGS) --profile simulation --package flagstone-sim
 	cargo run $(CARGO_FLAGS) --profile simulation --package flagstone-sim -- --seeds $(SEEDS)
 
 torture: build ## kill, pause, disconnect, power off and fill up mirrored nodes: ROUNDS=200

@@ -1,11 +1,14 @@
 //! `flagstone lab` end to end: short runs with real nodes. No assertion depends on the speed of the
 //! machine.
 
+mod program;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
+use program::program;
 use serde_json::Value;
 
 /// A directory for commands, with a separate directory for the nodes' files.
@@ -25,7 +28,7 @@ impl Lab {
     }
 
     fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+        let mut command = Command::new(program());
         command.args(line.split_whitespace()).current_dir(self.directory.path());
         // The nodes' sockets are below TMPDIR, and socket paths have at most 108 bytes.
         command.env("TMPDIR", self.path("scratch")).stdin(Stdio::null());

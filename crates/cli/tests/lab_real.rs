@@ -1,12 +1,15 @@
 //! `flagstone lab` on stand-ins for real disks and hosts: files, and nodes of this machine. No
 //! assertion depends on the speed of the machine.
 
+mod program;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use flagstone_lab::ports::free_ports;
+use program::program;
 use serde_json::Value;
 
 /// Prefix of volume NQNs.
@@ -33,7 +36,7 @@ impl Place {
     }
 
     fn run_words(&self, words: &[String]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+        let mut command = Command::new(program());
         command.args(words).current_dir(self.directory.path()).stdin(Stdio::null());
         command.output().expect("it runs")
     }
@@ -78,7 +81,7 @@ impl Node {
         fs::write(&file, configuration).expect("it can be written");
         let output = fs::File::create(&log).expect("it can be made");
         let errors = output.try_clone().expect("a descriptor");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+        let mut command = Command::new(program());
         command.arg("serve").arg(&file).stdin(Stdio::null()).stdout(output).stderr(errors);
         let mut node = Node(command.spawn().expect("it starts"));
         loop {
@@ -196,7 +199,7 @@ fn mirror_of_given_nodes_beside_published_figures() {
 
 /// A `flagstone` command line for a shell.
 fn shell(arguments: &str) -> String {
-    format!("{} {arguments}", env!("CARGO_BIN_EXE_flagstone"))
+    format!("{} {arguments}", program().display())
 }
 
 /// A node that a drill command started; a file holds its process ID.
