@@ -105,6 +105,7 @@ inconsistent=0x6706
 range=0x6707
 not_now=0x6709
 version=0x670a
+other_group=0x670b
 invalid_field=0x6002
 invalid_opcode=0x6001
 invalid_length=0x600f
@@ -271,9 +272,9 @@ refused_attaches() {
     refused_attach $version "$(attach_data $epoch 1 1 "$SIZE_BYTES")"
     refused_attach $range "$(attach_data $epoch 1 3 $((2 * SIZE_BYTES)))"
     refused_attach $range "$(attach_data $epoch 1 3 $((SIZE_BYTES - 512)))"
-    # A reserved flag, a reserved byte, no volume.
+    # A reserved flag, a volume of a group, no volume.
     refused_attach $invalid_field "$(attach_data $epoch 3 3 "$SIZE_BYTES")"
-    refused_attach $invalid_field "$(echo -n "$sound" | sed -E 's/^(.{108})../\101/')"
+    refused_attach $other_group "$(echo -n "$sound" | sed -E 's/^(.{108})../\101/')"
     refused_attach $invalid_field "$(repeat 16 00)$(echo -n "$sound" | cut -c33-)"
     # Too little data, and more than any command takes.
     ends $invalid_length admin -o 0xc1 -w -l 60 -i attach.bin

@@ -277,6 +277,8 @@ impl ReplicaTransfer {
             }
         };
         let cleared = self.inner.local.zeroed_bytes();
+        // Announcing space does not raise the device's own size; using it does.
+        device.refresh();
         let resized = Replica::resize(device, log.clone(), usable_bytes, cleared, change).await;
         let replica = Replica::open(device.clone(), log).await?;
         Ok((replica, resized.err()))

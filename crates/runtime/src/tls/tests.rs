@@ -88,7 +88,8 @@ fn close_ends_though_the_peer_does_not_read() {
         closed.expect("it ends").unwrap();
         // The end reaches the filler too, which holds the socket.
         server.stream().abort();
-    });
+    })
+    .unwrap();
 }
 
 #[test]
