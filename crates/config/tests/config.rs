@@ -248,6 +248,10 @@ fn file_with(path: &str, key: &str, value: &str) -> String {
     let volume = "[volume.NAME]\ndevice = \"/dev/nvme0n1\"\n";
     match path {
         "volume.NAME" => format!("{volume}{key} = {value}\n"),
+        // Without a key file, `tls` is refused.
+        "peer.NAME" if key == "tls" => {
+            file_with(path, "tls_key_file", "\"/k\"") + &format!("{key} = {value}\n")
+        }
         "volume.NAME.stripe" => {
             format!("[volume.NAME]\nstripe = {{ devices = [\"/a\", \"/b\"], {key} = {value} }}\n")
         }
@@ -343,11 +347,7 @@ fn parser_accepts_schema_ranges_and_defaults() {
         // So is a disk profile (`tests/profile.rs` of the stack crate).
         let profile_keys = ["size", "disks", "regional", "other_egress_gbps", "tier1_networking"];
         let profiled = section.key("profile").is_some() && profile_keys.contains(&key.name);
-        let tls_of_peer = (section.path, key.name) == ("peer.NAME", "tls");
-        let paired = profiled
-            || tls_of_peer
-            || key.name == "in_capsule"
-            || key.name.starts_with("provisioned_");
+        let paired = profiled || key.name == "in_capsule" || key.name.starts_with("provisioned_");
         for value in inside.iter().filter(|_| !paired) {
             if let Err(error) = parse(value) {
                 panic!("{} = {value} in {}: {error}", key.name, section.path);
@@ -356,7 +356,7 @@ fn parser_accepts_schema_ranges_and_defaults() {
         for value in outside {
             assert!(parse(&value).is_err(), "{} = {value} in {}", key.name, section.path);
         }
-        if !key.default.is_empty() && !tls_of_peer {
+        if !key.default.is_empty() {
             let bare = parse(&key.kind.as_toml(key.default)).unwrap_or_else(|e| panic!("{e}"));
             let other = match section.path {
                 "volume.NAME.stripe" => file_with(section.path, "chunk", "\"64KiB\""),
@@ -369,6 +369,9 @@ fn parser_accepts_schema_ranges_and_defaults() {
                     mirror_with("mode", "\"async\"")
                 }
                 "volume.NAME.mirror" => mirror_with("mode", "\"sync\""),
+                "peer.NAME" if key.name == "tls" => {
+                    file_with(section.path, "tls_key_file", "\"/k\"")
+                }
                 "peer.NAME" => file_with(section.path, "address", "\"10.0.0.2\"").replacen(
                     "address = \"10.0.0.2\"\n",
                     "",
