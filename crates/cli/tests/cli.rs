@@ -138,8 +138,8 @@ fn ids(group: &clap::Command) -> Vec<String> {
 }
 
 fn exit_codes() -> String {
-    let rows = Exit::MEANINGS.map(|(exit, meaning)| format!("| {} | {meaning} |\n", exit as u8));
-    format!("\n| code | meaning |\n| --- | --- |\n{}", rows.concat())
+    let rows = Exit::MEANINGS.map(|(exit, meaning)| format!("- {}: {meaning}\n", exit as u8));
+    format!("\n{}", rows.concat())
 }
 
 #[test]
