@@ -74,7 +74,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Exchange with identifier `transaction`, which differs from those of the queue's others.
+    /// Exchange with identifier `transaction`, which no other exchange of the queue has.
     pub fn new(options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
         Self { options, randomness, transaction, state: State::AwaitChallenge }
     }

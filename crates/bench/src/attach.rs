@@ -2,7 +2,7 @@
 //! measures the path that every program on the machine would use.
 //!
 //! Invariants: a connection made here is disconnected when its [`Attached`] is dropped, after an
-//! interruption too; an existing connection is used and left alone. Where attaching is not possible
+//! interruption too; an existing connection is used and stays. Where attaching is not possible
 //! the reason is returned, not an error.
 
 use std::net::IpAddr;

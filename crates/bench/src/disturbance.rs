@@ -94,7 +94,7 @@ impl Reading {
 struct Process {
     id: u32,
     parent: u32,
-    /// Its own ticks, and those of its ended children.
+    /// CPU ticks of the process and its ended children.
     ticks: u64,
 }
 

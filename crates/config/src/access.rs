@@ -139,7 +139,7 @@ fn forbids_peer(peer: &Peer, guards_replicas: bool) -> bool {
 }
 
 impl uri::Host {
-    /// Returns true for an address of this machine alone, and the name of one.
+    /// Returns true for an address or name that only this machine reaches.
     pub fn is_loopback(&self) -> bool {
         match self {
             uri::Host::Ip(ip) => ip.to_canonical().is_loopback(),

@@ -405,7 +405,7 @@ impl Target {
     }
 
     /// Adds the address of another node that serves subsystem `nqn` to the discovery log, so that
-    /// hosts find its path too. `port_id` identifies the port among those of all nodes.
+    /// hosts find its path too. `port_id` identifies the port among the ports of all nodes.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`], [`TargetError::Full`].

@@ -10,7 +10,7 @@
 //! - **Map.** A leaf page has the places of 252 blocks. Leaves beyond the cache are read for every
 //!   lookup; a checkpoint writes each leaf that changed since the one before.
 //!
-//! Figures of the pool are those of `docs/pool-format.md` and of the limits of the crate `pool`.
+//! Figures of the pool come from `docs/pool-format.md` and the limits of the crate `pool`.
 
 /// Unit of the map and the log, in bytes.
 const BLOCK_BYTES: f64 = 4096.0;

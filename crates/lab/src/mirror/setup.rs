@@ -189,7 +189,7 @@ pub(crate) struct EmulatedDisks {
     pub(crate) write_latency_us: u64,
     /// Round trip of the link beyond that of the loopback, in µs.
     pub(crate) link_us: u64,
-    /// Machine type, such as `c2-standard-8`, whose limits replace those of the published disk.
+    /// Machine type, such as `c2-standard-8`, whose limits replace the published disk's.
     pub machine: Option<String>,
 }
 

@@ -187,7 +187,7 @@ impl Inner {
     }
 
     /// Carries out an order, which concerns all members of a group. Returns the writes that it left
-    /// undelivered. A stop concerns this member alone: no write follows it.
+    /// undelivered. A stop concerns only this member: no write follows it.
     pub(crate) async fn order(
         self: &Arc<Self>,
         order: Order,
@@ -200,7 +200,7 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::order`], for this mirror alone.
+    /// As [`Inner::order`], for this mirror only.
     pub(crate) async fn order_alone(
         self: &Arc<Self>,
         order: Order,

@@ -130,7 +130,7 @@ pub struct Member {
 /// See [`Member`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberChange {
-    /// A peer beside those of the configuration, at this address.
+    /// A peer that the configuration does not have, at this address.
     Added(String),
     /// No peer any more, although the configuration may name it.
     Removed,

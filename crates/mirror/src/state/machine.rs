@@ -529,7 +529,7 @@ pub fn next_in_group(state: &State, order: Order) -> Transition {
 }
 
 /// Whether this node may begin to serve after [`Action::Announce`], with these answers. A peer that
-/// cannot be reached is the operator's responsibility if `forced`; one that can be reached must have
+/// cannot be reached is the operator's responsibility if `forced`; a reachable peer must have
 /// stopped.
 ///
 /// # Errors
@@ -792,7 +792,7 @@ fn admitted(state: &State, by: AdmittedBy) -> Transition {
 }
 
 /// Whether a member of a group may take the role at a handshake while its leader is in this state. A
-/// source that was not asked to hand over the group goes on beside one that will.
+/// source that was not asked to hand over the group continues beside a leader that will.
 fn may_precede(leader: Option<Leader>, role: Role) -> bool {
     match leader {
         None | Some(Leader::Serves) => true,

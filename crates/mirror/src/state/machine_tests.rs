@@ -422,7 +422,7 @@ fn later_announcement_prevails() {
             let (after, _) =
                 next(&announcing, Event::Announced { epoch: 9, forced }).expect("later");
             assert_eq!(after.promised, 9);
-            // Announcements before and after that one.
+            // Announcements with an earlier and with a later epoch.
             assert!(next(&after, Event::Announced { epoch: 8, forced }).is_err());
             assert!(next(&after, Event::Announced { epoch: 10, forced }).is_ok());
             assert!(next(&after, Event::Promoted).is_err());

@@ -266,8 +266,8 @@ async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> 
     Ok(pool)
 }
 
-/// Opens the pool `name` on the devices that the state directory has, with or without those that an
-/// order was adding or removing.
+/// Opens the pool `name` on the devices that the state directory has, with or without devices that
+/// an order was adding or removing.
 async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, OpenPoolError> {
     let mut first = None;
     for paths in set.alternatives() {

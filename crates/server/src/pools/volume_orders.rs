@@ -147,8 +147,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Serves a new volume. One that cannot be served, such as with a block size that its stack
-    /// cannot have, is deleted again.
+    /// Serves a new volume. A volume that cannot be served, such as with a block size that its
+    /// stack cannot have, is deleted again.
     pub(super) async fn serve_created(
         &self,
         pool_name: &str,
