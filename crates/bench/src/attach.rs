@@ -22,7 +22,7 @@ use crate::process::{self, Interrupt, ProcessOutput};
 const ATTRIBUTE_BYTES: u64 = 1 << 16;
 /// How long the kernel may take to show the namespace after the connect, in seconds.
 const PATIENCE_S: f64 = 10.0;
-/// Namespace of an address without one.
+/// Namespace of an address that names none.
 const NAMESPACE_DEFAULT: u32 = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

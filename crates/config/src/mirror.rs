@@ -263,7 +263,8 @@ pub(crate) fn check_mirrors(
     peers
 }
 
-/// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a volume.
+/// All volumes of a group have one peer, the same one, and the same mode. No volume has the group's
+/// name.
 fn check_groups(raw: &RawConfig, report: &Report) {
     let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
     for mirror in raw.volumes.iter().flat_map(mirrors) {

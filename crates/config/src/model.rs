@@ -52,7 +52,7 @@ pub struct Server {
     /// The API over TCP.
     pub api_tls: Option<ApiTls>,
     pub metrics: Option<SocketAddr>,
-    /// Directory of the server's own state; without one, there are no pools.
+    /// Directory of the server's own state; `None`: no pools.
     pub state: Option<PathBuf>,
     pub nvme: Nvme,
     pub nbd: Nbd,
@@ -349,7 +349,7 @@ impl Backing {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subsystem {
-    /// Its name in the file: that of its table, or of its only volume.
+    /// Its name in the file: the name of its table, or of its only volume.
     pub name: String,
     pub nqn: String,
     /// Its serial number, if given.

@@ -24,7 +24,7 @@ pub struct Starter {
 pub enum StarterAccess {
     /// None: they are on this machine.
     Local,
-    /// A key: that of the host with this NQN, and that of the pair.
+    /// Keys of the host with this NQN and of the pair.
     Keys { host_nqn: String },
     /// None, which the file accepts.
     Insecure,

@@ -294,8 +294,8 @@ impl Target {
     }
 
     /// Adds a device as a namespace of subsystem `nqn`, notifies connected hosts, and returns its
-    /// identifier. If the device has a volatile write cache, hosts that were connected without one
-    /// are disconnected, so that they identify the controller again.
+    /// identifier. If the device has a volatile write cache, hosts that were connected without a
+    /// cache are disconnected, so that they identify the controller again.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`] and every namespace error.

@@ -157,7 +157,7 @@ impl TlsKey {
         self.transformation
     }
 
-    /// Hash of the PSKs that a host offers with this key: that of its transformation, or the one
+    /// Hash of the PSKs that a host offers with this key: its transformation's, or the hash
     /// whose digest is as long as the key.
     pub fn psk_hash(&self) -> PskHash {
         self.transformation.unwrap_or(match self.bytes.len() {

@@ -11,7 +11,7 @@ pub struct Shortfall {
     /// but not all together.
     pub unmet: Vec<Requirement>,
     /// Percentage of the needed IOPS and throughput that `nearest` carries with the whole capacity,
-    /// 1 to 99; 0 without one.
+    /// 1 to 99; 0 without `nearest`.
     pub percent: u32,
     /// The cheapest configuration that carries the highest percentage; `None` if none has the
     /// capacity or 1 %.

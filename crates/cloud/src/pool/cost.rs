@@ -95,7 +95,7 @@ impl PoolLoad {
         let (host, copied) = (self.blocks, self.blocks * (amplification - 1.0));
         let examined = self.blocks * amplification;
         let leaves = self.leaves();
-        // Copies are changes too.
+        // Blocks that the cleaner copies change leaves too.
         let changed = leaves * (1.0 - (-CHANGES_PER_CHECKPOINT / leaves).exp());
         let pages = changed / CHANGES_PER_CHECKPOINT * examined;
         let write_bytes = BLOCK_BYTES

@@ -79,7 +79,7 @@ pub struct RawDisk {
 pub struct PoolRate {
     #[serde(flatten)]
     pub rates: Rates,
-    /// Divided by that of the raw disk.
+    /// Divided by the raw disk's rate.
     pub ratio: f64,
     /// The limit of the disk or machine that binds.
     pub binding: LimitKind,

@@ -131,7 +131,7 @@ impl<View: 'static> CallGate<View> {
         })
     }
 
-    /// This core's view of the state, with its version. `read` makes one under the lock of the
+    /// This core's view of the state, with its version. `read` creates a view under the lock of the
     /// state, which keeps the version from changing.
     pub(crate) fn view(&self, read: impl FnOnce() -> (u64, View)) -> (u64, Rc<View>) {
         let core = self.core();

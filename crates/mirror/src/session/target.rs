@@ -482,7 +482,7 @@ impl Inner {
         Err(PeerRefusal::NotNow)
     }
 
-    /// The superblock slot of a peer: its own, a free one, or that of a peer that was replaced.
+    /// The superblock slot of a peer: its own, a free slot, or a replaced peer's.
     pub(crate) fn slot_of(&self, replica: MirrorId) -> usize {
         let peers = self.local.superblock().peers;
         if let Some(known) = peers.iter().position(|peer| peer.replica == replica) {

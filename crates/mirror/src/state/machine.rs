@@ -35,9 +35,9 @@ pub struct State {
     /// replaced or is no longer configured keeps its record, so records do not belong to legs.
     pub records: [Record; PEERS_MAX],
     /// Epoch under which a peer takes the role: from its announcement until this node has acted on
-    /// it, which may wait for another change of role. 0 without one.
+    /// it, which may wait for another change of role. 0: no announcement.
     pub promised: u64,
-    /// Epoch that this node has announced to its peers, until its order ends. 0 without one.
+    /// Epoch that this node has announced to its peers, until its order ends. 0: none announced.
     pub announced: u64,
     /// The leader of the consistency group on this node, if this is another member of one.
     pub leader: Option<Leader>,

@@ -523,7 +523,7 @@ fn restarted_source_stays_if_peer_has_newer_data() {
     }
 }
 
-/// The record of a replaced peer stays beside that of its replacement, which may be current.
+/// The record of a replaced peer stays beside its replacement's, and may be current.
 #[test]
 fn record_without_leg_counts_at_start() {
     let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });

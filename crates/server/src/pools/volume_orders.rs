@@ -440,7 +440,7 @@ fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> boo
     };
     let allow_hosts = served.subsystem.allow_hosts.clone();
     let has_same_limits = served.config.layers.len() == volume.layers.len() || {
-        // The limit goes to the top of a stack that was made without one.
+        // The limit goes to the top of a stack that was made without a limit.
         let is_first =
             matches!(volume.layers.first(), None | Some(flagstone_config::Layer::Limit(_)));
         is_first || volume.layers.len() < served.config.layers.len()
