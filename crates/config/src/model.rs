@@ -237,7 +237,7 @@ pub struct Mirror {
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.
     pub intent_log_layers: Vec<Layer>,
-    /// What the log records before data is written.
+    /// Records of the log before data is written.
     pub intent_log_mode: IntentLogMode,
     /// Added to the round trip of the link, for labs and tests.
     pub added_rtt: Duration,

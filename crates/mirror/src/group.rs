@@ -360,8 +360,8 @@ impl Inner {
         }
     }
 
-    /// Ends the session of this member, and records that the peer lacks what hosts write from now on,
-    /// also if they write nothing: after a crash, the members decide alike.
+    /// Ends the session of this member, and records that the peer lacks all later writes, even
+    /// before the first: otherwise the members could decide differently after a crash.
     fn leave_group_session(self: &Arc<Self>, leg: usize, session: &Arc<GroupSession>) {
         let (session_id, opened) = {
             let state = self.lock();

@@ -99,7 +99,7 @@ impl TlsKey {
     /// Reads a key from its text, as nvme-cli's `gen-tls-key` prints it.
     ///
     /// # Errors
-    /// What is wrong, without the text.
+    /// The defect, without the text.
     pub fn parse(text: &str) -> Result<Self, TlsKeyError> {
         let text = text.trim();
         if text.len() > MAX_TEXT_BYTES {

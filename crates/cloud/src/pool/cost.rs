@@ -45,7 +45,7 @@ pub fn write_amplification(fullness: f64) -> f64 {
     1.0 / (1.0 - victim_live_share(fullness))
 }
 
-/// What the disk does for one I/O of a host.
+/// I/Os and bytes of the disk for one I/O of a host.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct DeviceCost {
     /// Reads, as the cloud counts them.

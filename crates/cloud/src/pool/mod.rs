@@ -84,7 +84,7 @@ pub struct PoolRate {
     /// The limit of the disk or machine that binds.
     pub binding: LimitKind,
     pub dimension: Dimension,
-    /// What one I/O of a host costs.
+    /// Cost of one I/O of a host.
     pub per_io: DeviceCost,
 }
 
@@ -298,8 +298,8 @@ impl Catalog {
         Some(EqualDisk { configuration, writes: found.allowed, cost: found.cost })
     }
 
-    /// Random writes of a pool on a configuration, if they are worthwhile: more than what binds the
-    /// raw disk allows. `reach_bytes` is the range that the job uses, if known.
+    /// Random writes of a pool on a configuration, if they are worthwhile: more than the limit of
+    /// the raw disk allows. `reach_bytes` is the range that the job uses, if known.
     pub(crate) fn worthwhile_pool(
         &self,
         configuration: &DiskConfiguration,

@@ -98,7 +98,7 @@ impl EmulatedType {
         }
     }
 
-    /// What the results say about a target.
+    /// Description of a target in the results.
     fn stack(&self, side: PoolSide) -> String {
         let limit = self.limit();
         let read = |budget: Budget| budget.read.map_or(0, |rate| rate.per_second);

@@ -123,7 +123,7 @@ impl LogProgress {
 pub struct Member {
     /// Name of the peer's node.
     pub name: String,
-    /// What was done. With the name at most [`MEMBER_TEXT_MAX`] bytes.
+    /// The change. With the name at most [`MEMBER_TEXT_MAX`] bytes.
     pub change: MemberChange,
 }
 

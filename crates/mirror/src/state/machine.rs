@@ -31,7 +31,7 @@ pub struct State {
     pub disk: Disk,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
-    /// What the superblock says about peers, in the order in which they were met. A peer that was
+    /// The superblock's records of peers, in the order in which they were met. A peer that was
     /// replaced or is no longer configured keeps its record, so records do not belong to legs.
     pub records: [Record; PEERS_MAX],
     /// Epoch under which a peer takes the role: from its announcement until this node has acted on
@@ -129,7 +129,7 @@ pub struct Leg {
     pub phase: LegPhase,
 }
 
-/// What the superblock says about a peer.
+/// The superblock's record of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// No peer has been met.

@@ -212,7 +212,7 @@ fn named(text: String) -> String {
     })
 }
 
-/// What a transition does, after the name of the role; `None` if it does nothing.
+/// Effect of a transition, after the name of the role; `None` if it does nothing.
 fn result_text(before: &State, transition: Transition) -> Option<String> {
     match transition {
         Err(refusal) => Some(format!(": {}", named(format!("refused: {refusal}")))),
@@ -226,7 +226,7 @@ fn result_text(before: &State, transition: Transition) -> Option<String> {
     }
 }
 
-/// What an event does in each role; empty if it does nothing in any.
+/// Effect of an event in each role; empty if it does nothing in any.
 fn results(state: &dyn Fn(Role) -> State, event: Event) -> String {
     let mut groups: Vec<(Option<String>, Vec<&str>)> = Vec::new();
     for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {

@@ -298,7 +298,7 @@ pub enum PeerReply {
     Checksums(Vec<u64>),
 }
 
-/// What a replica reports about itself and its node.
+/// A replica's report about itself and its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaIdentity {
     /// Input of the handshake decision.

@@ -51,7 +51,7 @@ pub(crate) struct Exchange {
     began: Instant,
 }
 
-/// What a command does with an exchange.
+/// Transfer for a command of an exchange.
 enum Step {
     Send(Vec<u8>),
     /// A message of at most this many bytes.

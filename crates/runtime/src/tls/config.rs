@@ -59,7 +59,7 @@ impl TlsPsk {
     }
 }
 
-/// What a server does with the pre-shared keys that a client offers.
+/// A server's choice among the pre-shared keys that a client offers.
 #[derive(Debug)]
 pub enum PskChoice {
     /// Continue with this one.
