@@ -53,7 +53,7 @@ pub static API_TLS: Section = Section {
         "certificate_file", Kind::Text("path"), "" =>
             "The server's certificate, followed by those of intermediate authorities. Required.";
         "key_file", Kind::Text("path"), "" =>
-            "Its private key. Required.";
+            "Its private key (mode 0600). Required.";
         "client_ca_file", Kind::Text("path"), "" =>
             "Authorities whose client certificates are accepted. Default: none, tokens only.";
     },
