@@ -10,7 +10,9 @@
 //!    newer than one that still counts as consistent.
 //! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the peer
 //!    is acknowledged. A later write to another member must not reach the peer. A session that ends in
-//!    order, with nothing left to deliver, is no exception to that: no write follows it.
+//!    order, with nothing left to deliver, is an exception: no write follows it. One that ends because
+//!    the member moves to another mirror, such as one that is larger, is not: its successor serves at
+//!    once.
 //! 3. *One order:* the writes of a group session are numbered together, and the target starts each when
 //!    those that it may depend on are durable there, whichever member they change.
 //! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may include
@@ -22,8 +24,8 @@
 //! 7. *Leader:* the role of the first member decides where the group is. Before the role is handed over,
 //!    every member has recorded the successor. Then the leader is handed over; if that succeeds, the
 //!    others follow, whatever happens.
-//! 8. *Followers:* a member takes the role by itself only after the leader. A source whose leader has
-//!    moved becomes a target; a target whose leader serves takes the role by an ordinary failover, which
+//! 8. *Followers:* a member takes the role by itself, also after a restart, only after the leader. A
+//!    source whose leader has moved, or follows the peer, becomes a target; a target whose leader serves takes the role by an ordinary failover, which
 //!    asks the peers. So a crash between two members ends with all of them on one node.
 //! 9. *Records agree:* when a group session ends, every member that serves starts a new generation, also
 //!    without a write, and so does every member at a forced failover. Otherwise some members would follow
@@ -45,7 +47,7 @@ use parking_lot::Mutex;
 
 use crate::io::reorder::{Numbering, ReorderBuffer};
 use crate::limits::{FOLLOW_LEADER_MS, GATHER_MS, GROUP_MEMBERS_MAX, PEERS_MAX};
-use crate::mirror::{Inner, LegState};
+use crate::mirror::{Inner, LegState, Mirror};
 use crate::state::machine::{Following, following};
 use crate::state::status::GroupStatus;
 
@@ -341,6 +343,21 @@ pub(crate) async fn follow_leader(member: Weak<Inner>) {
             Some(step) if !inner.follow(step).await => (pause * 2).min(10 * FOLLOW_LEADER_MS),
             _ => FOLLOW_LEADER_MS,
         };
+    }
+}
+
+impl Mirror {
+    /// Ends the group sessions of which this mirror is a member, because it ends for good. A stop does
+    /// not, as no write follows that.
+    pub fn leave_group_sessions(&self) {
+        let Some(membership) = &self.0.group else { return };
+        let sessions: Vec<_> = {
+            let state = self.0.lock();
+            state.legs.iter().map(|leg| leg.group_session.clone()).collect()
+        };
+        for (leg, session) in sessions.iter().enumerate() {
+            session.iter().for_each(|session| membership.group.end(leg, session));
+        }
     }
 }
 

@@ -638,8 +638,10 @@ impl Inner {
         let ended = self.change(|state| {
             let serves = state.serving;
             // No write follows it, and none was lost.
-            let in_order =
-                (!serves || state.admission_blocks > 0) && self.legs[leg].queue().writes() == 0;
+            // A mirror that moves to another one has one: its successor serves at once.
+            let in_order = !state.migrating
+                && (!serves || state.admission_blocks > 0)
+                && self.legs[leg].queue().writes() == 0;
             let own = &mut state.legs[leg];
             if !own.is_current(session_id) {
                 return None;
