@@ -15,6 +15,8 @@
 //!    once.
 //! 3. *One order:* the writes of a group session are numbered together, and the target starts each when
 //!    those that it may depend on are durable there, whichever member they change.
+//!    They are also sent in that order, and the unacknowledged ones fit one window: a write that waits
+//!    at the target for others that have not been sent would exceed the time limit of a command.
 //! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may include
 //!    a write that depends on one that is queued for another member.
 //! 5. *Same group on both nodes:* a target refuses a source that names another group. Without a common
@@ -45,7 +47,9 @@ use std::time::Duration;
 use flagstone_runtime::{random_u64, spawn_detached, time};
 use parking_lot::Mutex;
 
+use crate::io::queue::{QueueLimits, QueueSlot, WriteQueue};
 use crate::io::reorder::{Numbering, ReorderBuffer};
+use crate::io::write::is_next;
 use crate::limits::{FOLLOW_LEADER_MS, GATHER_MS, GROUP_MEMBERS_MAX, PEERS_MAX};
 use crate::mirror::{Inner, LegState, Mirror};
 use crate::state::machine::{Following, following};
@@ -88,16 +92,22 @@ pub(crate) struct GroupSession {
     /// Random, so that a target tells it from earlier ones.
     pub(crate) number: u64,
     pub(crate) numbering: SharedNumbering,
+    /// Queued writes of all members, in the order of their numbers. Locked after the numbering.
+    queue: Mutex<WriteQueue>,
     /// Members whose targets are in sync or durably inconsistent, by bit.
     begun: AtomicU64,
     ended: AtomicBool,
 }
 
 impl GroupSession {
-    fn new() -> Arc<GroupSession> {
+    fn new(window_bytes: u64) -> Arc<GroupSession> {
+        // The queues of the members have the other limits.
+        let (high_bytes, low_bytes, writes) = (u64::MAX, u64::MAX, usize::MAX);
+        let limits = QueueLimits { high_bytes, low_bytes, writes, window_bytes };
         Arc::new(GroupSession {
             number: random_u64().max(1),
             numbering: SharedNumbering::default(),
+            queue: Mutex::new(WriteQueue::new(limits)),
             begun: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         })
@@ -110,6 +120,43 @@ impl GroupSession {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Queues a write of `bytes`. The caller holds the lock of the numbering.
+    pub(crate) fn push(self: &Arc<Self>, bytes: u64) -> Option<GroupSlot> {
+        let slot = self.queue.lock().push(bytes, 0)?;
+        Some(GroupSlot { session: self.clone(), slot })
+    }
+
+    /// Wakes the writes that wait to be sent, after the session of a member has ended.
+    pub(crate) fn wake_all(&self) {
+        let wakers = self.queue.lock().wake_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Place of a write in the queue of its group session.
+#[derive(Clone)]
+pub(crate) struct GroupSlot {
+    session: Arc<GroupSession>,
+    slot: QueueSlot,
+}
+
+impl GroupSlot {
+    /// Counts the write as sent if it may be; otherwise `waker` is woken when its turn comes.
+    pub(crate) fn is_next(&self, waker: &Waker) -> bool {
+        let decision = self.session.queue.lock().send(self.slot, waker);
+        is_next(decision)
+    }
+
+    /// The write was acknowledged, or given up.
+    pub(crate) fn leave(&self) {
+        let next = {
+            let mut queue = self.session.queue.lock();
+            queue.completed(self.slot);
+            queue.next_to_send()
+        };
+        next.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -283,8 +330,9 @@ impl Membership {
     }
 
     /// Waits until every member has attached to the peer of this leg. A group session that there was
-    /// ends. `None` if one is missing for too long.
-    pub(crate) async fn gather(&self, leg: usize) -> Option<Arc<GroupSession>> {
+    /// ends. In the next one, at most `window_bytes` are sent and not acknowledged. `None` if a member
+    /// is missing for too long.
+    pub(crate) async fn gather(&self, leg: usize, window_bytes: u64) -> Option<Arc<GroupSession>> {
         let group = &self.group;
         let before = group.legs[leg].lock().current.take();
         if let Some(before) = before {
@@ -295,7 +343,7 @@ impl Membership {
             forming.formed[self.place] = None;
             forming.ready |= self.bit();
             if forming.ready == group.all() {
-                let session = GroupSession::new();
+                let session = GroupSession::new(window_bytes);
                 forming.ready = 0;
                 forming.formed.fill(Some(session.clone()));
                 forming.current = Some(session);

@@ -25,7 +25,7 @@ use flagstone_mirror::ondisk::newest;
 use flagstone_mirror::ondisk::superblock::{ReplicaRole, Superblock};
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{ConsistencyGroup, LinkVersions, Mirror, Mode, PeerOptions};
-use flagstone_runtime::sim::{DiskConfig, DiskFaults, NodeId, Simulation, World};
+use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation, World};
 use flagstone_runtime::{buf, time};
 
 use super::history::History;
@@ -488,6 +488,7 @@ pub(super) fn run(seed: u64) -> Outcome {
 #[cfg(test)]
 mod tests {
     use flagstone_mirror::CommandError;
+    use flagstone_runtime::sim::DiskFaults;
 
     use super::*;
 
@@ -500,8 +501,8 @@ mod tests {
     const SUPERBLOCKS: u64 = 8192;
 
     /// A group that is in sync.
-    fn in_sync() -> (Cluster, usize, usize) {
-        let cluster = Cluster::new(3);
+    fn in_sync(seed: u64) -> (Cluster, usize, usize) {
+        let cluster = Cluster::new(seed);
         let whole = |source: usize| cluster.states(source) == [MirrorState::Mirroring; VOLUMES];
         while !cluster.source().is_some_and(whole) {
             cluster.run_for(Duration::from_millis(10));
@@ -520,7 +521,7 @@ mod tests {
     /// The replacement of a member that moves to another mirror serves at once, without the peer.
     #[test]
     fn transfer_of_a_member_ends_the_group_session() {
-        let (cluster, source, _) = in_sync();
+        let (cluster, source, _) = in_sync(3);
         let mirror = cluster.mirror(source, 1);
         let begun = cluster.sim.spawn_on(cluster.nodes[source], async move {
             mirror.begin_transfer().await.map(std::mem::forget)
@@ -533,7 +534,7 @@ mod tests {
 
     #[test]
     fn leaving_member_ends_the_group_session() {
-        let (cluster, source, _) = in_sync();
+        let (cluster, source, _) = in_sync(3);
         let mirror = cluster.mirror(source, 1);
         let left = cluster
             .sim
@@ -546,7 +547,7 @@ mod tests {
     #[test]
     fn failover_with_a_dead_log_serves_no_volume() {
         for volume in 0..VOLUMES {
-            let (cluster, source, target) = in_sync();
+            let (cluster, source, target) = in_sync(3);
             cluster.end(source, false);
             break_log(&cluster, target, volume);
             let mirror = cluster.mirror(target, 0);
@@ -561,7 +562,7 @@ mod tests {
     #[test]
     fn switchover_to_a_dead_log_moves_no_volume() {
         for volume in 0..VOLUMES {
-            let (cluster, source, target) = in_sync();
+            let (cluster, source, target) = in_sync(3);
             break_log(&cluster, target, volume);
             let mirror = cluster.mirror(source, 0);
             let done = cluster
@@ -576,7 +577,7 @@ mod tests {
     /// The source cannot record that the leader was handed over.
     #[test]
     fn failed_disk_during_switchover_strands_no_member() {
-        let (cluster, source, target) = in_sync();
+        let (cluster, source, target) = in_sync(3);
         cluster.hub.hub().set_slow(Duration::from_millis(5));
         let mirror = cluster.mirror(source, 0);
         cluster.sim.spawn_on(cluster.nodes[source], async move {
@@ -591,10 +592,23 @@ mod tests {
         assert_eq!(cluster.serving(target), [true; VOLUMES], "{}", cluster.describe());
     }
 
+    /// A write that waits at the target for others that are still queued here would time out.
+    #[test]
+    fn group_sends_in_order_within_one_window() {
+        // The window is two blocks, and some writes have four.
+        let (cluster, ..) = in_sync(1);
+        cluster.hub.hub().set_slow(Duration::from_millis(5));
+        let before = cluster.hub.hub().ordered.get().early;
+        cluster.sim.run_for(Duration::from_secs(2));
+        let ordered = cluster.hub.hub().ordered.get();
+        assert_eq!(ordered.early - before, 0);
+        assert!(ordered.most_in_flight <= LONGEST * BLOCK, "{}", ordered.most_in_flight);
+    }
+
     /// Each node of a split brain has served all volumes.
     #[test]
     fn one_volume_of_a_serving_group_is_not_given_up() {
-        let (cluster, source, target) = in_sync();
+        let (cluster, source, target) = in_sync(3);
         cluster.hub.hub().cut(cluster.nodes[0], cluster.nodes[1]);
         cluster.hub.hub().cut(cluster.nodes[1], cluster.nodes[0]);
         cluster.sim.run_for(Duration::from_millis(200));
