@@ -114,7 +114,7 @@ impl Peer {
     /// A peer at `HOST[:PORT]` whose other options are the defaults.
     ///
     /// # Errors
-    /// What is wrong with the name or the address.
+    /// The defect of the name or the address.
     pub fn at(name: &str, address: &str) -> Result<Peer, String> {
         let name = node_name(name).map_err(|error| error.to_string())?;
         let address = parse_authority(address, NVME_TCP_PORT).map_err(|error| error.to_string())?;
