@@ -27,8 +27,9 @@
 //!    every member has recorded the successor. Then the leader is handed over; if that succeeds, the
 //!    others follow, whatever happens.
 //! 8. *Followers:* a member takes the role by itself, also after a restart, only after the leader. A
-//!    source whose leader has moved, or follows the peer, becomes a target; a target whose leader serves takes the role by an ordinary failover, which
-//!    asks the peers. So a crash between two members ends with all of them on one node.
+//!    source whose leader has moved, or follows the peer, becomes a target; a target whose leader serves
+//!    takes the role by an ordinary failover, which asks the peers. So a crash between two members ends
+//!    with all of them on one node.
 //! 9. *Records agree:* when a group session ends, every member that serves starts a new generation, also
 //!    without a write, and so does every member at a forced failover. Otherwise some members would follow
 //!    one node, and some the other, after a crash or a split brain.
