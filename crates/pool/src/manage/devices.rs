@@ -78,8 +78,8 @@ pub enum DeviceOrderError {
     },
     /// Blocks on the device cannot be moved.
     #[error(
-        "{segments} segments of {device} have damaged blocks, which cannot be moved: scrub the pool, \
-         and write or delete what is damaged"
+        "{segments} segments of {device} have blocks that are damaged or cannot be read, which cannot \
+         be moved: scrub the pool, write or delete what is damaged, and repeat the order"
     )]
     Damaged {
         /// The device.
@@ -247,6 +247,8 @@ impl Pool {
             let (capacity_bytes, needed_bytes) = (sizes.capacity * block, used * block);
             return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
         }
+        // What could not be read before may be readable now.
+        state.damaged.retain(|segment, _| !range.contains(segment));
         state.segments.drain(range.clone());
         (state.evacuated, state.sizes) = (Some(range), sizes);
         drop(state);
@@ -278,7 +280,9 @@ impl Evacuation {
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
             let (used, log) = state.segments.in_use(&range);
-            let damaged = range.clone().filter(|segment| state.damaged.contains(segment)).count();
+            let is_left =
+                |segment: &u32| state.segments.is_closed(*segment) && !state.can_clean(*segment);
+            let damaged = range.clone().filter(is_left).count();
             (range, log, damaged, used, state.segments.free())
         };
         if used == 0 {
@@ -308,9 +312,7 @@ impl Evacuation {
         }
         let is_closed = {
             let state = shared.state.lock();
-            range.clone().any(|segment| {
-                state.segments.is_closed(segment) && !state.damaged.contains(&segment)
-            })
+            range.clone().any(|segment| state.can_clean(segment))
         };
         match is_closed {
             true => self.clean().await?,
