@@ -242,3 +242,42 @@ fn removal_can_be_repeated_after_read_errors() {
         }
     });
 }
+
+/// An unreadable sector of the log hid the chunks beside it, which say that it was flushed: the pool was
+/// opened without them.
+#[test]
+fn unreadable_chunk_of_the_flushed_log_is_refused() {
+    simulate(async || {
+        let (device, control) = device("/dev/faulty");
+        let devices = vec![device];
+        let pool = Pool::create(devices.clone(), &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(100)).await.unwrap();
+        for block in 0..20 {
+            write(&db, block, 1).await.unwrap();
+        }
+        drop((pool, db));
+        let mut unreadable = Vec::new();
+        for at in (DATA..DATA + 8 * 16 * BLOCK).step_by(BLOCK as usize) {
+            control.fail_reads(at..at + BLOCK);
+            let checked = Pool::check_devices(devices.clone(), &mut |_, _| {}).await;
+            control.heal();
+            let is_log = |report: flagstone_pool::verify::CheckReport| {
+                report.damage.iter().any(|damage| damage.kind == DamageKind::Log)
+            };
+            if checked.is_ok_and(is_log) {
+                unreadable.push(at);
+            }
+        }
+        // Header and payload of all chunks but the last, which nothing proves.
+        assert!(unreadable.len() >= 38, "{}", unreadable.len());
+        control.fail_reads(unreadable[9]..unreadable[9] + BLOCK);
+        let refused = Pool::open(devices.clone()).await.unwrap_err();
+        assert!(matches!(refused, PoolError::LostChunk { .. }), "{refused}");
+        heal_after(&control, Duration::from_secs(3));
+        let pool = Pool::open(devices).await.unwrap();
+        let db = pool.open_volume("db").unwrap();
+        for block in 0..20 {
+            assert_eq!(read(&db, block).await, Ok(1));
+        }
+    });
+}
