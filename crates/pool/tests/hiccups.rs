@@ -11,6 +11,7 @@ use flagstone_blockdev::{
 use flagstone_pool::manage::devices::DeviceOrderError;
 use flagstone_pool::verify::DamageKind;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
+use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn, time};
 
@@ -173,6 +174,35 @@ fn unreadable_map_page_is_lost_by_an_opening_only() {
         write(&db, 0, 3).await.unwrap();
         pool.checkpoint().await.unwrap();
         assert_eq!(read(&db, 0).await, Ok(3));
+    });
+}
+
+/// A checkpoint that was to write the page again would fail the pool, after each opening.
+#[test]
+fn cleaner_leaves_an_unreadable_map_page_alone() {
+    simulate(async || {
+        let (devices, control) = closed().await;
+        let pool = Pool::open(devices.clone()).await.unwrap();
+        let db = pool.open_volume("db").unwrap();
+        // The segment of the leaf has little else.
+        for leaf in 1..LEAVES {
+            write(&db, leaf * STRIDE, 1).await.unwrap();
+        }
+        pool.close().await.unwrap();
+        drop((pool, db));
+        let leaf = first_leaf(&devices, &control).await;
+        let pool = Pool::open(devices).await.unwrap();
+        let other = pool.create_volume("other", &thin(300)).await.unwrap();
+        control.fail_reads(leaf..leaf + BLOCK);
+        let mut rng = Rng::new(1);
+        for step in 0..4000_u64 {
+            let written = write(&other, rng.below(300), step as u8).await;
+            assert_eq!(written, Ok(()), "step {step}: {:?}", pool.status());
+        }
+        assert!(pool.status().cleaned_segments > 50, "{:?}", pool.status());
+        control.heal();
+        let db = pool.open_volume("db").unwrap();
+        assert_eq!(values(&db, 0..LEAVES).await, vec![Ok(1); LEAVES as usize]);
     });
 }
 

@@ -332,25 +332,24 @@ impl Shared {
             level => tree.lookup_page(storage, cache, level, index).await?,
         };
         if entry.location == found.location {
+            if level > 0 {
+                read_page(&self.storage, &self.cache, entry, found.place).await?;
+            }
             self.state.lock().moving.touched.insert(found.place);
         }
         Ok(())
     }
 
     async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
-        match self.top(found, &copies.owners).await? {
-            Some((top, entry)) if top.is_snapshot => {
-                // What cannot be copied must not keep the checkpoint from moving everything else.
-                read_page(&self.storage, &self.cache, entry, found.place).await?;
-                self.add_holders(top, found, copies).await.map(drop)
-            }
-            Some((top, _)) => {
-                let place = PagePlace { volume: top.id, ..found.place };
-                self.state.lock().moving.touched.insert(place);
-                Ok(())
-            }
-            None => Ok(()),
+        let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
+        // What cannot be read must not fail the checkpoint, or keep it from moving everything else.
+        read_page(&self.storage, &self.cache, entry, found.place).await?;
+        if top.is_snapshot {
+            return self.add_holders(top, found, copies).await.map(drop);
         }
+        let place = PagePlace { volume: top.id, ..found.place };
+        self.state.lock().moving.touched.insert(place);
+        Ok(())
     }
 
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
