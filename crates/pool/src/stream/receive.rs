@@ -7,7 +7,7 @@ use flagstone_runtime::buf;
 
 use super::frame::{Frame, FrameBody, StreamStart};
 use crate::id::PoolId;
-use crate::manage::volume::PoolVolume;
+use crate::manage::volume::{PoolVolume, VolumeInfo};
 use crate::ondisk::FormatError;
 
 /// Why a frame was not applied.
@@ -58,6 +58,11 @@ impl Receiver {
     /// A receiver after the first frame. The volume has the content of the base, or is empty.
     pub fn new(device: Arc<PoolVolume>, snapshot: PoolId, start: StreamStart) -> Receiver {
         Receiver { device, snapshot, start, at: 0, ended: false }
+    }
+
+    /// The volume as listed, unless it was deleted.
+    pub fn volume(&self) -> Option<VolumeInfo> {
+        self.device.info()
     }
 
     /// Offset of the next frame.

@@ -17,6 +17,7 @@ mod snapshot_orders;
 mod state_directory;
 mod stream_orders;
 mod volume_orders;
+mod volume_state;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -43,6 +44,7 @@ pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
 pub(crate) use stream_orders::ReceivePart;
 pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
+use volume_state::{VolumeOrder, VolumeState};
 
 use crate::http::Problem;
 use crate::limits::POOL_PAUSE;
@@ -368,7 +370,7 @@ impl Server {
     /// # Errors
     /// Why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
-        stream_orders::check_received(info)?;
+        VolumeState::of(info).check(&info.name, VolumeOrder::Serve)?;
         let settings = settings::from_properties(&info.properties)?;
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;

@@ -1,25 +1,23 @@
 //! Sending and receiving snapshots.
 //!
-//! A volume that is being received has the property `receiving`: it is not served until its snapshot
-//! is complete, also after a crash. Receiving the stream again from its beginning starts over.
+//! A volume that is being received is not served until its snapshot is complete, also after a crash:
+//! see [`VolumeState`]. Receiving the stream again from its beginning starts over.
 
 use std::sync::Arc;
 
 use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::stream::send::StreamPart;
-use flagstone_pool::{PoolId, PoolVolume, VolumeInfo, VolumeOptions};
+use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
 use flagstone_units::size_text;
 
 use super::failed;
 use super::settings::{self, Settings};
 use super::volume_orders::{Found, problem};
+use super::volume_state::{RECEIVING_KEY, ReceiveStep, VolumeOrder, VolumeState};
 use crate::api::pool_document::ReceiveDocument;
 use crate::http::Problem;
 use crate::serve::Server;
-
-/// Property of a volume that is being received: the identifier of the snapshot.
-pub(super) const RECEIVING_KEY: &str = "receiving";
 
 /// Where a stream goes.
 pub(crate) struct ReceivePart<'a> {
@@ -30,18 +28,6 @@ pub(crate) struct ReceivePart<'a> {
     pub(crate) force: bool,
     /// Whole frames.
     pub(crate) bytes: &'a [u8],
-}
-
-/// Why a volume is not served, if it is being received.
-pub(super) fn check_received(info: &VolumeInfo) -> Result<(), String> {
-    match info.properties.contains_key(RECEIVING_KEY) {
-        true => Err(format!(
-            "it was not received in full: run flagstone volume receive {0} with the whole stream, or \
-             flagstone volume delete {0}",
-            info.name
-        )),
-        false => Ok(()),
-    }
 }
 
 impl Server {
@@ -130,29 +116,26 @@ impl Server {
         let Found { pool_name, pool, info, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
-        match same.map(|other| other.id == snapshot) {
-            Some(true) if check_received(info).is_ok() => return Ok(None),
-            Some(false) => {
-                return Err(Problem::conflict(format!("there is another snapshot {full} already")));
-            }
-            // The snapshot was taken, and the crash came before the volume was served.
-            Some(true) => {
+        if same.as_ref().is_some_and(|other| other.id != snapshot) {
+            return Err(Problem::conflict(format!("there is another snapshot {full} already")));
+        }
+        let state = VolumeState::of(info);
+        let step = state.receive(name, snapshot, same.is_some(), start.base.is_some());
+        match step.map_err(Problem::conflict)? {
+            ReceiveStep::Done => return Ok(None),
+            ReceiveStep::Serve => {
                 self.serve_received(&found).await?;
                 return Ok(None);
             }
-            None => {}
-        }
-        let receiving = info.properties.get(RECEIVING_KEY);
-        match start.base {
-            None => {
-                let is_own = receiving == Some(&snapshot.to_string());
-                if !is_own || info.size_bytes != start.size_bytes {
-                    return Err(Problem::conflict(format!(
-                        "volume {name} exists already: receive the stream under another name"
-                    )));
-                }
+            ReceiveStep::StartOver if info.size_bytes != start.size_bytes => {
+                return Err(Problem::conflict(format!(
+                    "volume {name} has another size than the stream: delete it first"
+                )));
             }
-            Some(base) => self.prepare_base(part, &found, snapshot, base, start).await?,
+            ReceiveStep::StartOver => {}
+            ReceiveStep::Rebase { is_complete } => {
+                self.prepare_base(part, &found, snapshot, start, is_complete).await?;
+            }
         }
         let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
         Ok(receiver(device))
@@ -184,7 +167,7 @@ impl Server {
         let device = created.map_err(|error| problem(pool_name, error))?;
         if let (Some(info), Some(slot)) =
             (device.info(), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = check_received(&info)
+            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
         {
             slot.unserved.insert(name.to_owned(), why);
         }
@@ -198,12 +181,13 @@ impl Server {
         part: &ReceivePart<'_>,
         found: &Found,
         snapshot: PoolId,
-        base: PoolId,
         start: &StreamStart,
+        is_complete: bool,
     ) -> Result<(), Problem> {
         let Found { pool_name, pool, info, served } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
+        let base = start.base.unwrap_or_default();
         let base = pool
             .snapshots()
             .into_iter()
@@ -217,8 +201,7 @@ impl Server {
         if start.size_bytes < base.size_bytes {
             return Err(Problem::invalid("the stream is smaller than its base"));
         }
-        let is_again = info.properties.contains_key(RECEIVING_KEY);
-        if !is_again && !part.force && pool.has_changed(name, &base.name).await.map_err(of_pool)? {
+        if is_complete && !part.force && pool.has_changed(name, &base.name).await.map_err(of_pool)? {
             return Err(Problem::conflict(format!(
                 "volume {name} was written since {}: use --force to discard that",
                 base.name
@@ -238,7 +221,7 @@ impl Server {
         }
         if let (Some(info), Some(slot)) =
             (pool.volume(name), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = check_received(&info)
+            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
         {
             slot.unserved.insert(name.to_owned(), why);
         }
@@ -249,6 +232,13 @@ impl Server {
     async fn end_receive(&self, name: &str, receiver: &Receiver) -> Result<(), Problem> {
         let found = self.required(name)?;
         let of_pool = |error| problem(&found.pool_name, error);
+        let receiving = VolumeState::Receiving { snapshot: receiver.snapshot.to_string() };
+        let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
+        if !is_own || VolumeState::of(&found.info) != receiving {
+            return Err(Problem::conflict(format!(
+                "volume {name} was changed while it was being received: begin with the first frame"
+            )));
+        }
         let prepared =
             found.pool.prepare_snapshot(&[name], &receiver.start.name, receiver.snapshot).await;
         prepared.map_err(of_pool)?.take().await.map_err(of_pool)?;

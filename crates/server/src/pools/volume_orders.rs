@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::orders::Outcome;
 use super::settings::{self, Settings};
-use super::stream_orders::check_received;
+use super::volume_state::{VolumeOrder, VolumeState};
 use super::{PoolState, failed};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -46,6 +46,14 @@ pub(crate) struct Found {
     pub(crate) pool: Pool,
     pub(crate) info: VolumeInfo,
     pub(crate) served: Option<Rc<ServedVolume>>,
+}
+
+impl Found {
+    /// # Errors
+    /// 409 if the state of the volume does not allow the order.
+    pub(super) fn check(&self, order: VolumeOrder) -> Result<(), Problem> {
+        VolumeState::of(&self.info).check(&self.info.name, order).map_err(Problem::conflict)
+    }
 }
 
 impl Server {
@@ -103,6 +111,7 @@ impl Server {
         let mut settings = settings.clone();
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
+            found.check(VolumeOrder::Create)?;
             let same = found.pool_name == *pool_name
                 && found.info.size_bytes == *size_bytes
                 && found.info.thick == *thick
@@ -174,7 +183,9 @@ impl Server {
         if let Some(served) = self.volumes().iter().find(is_plain) {
             return self.resize_plain(served, size_bytes, dry_run);
         }
-        let Found { pool_name, pool, info, served } = self.required(name)?;
+        let found = self.required(name)?;
+        found.check(VolumeOrder::Resize)?;
+        let Found { pool_name, pool, info, served } = found;
         let size_bytes = size_bytes.ok_or_else(|| {
             Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
         })?;
@@ -264,8 +275,9 @@ impl Server {
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
-        let Found { pool_name, pool, info, served } = self.required(name)?;
-        check_received(&info).map_err(Problem::conflict)?;
+        let found = self.required(name)?;
+        found.check(VolumeOrder::Set)?;
+        let Found { pool_name, pool, info, served } = found;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
         settings::merge(&mut settings, change);
@@ -365,7 +377,9 @@ impl Server {
             let outcome = format!("there is a volume {to}, and none named {name}: nothing to do");
             return Ok(Outcome::unchanged(outcome));
         }
-        let Found { pool_name, pool, info, served } = self.required(name)?;
+        let found = self.required(name)?;
+        found.check(VolumeOrder::Rename)?;
+        let Found { pool_name, pool, info, served } = found;
         if name == to {
             return Ok(Outcome::unchanged(format!("the volume is named {to} already")));
         }
@@ -398,9 +412,11 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let Some(Found { pool_name, pool, info, served }) = self.find_in_pools(name)? else {
+        let Some(found) = self.find_in_pools(name)? else {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
+        found.check(VolumeOrder::Delete)?;
+        let Found { pool_name, pool, info, served } = found;
         let own = format!("{name}@");
         let snapshots = pool.snapshots();
         let snapshots = snapshots.iter().filter(|snapshot| snapshot.name.starts_with(&own)).count();
