@@ -11,6 +11,7 @@
 mod device_orders;
 mod fullness;
 mod orders;
+mod retire;
 pub(crate) mod scrub;
 pub(crate) mod settings;
 mod snapshot_orders;
@@ -62,6 +63,8 @@ pub(crate) struct Pools {
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
+    /// Volumes out of service whose commands have not ended.
+    endings: retire::Endings,
     order: Rc<Semaphore>,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
@@ -143,6 +146,7 @@ impl Pools {
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             receivers: RefCell::default(),
+            endings: retire::Endings::default(),
             order: Semaphore::new(1),
             next_number: Cell::new(first_number),
         }
@@ -349,6 +353,7 @@ impl Server {
             if self.pools.slots.borrow().values().any(is_closed) {
                 self.open_pools().await;
             }
+            self.serve_ended().await;
             self.pools.watch();
         }
     }
@@ -370,7 +375,7 @@ impl Server {
     /// # Errors
     /// Why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
-        VolumeState::of(info).check(&info.name, VolumeOrder::Serve)?;
+        self.pools.state_of(info).check(&info.name, VolumeOrder::Serve)?;
         let settings = settings::from_properties(&info.properties)?;
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;
@@ -378,7 +383,7 @@ impl Server {
         self.check_access(&subsystem)?;
         let device = pool.open_volume(&info.name).map_err(|error| error.to_string())?;
         let uuid = volume.uuid.unwrap_or_else(|| Uuid::from_bytes(info.uuid.0));
-        let place = PoolPlace { pool: name.to_owned(), settings };
+        let place = PoolPlace { pool: name.to_owned(), id: info.uuid, settings };
         let served = self.serve_new(volume, subsystem, uuid, place, device);
         served.map_err(|error| error.to_string())?;
         if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
@@ -477,28 +482,6 @@ impl Server {
         check_block_size(volume, &device)?;
         layers.reverse();
         Ok((device, layers, limiter))
-    }
-
-    /// Takes a volume out of service: its hosts are disconnected, and their commands have ended.
-    ///
-    /// # Errors
-    /// Commands did not end in time; hosts are disconnected.
-    async fn retire(&self, volume: &ServedVolume) -> Result<(), String> {
-        self.volumes.borrow_mut().retain(|other| other.number != volume.number);
-        let export = self.exports.remove(&volume.config.nbd_export);
-        self.nbd.disconnect(&volume.config.nbd_export);
-        let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
-        let _ = self.target.suspend_connects(&nqn);
-        let _ = self.target.remove_namespace(&nqn, volume.nsid);
-        let ended = async {
-            let _ = self.target.drained(&nqn).await;
-            while export.as_ref().is_some_and(|export| Arc::strong_count(export) > 1) {
-                time::sleep(crate::connections::DRAIN_PERIOD).await;
-            }
-        };
-        let ended = time::timeout(crate::limits::RETIRE_PATIENCE, ended).await;
-        let _ = self.target.remove_subsystem(&nqn);
-        ended.map_err(|_| format!("commands of volume {} have not ended", volume.name()))
     }
 
     /// The own limit of a volume, live.

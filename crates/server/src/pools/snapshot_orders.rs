@@ -146,9 +146,10 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let (volume, own) = parts(full)?;
+        self.settle(volume).await;
         let (found, snapshot) = self.find_snapshot(full)?;
         found.check(VolumeOrder::Rollback)?;
-        let Found { pool_name, pool, info, served } = found;
+        let Found { pool_name, pool, info, served, .. } = found;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),

@@ -109,17 +109,17 @@ impl Server {
     ) -> Result<Option<Receiver>, Problem> {
         let name = part.name;
         let receiver = |device| Some(Receiver::new(device, snapshot, start.clone()));
+        self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
             let device = self.create_received(part, snapshot, start).await?;
             return Ok(receiver(device));
         };
-        let Found { pool_name, pool, info, .. } = &found;
+        let Found { pool_name, pool, info, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
         if same.as_ref().is_some_and(|other| other.id != snapshot) {
             return Err(Problem::conflict(format!("there is another snapshot {full} already")));
         }
-        let state = VolumeState::of(info);
         let step = state.receive(name, snapshot, same.is_some(), start.base.is_some());
         match step.map_err(Problem::conflict)? {
             ReceiveStep::Done => return Ok(None),
@@ -184,7 +184,7 @@ impl Server {
         start: &StreamStart,
         is_complete: bool,
     ) -> Result<(), Problem> {
-        let Found { pool_name, pool, info, served } = found;
+        let Found { pool_name, pool, info, served, .. } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
         let base = start.base.unwrap_or_default();
@@ -234,7 +234,7 @@ impl Server {
         let of_pool = |error| problem(&found.pool_name, error);
         let receiving = VolumeState::Receiving { snapshot: receiver.snapshot.to_string() };
         let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
-        if !is_own || VolumeState::of(&found.info) != receiving {
+        if !is_own || found.state != receiving {
             return Err(Problem::conflict(format!(
                 "volume {name} was changed while it was being received: begin with the first frame"
             )));

@@ -46,13 +46,14 @@ pub(crate) struct Found {
     pub(crate) pool: Pool,
     pub(crate) info: VolumeInfo,
     pub(crate) served: Option<Rc<ServedVolume>>,
+    pub(super) state: VolumeState,
 }
 
 impl Found {
     /// # Errors
     /// 409 if the state of the volume does not allow the order.
     pub(super) fn check(&self, order: VolumeOrder) -> Result<(), Problem> {
-        VolumeState::of(&self.info).check(&self.info.name, order).map_err(Problem::conflict)
+        self.state.check(&self.info.name, order).map_err(Problem::conflict)
     }
 }
 
@@ -70,7 +71,8 @@ impl Server {
                 volume.name() == name && place.is_some_and(|place| place.pool == pool_name)
             };
             let served = self.volumes().iter().find(is_own).cloned();
-            return Ok(Some(Found { pool_name, pool, info, served }));
+            let state = self.pools.state_of(&info);
+            return Ok(Some(Found { pool_name, pool, info, served, state }));
         }
         match self.volumes().iter().any(|volume| volume.name() == name) {
             true => Err(Problem::conflict(format!(
@@ -185,7 +187,7 @@ impl Server {
         }
         let found = self.required(name)?;
         found.check(VolumeOrder::Resize)?;
-        let Found { pool_name, pool, info, served } = found;
+        let Found { pool_name, pool, info, served, .. } = found;
         let size_bytes = size_bytes.ok_or_else(|| {
             Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
         })?;
@@ -275,9 +277,10 @@ impl Server {
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
+        self.settle(name).await;
         let found = self.required(name)?;
         found.check(VolumeOrder::Set)?;
-        let Found { pool_name, pool, info, served } = found;
+        let Found { pool_name, pool, info, served, .. } = found;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
         settings::merge(&mut settings, change);
@@ -373,13 +376,15 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
+        self.settle(name).await;
+        self.settle(to).await;
         if self.find_in_pools(name)?.is_none() && self.find_in_pools(to)?.is_some() {
             let outcome = format!("there is a volume {to}, and none named {name}: nothing to do");
             return Ok(Outcome::unchanged(outcome));
         }
         let found = self.required(name)?;
         found.check(VolumeOrder::Rename)?;
-        let Found { pool_name, pool, info, served } = found;
+        let Found { pool_name, pool, info, served, .. } = found;
         if name == to {
             return Ok(Outcome::unchanged(format!("the volume is named {to} already")));
         }
@@ -416,7 +421,7 @@ impl Server {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
         found.check(VolumeOrder::Delete)?;
-        let Found { pool_name, pool, info, served } = found;
+        let Found { pool_name, pool, info, served, .. } = found;
         let own = format!("{name}@");
         let snapshots = pool.snapshots();
         let snapshots = snapshots.iter().filter(|snapshot| snapshot.name.starts_with(&own)).count();

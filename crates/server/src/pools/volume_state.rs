@@ -18,6 +18,8 @@ pub(super) enum VolumeState {
         /// Identifier of the snapshot.
         snapshot: String,
     },
+    /// It is out of service, and commands of its hosts have not ended.
+    Ending,
 }
 
 /// An order on a volume or its snapshots.
@@ -67,20 +69,28 @@ impl VolumeState {
             VolumeState::Receiving { .. } => {
                 matches!(order, VolumeOrder::Delete | VolumeOrder::Rollback)
             }
+            // The commands change what they find. The content may go, and be looked at.
+            VolumeState::Ending => {
+                use VolumeOrder::{Delete, DeleteSnapshot, Promote, Resize, TakeSnapshot};
+                matches!(order, Delete | DeleteSnapshot | Promote | Resize | TakeSnapshot)
+            }
         }
     }
 
     /// # Errors
     /// Why the volume `name` does not accept an order, and the way out.
     pub(super) fn check(&self, name: &str, order: VolumeOrder) -> Result<(), String> {
-        match self.accepts(order) {
-            true => Ok(()),
-            false => Err(format!(
+        if self.accepts(order) {
+            return Ok(());
+        }
+        Err(match self {
+            VolumeState::Ending => ending(name),
+            _ => format!(
                 "volume {name} was not received in full: run flagstone volume receive {name} with \
                  the whole stream, go back with flagstone snapshot rollback {name}@SNAPSHOT, or run \
                  flagstone volume delete {name}"
-            )),
-        }
+            ),
+        })
     }
 
     /// The first step of a receive of `snapshot`, which the volume has already if `exists`.
@@ -96,6 +106,7 @@ impl VolumeState {
     ) -> Result<ReceiveStep, String> {
         let is_own = |receiving: &str| receiving == snapshot.to_string();
         match (self, exists, has_base) {
+            (VolumeState::Ending, ..) => Err(ending(name)),
             (VolumeState::Complete, true, _) => Ok(ReceiveStep::Done),
             (VolumeState::Receiving { snapshot: own }, true, _) if is_own(own) => {
                 Ok(ReceiveStep::Serve)
@@ -116,6 +127,10 @@ impl VolumeState {
             )),
         }
     }
+}
+
+fn ending(name: &str) -> String {
+    format!("commands of volume {name} have not ended: repeat the order, which waits for them")
 }
 
 #[cfg(test)]
@@ -145,6 +160,19 @@ mod tests {
             assert_eq!(VolumeState::Complete.check("db", order), Ok(()), "{order:?}");
             let ends = matches!(order, VolumeOrder::Delete | VolumeOrder::Rollback);
             assert_eq!(receiving(1).check("db", order).is_ok(), ends, "{order:?}");
+        }
+    }
+
+    #[test]
+    fn content_is_kept_until_old_commands_have_ended() {
+        use VolumeOrder::{Create, Rename, Rollback, Serve, Set};
+        for order in ORDERS {
+            let waits = [Create, Rename, Rollback, Serve, Set].contains(&order);
+            assert_eq!(VolumeState::Ending.check("db", order).is_err(), waits, "{order:?}");
+        }
+        for (exists, has_base) in [(true, true), (true, false), (false, true), (false, false)] {
+            let step = VolumeState::Ending.receive("db", PoolId([1; 16]), exists, has_base);
+            assert!(step.is_err(), "{exists} {has_base}");
         }
     }
 
