@@ -1,0 +1,203 @@
+//! Orders on volumes of pools at bad moments: between two parts of a stream, with commands in
+//! progress, and with two volumes of one name.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
+use flagstone_pool::PoolId;
+use flagstone_tests::http::{Answer, ask, exchange, get, unix};
+use flagstone_tests::load::Load;
+use flagstone_tests::pools::Bed;
+use flagstone_tests::process::until;
+use flagstone_tests::server::binary;
+use flagstone_tests::tools::{have, run};
+
+const TOOLS: [&str; 1] = ["qemu-io"];
+
+fn io(bed: &Bed, export: &str, command: &str) -> String {
+    let uri = bed.server.nbd_uri(export);
+    let printed = run("qemu-io", &["-f", "raw", "-c", command, &uri]);
+    assert!(!printed.contains("failed"), "{export} {command}: {printed}");
+    printed
+}
+
+/// The frames of a snapshot.
+fn stream(bed: &Bed, line: &str) -> Vec<u8> {
+    let file = bed.scratch.join("stream");
+    let status = Command::new(binary())
+        .args(["volume", "send"])
+        .args(line.split(' '))
+        .arg("--api")
+        .arg(bed.server.api())
+        .stdout(File::create(&file).unwrap())
+        .status()
+        .unwrap();
+    assert!(status.success(), "{line}");
+    std::fs::read(file).unwrap()
+}
+
+/// Length of the frames before the last `count`.
+fn without_last(stream: &[u8], count: usize) -> usize {
+    let (mut at, mut starts) = (0, Vec::new());
+    while let Some((_, len)) = Frame::decode(&stream[at..]).unwrap() {
+        starts.push(at);
+        at += len;
+        if at == stream.len() {
+            break;
+        }
+    }
+    starts[starts.len() - count]
+}
+
+/// Posts frames.
+fn post(bed: &Bed, query: &str, frames: &[u8]) -> Answer {
+    let head = format!(
+        "POST /v1/volumes/{query} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: \
+         application/vnd.flagstone.stream\r\nContent-Length: {}\r\n\r\n",
+        frames.len()
+    );
+    let request = [head.as_bytes(), frames].concat();
+    let answer = exchange(unix(&bed.server.api()), &request);
+    let text = String::from_utf8_lossy(&answer);
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    Answer { status, head: head.to_owned(), body: body.to_owned() }
+}
+
+/// A volume `copy` that has the snapshot `a` of `db`, and the streams of `a` and of `b` since `a`.
+fn with_copy() -> (Bed, Vec<u8>, Vec<u8>) {
+    let (bed, _) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB");
+    io(&bed, "db", "write -P 1 0 64k");
+    bed.run("snapshot create db@a");
+    let whole = stream(&bed, "db@a");
+    io(&bed, "db", "write -P 2 0 64k");
+    io(&bed, "db", "write -P 2 8M 64k");
+    bed.run("snapshot create db@b");
+    let more = stream(&bed, "db@b --since db@a");
+    let received = post(&bed, "copy/receive?pool=fast", &whole);
+    assert_eq!(received.status, 200, "{received:?}");
+    (bed, whole, more)
+}
+
+fn is_served(bed: &Bed, name: &str) -> bool {
+    ask(&bed.server.api(), "GET", &format!("/v1/volumes/{name}")).status == 200
+}
+
+#[test]
+fn earlier_stream_does_not_publish_half_of_a_later_one() {
+    if !have("streams", &TOOLS) {
+        return;
+    }
+    let (mut bed, whole, more) = with_copy();
+    let cut = without_last(&more, 2);
+    assert_eq!(post(&bed, "copy/receive", &more[..cut]).status, 200);
+    for crash in [false, true] {
+        if crash {
+            bed.server.kill();
+            bed.server.restart();
+        }
+        let again = post(&bed, "copy/receive", &whole);
+        assert_eq!(again.status, 409, "{again:?}");
+        assert!(again.body.contains("a part of a later one"), "{again:?}");
+        assert!(!is_served(&bed, "copy"));
+    }
+    let received = post(&bed, "copy/receive", &more);
+    assert_eq!(received.status, 200, "{received:?}");
+    io(&bed, "copy", "read -P 2 0 64k");
+    io(&bed, "copy", "read -P 2 8M 64k");
+    let again = post(&bed, "copy/receive", &whole);
+    assert_eq!(again.status, 200, "{again:?}");
+}
+
+#[test]
+fn orders_wait_for_the_end_of_a_receive() {
+    if !have("streams", &TOOLS) {
+        return;
+    }
+    let (bed, _, more) = with_copy();
+    let cut = without_last(&more, 2);
+    assert_eq!(post(&bed, "copy/receive", &more[..cut]).status, 200);
+    for order in [
+        "volume rename copy other",
+        "volume resize copy 128MiB",
+        "volume set copy --limit iops=5",
+        "volume promote copy",
+        "snapshot create copy@half",
+        "snapshot delete copy@a --yes",
+    ] {
+        let refused = bed.refused(order);
+        assert!(refused.contains("was not received in full"), "{order}: {refused}");
+    }
+    // What is complete can be used.
+    bed.run("volume clone copy@a view");
+    io(&bed, "view", "read -P 1 0 64k");
+    // The receive is not disturbed.
+    let received = post(&bed, "copy/receive", &more[cut..]);
+    assert_eq!(received.status, 200, "{received:?}");
+    io(&bed, "copy", "read -P 2 0 64k");
+    io(&bed, "copy", "read -P 2 8M 64k");
+}
+
+#[test]
+fn rollback_ends_a_receive() {
+    if !have("streams", &TOOLS) {
+        return;
+    }
+    let (bed, _, more) = with_copy();
+    let cut = without_last(&more, 2);
+    assert_eq!(post(&bed, "copy/receive", &more[..cut]).status, 200);
+    let done = bed.run("snapshot rollback copy@a --yes");
+    assert!(done.contains("gets the content of copy@a"), "{done}");
+    let rest = post(&bed, "copy/receive", &more[cut..]);
+    assert_eq!(rest.status, 409, "{rest:?}");
+    io(&bed, "copy", "read -P 1 0 64k");
+    io(&bed, "copy", "read -P 0 8M 64k");
+    assert!(bed.run("snapshot list copy").contains("copy@a"));
+    assert_eq!(ask(&bed.server.api(), "GET", "/v1/snapshots/copy@b").status, 404);
+    let received = post(&bed, "copy/receive", &more);
+    assert_eq!(received.status, 200, "{received:?}");
+    io(&bed, "copy", "read -P 2 8M 64k");
+}
+
+#[test]
+fn repeated_rollback_waits_for_old_writes() {
+    if !have("a backlog", &TOOLS) {
+        return;
+    }
+    let (bed, _) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB");
+    bed.run("snapshot create db@a");
+    bed.run("volume set db --limit iops=8");
+    let line = "--rw randwrite --bs 4k --depth 128 --ios 100000 --size 1MiB";
+    let mut load = Load::start(&bed.server.nvme_uri("db"), line);
+    let is_attached = || bed.refused("snapshot rollback db@a --yes").contains("attached");
+    until("the host is attached", is_attached, String::new);
+    let has_written = || {
+        let read = run("qemu-io", &["-r", "-f", "raw", "-c", "read 0 4k", &bed.server.nbd_uri("db")]);
+        !read.contains("failed")
+    };
+    until("the limit holds commands back", has_written, String::new);
+    let rollback = "snapshot rollback db@a --force --yes";
+    let refused = bed.refused(rollback);
+    load.kill();
+    assert!(refused.contains("have not ended"), "{refused}");
+    let status = bed.run("pool status fast");
+    assert!(status.contains("have not ended"), "{status}");
+    let done = bed.output(rollback);
+    let ended = done.status.success();
+    if ended {
+        bed.run("volume set db --unset limit");
+        io(&bed, "db", "read -P 0 0 1M");
+    }
+    // Nothing comes later.
+    std::thread::sleep(std::time::Duration::from_secs(8));
+    if !ended {
+        bed.run(rollback);
+        bed.run("volume set db --unset limit");
+    }
+    io(&bed, "db", "read -P 0 0 1M");
+    assert!(!bed.run("pool status fast").contains("have not ended"));
+}
