@@ -175,11 +175,13 @@ fn repeated_rollback_waits_for_old_writes() {
     let mut load = Load::start(&bed.server.nvme_uri("db"), line);
     let is_attached = || bed.refused("snapshot rollback db@a --yes").contains("attached");
     until("the host is attached", is_attached, String::new);
-    let has_written = || {
-        let read = run("qemu-io", &["-r", "-f", "raw", "-c", "read 0 4k", &bed.server.nbd_uri("db")]);
-        !read.contains("failed")
+    let waiting = || {
+        let volume = get(&bed.server.api(), "/v1/volumes/db").to_string();
+        let counts = volume.split("\"waiting\":").skip(1);
+        let count = |rest: &str| rest.split([',', '}']).next()?.parse::<u64>().ok();
+        counts.filter_map(count).max().unwrap_or_default()
     };
-    until("the limit holds commands back", has_written, String::new);
+    until("the limit holds commands back", || waiting() > 100, || waiting().to_string());
     let rollback = "snapshot rollback db@a --force --yes";
     let refused = bed.refused(rollback);
     load.kill();
@@ -200,4 +202,44 @@ fn repeated_rollback_waits_for_old_writes() {
     }
     io(&bed, "db", "read -P 0 0 1M");
     assert!(!bed.run("pool status fast").contains("have not ended"));
+}
+
+#[test]
+fn orders_never_reach_the_unserved_twin() {
+    if !have("volumes", &TOOLS) {
+        return;
+    }
+    let (mut bed, device) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB");
+    bed.run("snapshot create db@old");
+    // Pool `fast` goes away, and comes back when another pool serves a volume of this name.
+    assert!(bed.server.terminate().success());
+    let recorded = bed.scratch.join("state/pools.json");
+    std::fs::write(recorded, r#"{"version": 1, "pools": []}"#).unwrap();
+    bed.server.restart();
+    bed.run(&format!("pool create slow {}", bed.device("other").display()));
+    bed.run("volume create db --pool slow --size 64MiB");
+    io(&bed, "db", "write -P 7 0 64k");
+    let imported = bed.run(&format!("pool import fast {}", device.display()));
+    assert!(imported.contains("not served: db"), "{imported}");
+    for order in [
+        "snapshot create db@before",
+        "snapshot rollback db@old --yes",
+        "volume resize db 128MiB",
+        "volume set db --limit iops=5",
+        "volume rename db x",
+        "volume delete db --yes",
+    ] {
+        let refused = bed.refused(order);
+        let names = ["fast", "slow", "--pool"].iter().all(|part| refused.contains(part));
+        assert!(names, "{order}: {refused}");
+    }
+    assert!(bed.refused("volume delete db --pool none --yes").contains("no pool `none`"));
+    let renamed = bed.run("volume rename db twin --pool fast");
+    assert!(renamed.contains("renamed to twin"), "{renamed}");
+    io(&bed, "db", "read -P 7 0 64k");
+    io(&bed, "twin", "read -P 0 0 64k");
+    bed.run("snapshot create db@before");
+    let snapshot = get(&bed.server.api(), "/v1/snapshots/db@before");
+    assert_eq!(snapshot["pool"], "slow", "{snapshot:#}");
 }

@@ -190,8 +190,12 @@ impl Server {
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
         let volumes = pool.status().volumes;
-        Ok(Outcome::changed(format!("pool {name} is open and has {volumes} volumes"))
-            .with_next(format!("flagstone pool status {name}")))
+        let mut outcome = format!("pool {name} is open and has {volumes} volumes");
+        let unserved: Vec<String> = self.pools.slot(name)?.unserved.into_keys().collect();
+        if !unserved.is_empty() {
+            outcome += &format!(", of which are not served: {}", unserved.join(", "));
+        }
+        Ok(Outcome::changed(outcome).with_next(format!("flagstone pool status {name}")))
     }
 
     /// Closes a pool and opens it again: the way out after a device failed.
