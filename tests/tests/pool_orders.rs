@@ -243,3 +243,59 @@ fn orders_never_reach_the_unserved_twin() {
     let snapshot = get(&bed.server.api(), "/v1/snapshots/db@before");
     assert_eq!(snapshot["pool"], "slow", "{snapshot:#}");
 }
+
+/// The frames of a stream of a snapshot.
+fn frames(name: &str, size_bytes: u64, bodies: &[(u64, FrameBody<'_>)]) -> Vec<u8> {
+    let start = StreamStart { name: name.to_owned(), base: None, size_bytes, created_s: 0 };
+    let mut stream = Vec::new();
+    for (offset, body) in [(0, FrameBody::Begin(start))].iter().chain(bodies) {
+        let frame = Frame { snapshot: PoolId([7; 16]), offset: *offset, body: body.clone() };
+        frame.encode(&mut stream);
+    }
+    stream
+}
+
+#[test]
+fn hostile_streams_leave_nothing_undeletable_or_slow() {
+    let (bed, _) = Bed::with_pool();
+    for name in ["a b", "x/y", "\u{1b}]0;title"] {
+        let stream = frames(name, 4096, &[(0, FrameBody::Zero(4096)), (4096, FrameBody::End)]);
+        let refused = post(&bed, "bad/receive?pool=fast", &stream);
+        assert_eq!(refused.status, 422, "{name:?}: {refused:?}");
+        assert!(!refused.body.contains('\u{1b}'), "{refused:?}");
+    }
+    assert!(bed.run("snapshot list").contains("no snapshots"));
+    // The largest volume, all of it zeroes: nothing is written. Again, after a cut.
+    let size = 1 << 54;
+    let data = [5; 4096];
+    let cut = frames("a", size, &[(0, FrameBody::Data(&data))]);
+    assert_eq!(post(&bed, "large/receive?pool=fast", &cut).status, 200);
+    let bodies = [(0, FrameBody::Zero(size)), (size, FrameBody::End)];
+    let checkpoints = || bed.pool()["checkpoints"].as_u64().unwrap();
+    let before = checkpoints();
+    let received = post(&bed, "large/receive", &frames("a", size, &bodies));
+    assert_eq!(received.status, 200, "{received:?}");
+    assert!(checkpoints() - before < 10, "{before} to {}", checkpoints());
+    if have("volumes", &TOOLS) {
+        io(&bed, "large", "read -P 0 0 64k");
+    }
+    bed.run("snapshot delete large@a --yes");
+    bed.run("volume delete large --yes");
+}
+
+#[test]
+fn streams_follow_changes_of_their_volume_only() {
+    if !have("streams", &TOOLS) {
+        return;
+    }
+    let (bed, _, more) = with_copy();
+    bed.run("volume create busy --pool fast --size 64MiB");
+    let line = "--rw randwrite --bs 4k --depth 8 --ios 100000000 --size 8MiB";
+    let mut load = Load::start(&bed.server.nvme_uri("busy"), line);
+    let is_attached = || !bed.output("volume delete busy --yes --dry-run").status.success();
+    until("the other volume is busy", is_attached, String::new);
+    let received = post(&bed, "copy/receive", &more);
+    load.kill();
+    assert_eq!(received.status, 200, "{received:?}");
+    io(&bed, "copy", "read -P 2 8M 64k");
+}

@@ -45,13 +45,13 @@ pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
 pub(crate) use stream_orders::ReceivePart;
 pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
-use volume_state::{VolumeOrder, VolumeState};
+use volume_state::VolumeOrder;
 
 use crate::http::Problem;
 use crate::limits::POOL_PAUSE;
 use crate::serve::{ServeError, Server};
 use crate::stack::CountedLayer;
-use crate::subsystems::{add_subsystem, nqn};
+use crate::subsystems::add_subsystem;
 use crate::volume::{PoolPlace, ServedVolume};
 
 /// Pools of a server.

@@ -36,7 +36,7 @@ fn parts(full: &str) -> Result<(&str, &str), Problem> {
 }
 
 /// Names that are plain in a path, a shell and a log.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || "-_.:".contains(c);
     !name.is_empty() && name.chars().all(plain)
 }
@@ -187,10 +187,12 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let (volume, _) = parts(full)?;
+        // A pool from elsewhere may have any name: it can at least be deleted.
+        let (volume, _) = full.split_once('@').map_or_else(|| parts(full), Ok)?;
         let found = self.find_in_pools(volume)?;
         let snapshot = found.as_ref().and_then(|found| find(&found.pool, full));
         let (Some(found), Some(snapshot)) = (found, snapshot) else {
+            parts(full)?;
             return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
         };
         found.check(VolumeOrder::DeleteSnapshot)?;

@@ -12,6 +12,7 @@ use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
 use flagstone_units::size_text;
 
 use super::failed;
+use super::snapshot_orders::is_name;
 use super::settings::{self, Settings};
 use super::volume_orders::{Found, problem};
 use super::volume_state::{RECEIVING_KEY, ReceiveStep, VolumeOrder, VolumeState};
@@ -108,11 +109,28 @@ impl Server {
         start: &StreamStart,
     ) -> Result<Option<Receiver>, Problem> {
         let name = part.name;
-        let receiver = |device| Some(Receiver::new(device, snapshot, start.clone()));
+        if !is_name(&start.name) {
+            return Err(Problem::invalid(format!(
+                "the stream names its snapshot {:?}: a name has letters, digits, `-`, `_`, `.` or `:`",
+                start.name
+            )));
+        }
+        let receiver = |device, empty_from| {
+            Some(Receiver::new(device, snapshot, start.clone(), empty_from))
+        };
         self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
-            let device = self.create_received(part, snapshot, start).await?;
-            return Ok(receiver(device));
+            if start.base.is_some() {
+                return Err(Problem::conflict(format!(
+                    "there is no volume {name}: a stream with a base is received by a volume that \
+                     has the base as a snapshot"
+                )));
+            }
+            let pool_name = part.pool.ok_or_else(|| {
+                Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
+            })?;
+            let device = self.create_received(name, pool_name, snapshot, start).await?;
+            return Ok(receiver(device, 0));
         };
         let Found { pool_name, pool, info, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
@@ -122,41 +140,34 @@ impl Server {
         }
         let step = state.receive(name, snapshot, same.is_some(), start.base.is_some());
         match step.map_err(Problem::conflict)? {
-            ReceiveStep::Done => return Ok(None),
+            ReceiveStep::Done => Ok(None),
             ReceiveStep::Serve => {
                 self.serve_received(&found).await?;
-                return Ok(None);
+                Ok(None)
             }
-            ReceiveStep::StartOver if info.size_bytes != start.size_bytes => {
-                return Err(Problem::conflict(format!(
-                    "volume {name} has another size than the stream: delete it first"
-                )));
+            // A new volume is empty, so that zeroes need not be written.
+            ReceiveStep::StartOver => {
+                let deleted = pool.delete_volume(name).await;
+                deleted.map_err(|error| problem(pool_name, error))?;
+                let device = self.create_received(name, pool_name, snapshot, start).await?;
+                Ok(receiver(device, 0))
             }
-            ReceiveStep::StartOver => {}
             ReceiveStep::Rebase { is_complete } => {
-                self.prepare_base(part, &found, snapshot, start, is_complete).await?;
+                let base_bytes =
+                    self.prepare_base(part, &found, snapshot, start, is_complete).await?;
+                let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
+                Ok(receiver(device, base_bytes))
             }
         }
-        let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
-        Ok(receiver(device))
     }
 
     async fn create_received(
         &self,
-        part: &ReceivePart<'_>,
+        name: &str,
+        pool_name: &str,
         snapshot: PoolId,
         start: &StreamStart,
     ) -> Result<Arc<PoolVolume>, Problem> {
-        let name = part.name;
-        if start.base.is_some() {
-            return Err(Problem::conflict(format!(
-                "there is no volume {name}: a stream with a base is received by a volume that has \
-                 the base as a snapshot"
-            )));
-        }
-        let pool_name = part.pool.ok_or_else(|| {
-            Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
-        })?;
         let pool = self.pools.open_pool(pool_name)?;
         self.checked(pool_name, name, &Settings::new(), None)?;
         let mut properties = settings::to_properties(&Settings::new());
@@ -175,7 +186,7 @@ impl Server {
         Ok(device)
     }
 
-    /// Takes a volume out of service and gives it the content of the base.
+    /// Takes a volume out of service and gives it the content of the base, whose size is returned.
     async fn prepare_base(
         &self,
         part: &ReceivePart<'_>,
@@ -183,7 +194,7 @@ impl Server {
         snapshot: PoolId,
         start: &StreamStart,
         is_complete: bool,
-    ) -> Result<(), Problem> {
+    ) -> Result<u64, Problem> {
         let Found { pool_name, pool, info, served, .. } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
@@ -201,18 +212,33 @@ impl Server {
         if start.size_bytes < base.size_bytes {
             return Err(Problem::invalid("the stream is smaller than its base"));
         }
-        if is_complete && !part.force && pool.has_changed(name, &base.name).await.map_err(of_pool)? {
-            return Err(Problem::conflict(format!(
-                "volume {name} was written since {}: use --force to discard that",
-                base.name
-            )));
-        }
+        let check_unchanged = async || {
+            let matters = is_complete && !part.force;
+            match matters && pool.has_changed(name, &base.name).await.map_err(of_pool)? {
+                false => Ok(()),
+                true => Err(Problem::conflict(format!(
+                    "volume {name} was written since {}: use --force to discard that",
+                    base.name
+                ))),
+            }
+        };
+        check_unchanged().await?;
         self.check_detached(served.as_slice(), part.force)?;
-        let mut properties = info.properties.clone();
-        properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
-        pool.set_volume(name, info.thick, properties).await.map_err(of_pool)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(failed)?;
+        }
+        let marked = async {
+            // A host may have connected and written meanwhile. From here on none can.
+            check_unchanged().await?;
+            let mut properties = info.properties.clone();
+            properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
+            pool.set_volume(name, info.thick, properties).await.map_err(of_pool)
+        };
+        if let Err(refused) = marked.await {
+            if served.is_some() {
+                self.serve_again(pool_name, pool, None, name).await?;
+            }
+            return Err(refused);
         }
         let base_name = base.name.trim_start_matches(&own);
         pool.rollback(name, base_name).await.map_err(of_pool)?;
@@ -225,7 +251,7 @@ impl Server {
         {
             slot.unserved.insert(name.to_owned(), why);
         }
-        Ok(())
+        Ok(base.size_bytes)
     }
 
     /// Takes the snapshot of a volume that has everything, and serves the volume.
