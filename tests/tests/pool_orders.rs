@@ -2,11 +2,11 @@
 //! progress, and with two volumes of one name.
 
 use std::fs::File;
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::{Duration, Instant};
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_pool::PoolId;
+use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_tests::http::{Answer, ask, exchange, get, unix};
 use flagstone_tests::load::Load;
 use flagstone_tests::pools::Bed;
@@ -195,7 +195,7 @@ fn repeated_rollback_waits_for_old_writes() {
         io(&bed, "db", "read -P 0 0 1M");
     }
     // Nothing comes later.
-    std::thread::sleep(std::time::Duration::from_secs(8));
+    std::thread::sleep(Duration::from_secs(8));
     if !ended {
         bed.run(rollback);
         bed.run("volume set db --unset limit");
@@ -298,4 +298,34 @@ fn streams_follow_changes_of_their_volume_only() {
     load.kill();
     assert_eq!(received.status, 200, "{received:?}");
     io(&bed, "copy", "read -P 2 8M 64k");
+}
+
+#[test]
+fn devices_that_do_not_answer_hold_up_their_pools_only() {
+    let mut bed = Bed::start();
+    let devices = [0, 1, 2, 3].map(|number| bed.device(&format!("held{number}")));
+    for (number, device) in devices.iter().enumerate() {
+        bed.run(&format!("pool create a{number} {}", device.display()));
+    }
+    bed.run(&format!("pool create slow {}", bed.device("other").display()));
+    bed.run("volume create db --pool slow --size 64MiB");
+    assert!(bed.server.terminate().success());
+    // The server waits 5 s for the lock of another program, as it would for a slow disk.
+    let hold = |device: &std::path::PathBuf| {
+        let held = File::options().read(true).write(true).open(device).unwrap();
+        held.lock().unwrap();
+        held
+    };
+    let held = devices.each_ref().map(hold);
+    let begun = Instant::now();
+    bed.server.restart();
+    assert!(is_served(&bed, "db"));
+    bed.run("volume resize db 128MiB");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(15), "one pool after the other: {took:?}");
+    assert_eq!(get(&bed.server.api(), "/v1/pools/a0")["state"], "closed");
+    drop(held);
+    let is_open = || get(&bed.server.api(), "/v1/pools/a3")["state"] == "open";
+    until("the pools are open", is_open, String::new);
+    assert!(bed.server.terminate().success());
 }

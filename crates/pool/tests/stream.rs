@@ -76,7 +76,8 @@ async fn receive(volume: &Arc<PoolVolume>, bytes: &[u8]) -> Result<bool, Receive
     while let Some((frame, len)) = Frame::decode(rest)? {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver = Some(Receiver::new(volume.clone(), frame.snapshot, start.clone(), u64::MAX));
+                receiver =
+                    Some(Receiver::new(volume.clone(), frame.snapshot, start.clone(), u64::MAX));
             }
             (None, _) => return Err(ReceiveError::Foreign),
             (Some(receiver), _) => receiver.apply(&frame).await?,

@@ -10,6 +10,7 @@
 
 mod device_orders;
 mod fullness;
+mod opening;
 mod orders;
 mod retire;
 pub(crate) mod scrub;
@@ -61,6 +62,7 @@ pub(crate) struct Pools {
     slots: RefCell<BTreeMap<String, PoolSlot>>,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
+    openings: opening::Openings,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
     /// Volumes out of service whose commands have not ended.
@@ -136,7 +138,7 @@ impl Pools {
             Ok((state, entries)) => (Ok(state), entries),
             Err(why) => (Err(why), Vec::new()),
         };
-        let not_yet = || OpenPoolError::from("it is not open yet".to_owned());
+        let not_yet = || OpenPoolError::from(opening::OPENING.to_owned());
         let slots = entries
             .into_iter()
             .map(|entry| (entry.name.clone(), PoolSlot::closed(entry.set(), not_yet())));
@@ -145,6 +147,7 @@ impl Pools {
             slots: RefCell::new(slots.collect()),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
+            openings: opening::Openings::default(),
             receivers: RefCell::default(),
             endings: retire::Endings::default(),
             order: Semaphore::new(1),
@@ -225,6 +228,7 @@ impl Pools {
 
     /// Checkpoints and closes every pool, at shutdown.
     pub(crate) async fn close(&self) {
+        self.openings.borrow_mut().clear();
         for (name, slot) in self.slots() {
             self.halt_scrub(&name).await;
             self.removals.borrow_mut().remove(&name);
@@ -286,19 +290,20 @@ async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, Open
 }
 
 impl Server {
-    /// Opens the pools, and serves their volumes.
-    pub(crate) async fn open_pools(self: &Rc<Self>) {
-        let _order = self.pools.order().await;
-        for (name, slot) in self.pools.slots() {
-            if let PoolState::Closed { reason, .. } = slot.state {
-                self.try_open(&name, slot.set, &reason).await;
-            }
-        }
+    /// Opens a closed pool, and logs a new reason for a failure. The caller has the order.
+    async fn try_open(self: &Rc<Self>, name: &str, set: DeviceSet<String>, last_reason: &str) {
+        let opened = open_recorded(name, &set).await;
+        self.end_open(name, set, last_reason, opened).await;
     }
 
-    /// Opens a closed pool, and logs a new reason for a failure.
-    async fn try_open(self: &Rc<Self>, name: &str, set: DeviceSet<String>, last_reason: &str) {
-        match open_recorded(name, &set).await {
+    async fn end_open(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        last_reason: &str,
+        opened: Result<Pool, OpenPoolError>,
+    ) {
+        match opened {
             Ok(pool) => {
                 let set = self.adjust_devices(name, set, &pool).await;
                 let removing = set.removing.clone();
@@ -349,10 +354,7 @@ impl Server {
     pub(crate) async fn keep_pools(self: Rc<Self>) {
         loop {
             time::sleep(POOL_PAUSE).await;
-            let is_closed = |slot: &PoolSlot| matches!(slot.state, PoolState::Closed { .. });
-            if self.pools.slots.borrow().values().any(is_closed) {
-                self.open_pools().await;
-            }
+            self.begin_openings();
             self.serve_ended().await;
             self.pools.watch();
         }

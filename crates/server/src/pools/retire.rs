@@ -12,8 +12,8 @@ use std::sync::Arc;
 use flagstone_pool::{PoolId, VolumeInfo};
 use flagstone_runtime::{spawn, time};
 
-use super::volume_state::VolumeState;
 use super::Pools;
+use super::volume_state::VolumeState;
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::RETIRE_PATIENCE;
 use crate::serve::Server;
@@ -146,15 +146,20 @@ impl Server {
     fn serve_again_after_end(&self) {
         let ended: Vec<usize> = {
             let endings = self.pools.endings.borrow();
-            endings.iter().filter(|(_, ending)| !ending.is_busy).map(|(&number, _)| number).collect()
+            endings
+                .iter()
+                .filter(|(_, ending)| !ending.is_busy)
+                .map(|(&number, _)| number)
+                .collect()
         };
         for number in ended {
             let found = self.ending_volume(number);
             self.pools.endings.borrow_mut().remove(&number);
             let Some((pool_name, pool, info)) = found else { continue };
-            let is_served = self.volumes().iter().any(|volume| {
-                volume.pool.as_ref().is_some_and(|place| place.id == info.uuid)
-            });
+            let is_served = self
+                .volumes()
+                .iter()
+                .any(|volume| volume.pool.as_ref().is_some_and(|place| place.id == info.uuid));
             if is_served {
                 continue;
             }

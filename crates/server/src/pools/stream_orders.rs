@@ -12,8 +12,8 @@ use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
 use flagstone_units::size_text;
 
 use super::failed;
-use super::snapshot_orders::is_name;
 use super::settings::{self, Settings};
+use super::snapshot_orders::is_name;
 use super::volume_orders::{Found, problem};
 use super::volume_state::{RECEIVING_KEY, ReceiveStep, VolumeOrder, VolumeState};
 use crate::api::pool_document::ReceiveDocument;
@@ -115,9 +115,8 @@ impl Server {
                 start.name
             )));
         }
-        let receiver = |device, empty_from| {
-            Some(Receiver::new(device, snapshot, start.clone(), empty_from))
-        };
+        let receiver =
+            |device, empty_from| Some(Receiver::new(device, snapshot, start.clone(), empty_from));
         self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
             if start.base.is_some() {

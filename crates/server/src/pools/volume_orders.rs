@@ -82,12 +82,14 @@ impl Server {
                     "volume {name} is in the configuration, not in a pool: change it there"
                 )));
             }
-            None => all.extend(self.pools.slots().into_iter().filter_map(|(name, slot)| {
-                match slot.state {
-                    PoolState::Open(pool) => Some((name, pool)),
-                    PoolState::Closed { .. } => None,
-                }
-            })),
+            None => {
+                all.extend(self.pools.slots().into_iter().filter_map(
+                    |(name, slot)| match slot.state {
+                        PoolState::Open(pool) => Some((name, pool)),
+                        PoolState::Closed { .. } => None,
+                    },
+                ))
+            }
         }
         let mut found: Option<Found> = None;
         for (pool_name, pool) in all {

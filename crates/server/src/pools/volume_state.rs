@@ -122,9 +122,9 @@ impl VolumeState {
             (VolumeState::Receiving { snapshot: own }, false, false) if is_own(own) => {
                 Ok(ReceiveStep::StartOver)
             }
-            (_, false, false) => Err(format!(
-                "volume {name} exists already: receive the stream under another name"
-            )),
+            (_, false, false) => {
+                Err(format!("volume {name} exists already: receive the stream under another name"))
+            }
         }
     }
 }
