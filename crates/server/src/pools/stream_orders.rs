@@ -131,7 +131,7 @@ impl Server {
             let device = self.create_received(name, pool_name, snapshot, start).await?;
             return Ok(receiver(device, 0));
         };
-        let Found { pool_name, pool, info, state, .. } = &found;
+        let Found { pool_name, pool, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
         if same.as_ref().is_some_and(|other| other.id != snapshot) {
