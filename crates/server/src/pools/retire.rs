@@ -67,7 +67,7 @@ impl Server {
             let ending = Ending { pool: place.pool.clone(), volume: place.id, is_busy: true };
             endings.borrow_mut().insert(number, ending);
         }
-        let (target, subsystem) = (self.target.clone(), nqn.clone());
+        let (target, subsystem) = (self.target.clone(), nqn);
         // A task of its own, which goes on after the order has given up.
         let ended = spawn(async move {
             let _ = target.drained(&subsystem).await;
