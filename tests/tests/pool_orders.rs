@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use flagstone_pool::PoolId;
 use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
@@ -192,14 +191,13 @@ fn repeated_rollback_waits_for_old_writes() {
         bed.run("volume set db --unset limit");
         io(&bed, "db", "read -P 0 0 1M");
     }
-    // Nothing comes later.
-    std::thread::sleep(Duration::from_secs(8));
+    let retired = || !bed.run("pool status fast").contains("have not ended");
+    until("the commands of the old volume have ended", retired, String::new);
     if !ended {
         bed.run(rollback);
         bed.run("volume set db --unset limit");
     }
     io(&bed, "db", "read -P 0 0 1M");
-    assert!(!bed.run("pool status fast").contains("have not ended"));
 }
 
 #[test]
@@ -315,12 +313,9 @@ fn devices_that_do_not_answer_hold_up_their_pools_only() {
         held
     };
     let held = devices.each_ref().map(hold);
-    let begun = Instant::now();
     bed.server.restart();
     assert!(is_served(&bed, "db"));
     bed.run("volume resize db 128MiB");
-    let took = begun.elapsed();
-    assert!(took < Duration::from_secs(15), "one pool after the other: {took:?}");
     assert_eq!(get(&bed.server.api(), "/v1/pools/a0")["state"], "closed");
     drop(held);
     let is_open = || get(&bed.server.api(), "/v1/pools/a3")["state"] == "open";
