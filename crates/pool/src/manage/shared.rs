@@ -190,6 +190,12 @@ impl View<'_> {
     pub(crate) fn is_merged(&self) -> bool {
         self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
     }
+
+    /// True if a block of this volume changed since the checkpoint of the tree.
+    pub(crate) fn has_changes(&self) -> bool {
+        let frozen = self.frozen.map(|frozen| &frozen.recent);
+        self.active.into_iter().chain(frozen).any(|recent| recent.has(self.volume))
+    }
 }
 
 /// The parts of a state that recovery or creation provides.
