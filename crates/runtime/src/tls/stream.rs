@@ -119,7 +119,7 @@ impl TlsStream {
         self.session.engine.borrow_mut().update_keys();
     }
 
-    /// What the peer has proven.
+    /// Identity that the peer has proven.
     pub fn peer_identity(&self) -> &PeerIdentity {
         &self.session.peer
     }
