@@ -234,7 +234,10 @@ mod tests {
             assert!(held[0].is_evicted() && !held[1].is_evicted());
             assert!(all.begin(source(1)).is_none());
             assert_eq!(failures(&all, FailureReason::Busy), 2);
+            // The evicted one frees its source, and only the other frees a place.
             held.remove(0).succeed();
+            assert!(all.begin(source(1)).is_none());
+            drop(held.remove(0));
             assert!(all.begin(source(1)).is_some());
             drop(held);
             assert_eq!(all.totals().succeeded, 1);
