@@ -22,9 +22,27 @@ pub(crate) async fn chunk_memory(payload_blocks: usize) -> BufMut {
     buf::acquire_more((1 + payload_blocks) * BLOCK_BYTES).await
 }
 
+/// A chunk whose place is reserved. No later chunk takes effect before it, so the pool fails if its
+/// write is abandoned.
+struct Reserved<'a> {
+    shared: &'a Shared,
+    sequence: u64,
+    written: bool,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.written {
+            tracing::error!(pool = self.shared.name, self.sequence, "a chunk was abandoned");
+            self.shared.state.lock().fail(IoError::WriteFault);
+            self.shared.progress.notify();
+        }
+    }
+}
+
 impl Shared {
     /// Writes a chunk whose payload is in `memory` behind the place of the header. Returns after it
-    /// took effect.
+    /// took effect. The caller is a task that nothing drops.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without effect. A failed write fails the pool: a replay would end at
@@ -52,6 +70,7 @@ impl Shared {
             };
             (start?, position.log, durable)
         };
+        let mut reserved = Reserved { shared: self, sequence: start.sequence, written: false };
         let header = ChunkHeader {
             log,
             sequence: start.sequence,
@@ -65,6 +84,7 @@ impl Shared {
             (&mut memory[..BLOCK_BYTES]).try_into().expect("a header is a block");
         header.encode(block);
         let written = self.storage.write(start.block, memory.freeze()).await;
+        reserved.written = true;
         let ChunkHeader { records, checksums, .. } = header;
         self.complete(start.sequence, ChunkContent { records, checksums }, written);
         let done = || {
@@ -92,5 +112,38 @@ impl Shared {
         }
         drop(state);
         self.progress.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use flagstone_blockdev::{DelayConfig, DelayLayer, DelayTime, MemoryDevice};
+    use flagstone_runtime::sim::{SimConfig, Simulation};
+    use flagstone_runtime::time;
+
+    use super::*;
+    use crate::{CreateOptions, NamedDevice, Pool};
+
+    /// Every later chunk waited for it, without an error.
+    #[test]
+    fn abandoned_chunk_fails_the_pool() {
+        let sim = Simulation::new(1, SimConfig::default());
+        let node = sim.add_node("server");
+        let done = sim.spawn_on(node, async {
+            let memory = Arc::new(MemoryDevice::new(16 << 20, 512).unwrap());
+            let write = DelayTime::fixed(Duration::from_secs(1));
+            let slow = DelayLayer::new(memory, DelayConfig { write, ..DelayConfig::default() });
+            let device = Arc::new(slow.unwrap());
+            let devices = vec![NamedDevice { name: "/dev/slow".to_owned(), device }];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let append = pool.shared().append(Vec::new(), chunk_memory(0).await);
+            assert!(time::timeout(Duration::from_millis(500), append).await.is_err());
+            assert_eq!(pool.checkpoint().await, Err(IoError::WriteFault));
+        });
+        sim.block_on(async { done.await.unwrap() });
     }
 }

@@ -122,13 +122,11 @@ impl Pool {
             |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
         let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
         storage.layout.removed_segments().for_each(|range| segments.withhold(range));
+        let free = segments.free();
         let begun =
             Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
-        let position = begun.map_err(|_| PoolError::Metadata {
-            device: storage.devices[0].name.clone(),
-            block: superblock.root.location,
-            reason: FormatError::Field("live blocks"),
-        })?;
+        let position =
+            begun.map_err(|_| PoolError::Full { pool: superblock.name.clone(), free })?;
         let catalog_bytes = checkpoint.catalog_bytes;
         let opened = Opened {
             position,

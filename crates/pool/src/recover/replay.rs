@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use flagstone_blockdev::IoError;
-use flagstone_runtime::buf;
+use flagstone_runtime::{BufMut, buf};
 
 use super::superblocks::device_error;
 use crate::checkpoint::Frozen;
@@ -17,11 +16,13 @@ use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::{Block, FormatError, checksum};
+use crate::patience::{Patience, Unread, Unreadable};
 use crate::storage::Storage;
 
 /// State after a replay.
 pub(crate) struct Replay<'a> {
     storage: &'a Storage,
+    patience: Patience,
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
@@ -44,6 +45,7 @@ impl<'a> Replay<'a> {
     ) -> Replay<'a> {
         Replay {
             storage,
+            patience: Patience::default(),
             log: superblock.log,
             next: superblock.start,
             recent,
@@ -85,12 +87,8 @@ impl<'a> Replay<'a> {
 
     /// The next chunk, if it is whole and begins at `block`.
     async fn chunk(&self, block: u64) -> Result<Option<ChunkHeader>, PoolError> {
-        // A torn write may leave unreadable sectors.
-        let header = match self.storage.read_one(block).await {
-            Err(IoError::ReadFault) => return Ok(None),
-            read => read.map_err(|error| device_error(self.storage, block, error))?,
-        };
-        let Some(header) = self.header(&header, block) else { return Ok(None) };
+        let Some(read) = self.read(block, 1).await? else { return Ok(None) };
+        let Some(header) = self.header(&read, block) else { return Ok(None) };
         if header.sequence != self.next.sequence {
             return Ok(None);
         }
@@ -98,16 +96,29 @@ impl<'a> Replay<'a> {
         if payload == 0 {
             return Ok(Some(header));
         }
-        let memory = buf::alloc(payload * BLOCK_BYTES).await;
-        let read = match self.storage.read(block + 1, memory).await {
-            Err(IoError::ReadFault) => return Ok(None),
-            read => read.map_err(|error| device_error(self.storage, block, error))?,
-        };
+        let Some(read) = self.read(block + 1, payload).await? else { return Ok(None) };
         let sums = read.chunks(BLOCK_BYTES).map(checksum);
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
-    fn header(&self, bytes: &Block, block: u64) -> Option<ChunkHeader> {
+    /// Reads blocks, patiently. `None` if only they cannot be read, which a torn write may have left.
+    async fn read(&self, block: u64, count: usize) -> Result<Option<BufMut>, PoolError> {
+        let attempt = async || {
+            let memory = buf::alloc(count * BLOCK_BYTES).await;
+            let read = self.storage.read(block, memory).await;
+            read.map_err(|error| Unread { location: block, error })
+        };
+        match self.patience.read(self.storage, || false, attempt).await {
+            Ok(read) => Ok(Some(read)),
+            Err(Unreadable::Defect) => Ok(None),
+            Err(Unreadable::Device(Unread { location, error })) => {
+                Err(device_error(self.storage, location, error))
+            }
+        }
+    }
+
+    fn header(&self, bytes: &[u8], block: u64) -> Option<ChunkHeader> {
+        let bytes: &Block = bytes.try_into().expect("a block");
         let header = ChunkHeader::decode(bytes, block, &self.storage.layout).ok()?;
         (header.log == self.log).then_some(header)
     }
@@ -222,25 +233,40 @@ impl<'a> Replay<'a> {
         while first < blocks.end {
             let count = (blocks.end - first).min(CHUNK_PAYLOAD_BLOCKS as u64);
             let memory = buf::alloc(count as usize * BLOCK_BYTES).await;
-            // An unreadable block proves nothing.
-            let read = self.storage.read(first, memory).await;
-            for (bytes, block) in read.iter().flat_map(|read| read.chunks(BLOCK_BYTES).zip(first..))
-            {
-                let header = self.header(bytes.try_into().expect("a block"), block);
-                let Some(later) = header.filter(|header| header.sequence > *latest) else {
-                    continue;
-                };
-                if later.durable > self.next.sequence {
-                    return Err(PoolError::LostChunk {
-                        device: self.storage.device_of(self.next.block).name.clone(),
-                        sequence: self.next.sequence,
-                        later: later.sequence,
-                    });
+            match self.storage.read(first, memory).await {
+                Ok(read) => {
+                    for (bytes, block) in read.chunks(BLOCK_BYTES).zip(first..) {
+                        following = self.later(bytes, block, latest)?.or(following);
+                    }
                 }
-                (*latest, following) = (later.sequence, Some(later.following));
+                // An unreadable block proves nothing, but those beside it may.
+                Err(_) => {
+                    for block in first..first + count {
+                        if let Some(bytes) = self.read(block, 1).await? {
+                            following = self.later(&bytes, block, latest)?.or(following);
+                        }
+                    }
+                }
             }
             first += count;
         }
         Ok(following)
+    }
+
+    /// The segment after a chunk that is later than the `latest`, if the block is its header.
+    fn later(&self, bytes: &[u8], block: u64, latest: &mut u64) -> Result<Option<u32>, PoolError> {
+        let header = self.header(bytes, block);
+        let Some(later) = header.filter(|header| header.sequence > *latest) else {
+            return Ok(None);
+        };
+        if later.durable > self.next.sequence {
+            return Err(PoolError::LostChunk {
+                device: self.storage.device_of(self.next.block).name.clone(),
+                sequence: self.next.sequence,
+                later: later.sequence,
+            });
+        }
+        *latest = later.sequence;
+        Ok(Some(later.following))
     }
 }
