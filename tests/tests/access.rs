@@ -229,7 +229,7 @@ fn reload_replaces_users_of_the_api() {
     // Nothing changes if a file cannot be used.
     fs::set_permissions(&alice, Permissions::from_mode(0o644)).expect("its mode can be set");
     api.reload();
-    let said = || api.server.output().contains("that were read before stay");
+    let said = || api.server.output().contains("nothing was changed: token file");
     until("the file is refused", said, || api.server.output());
     assert!(is_admitted("stranger"));
 }
