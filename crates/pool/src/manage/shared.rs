@@ -18,6 +18,7 @@ use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, SPARES_MAX};
+use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
@@ -28,7 +29,7 @@ use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -78,6 +79,16 @@ pub(crate) enum Turn {
     Waiting,
     /// It changes the lineage of volumes.
     Held,
+}
+
+/// The task that writes out the log device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteOut {
+    Runs,
+    /// It ends as soon as it can: a device failed, or the pool is destroyed.
+    Abandoned,
+    /// There is none.
+    Ended,
 }
 
 /// Live blocks per segment.
@@ -134,6 +145,15 @@ pub(crate) struct State {
     /// Catalog as it is on disk.
     pub(crate) catalog_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
+    /// The superblock is being updated.
+    pub(crate) updating: bool,
+    /// Volumes that the superblock marks, whatever becomes of an update in progress: chunks that
+    /// change them may go to the log device.
+    pub(crate) marked: TailVolumes,
+    /// Volumes that the next update marks.
+    pub(crate) to_mark: BTreeSet<u32>,
+    /// The task that writes out the log device.
+    pub(crate) write_out: WriteOut,
     /// Number of checkpoints since the opening.
     pub(crate) checkpoints: u64,
     /// Entries and ranges that were admitted and have not taken effect.
@@ -231,6 +251,10 @@ impl State {
             meta_usage: opened.meta_usage,
             live,
             catalog_bytes: opened.catalog_bytes,
+            updating: false,
+            marked: opened.superblock.tail.clone(),
+            to_mark: BTreeSet::new(),
+            write_out: WriteOut::Ended,
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
@@ -321,9 +345,12 @@ impl State {
     }
 
     /// Lets written chunks take effect, in order.
-    pub(crate) fn apply_written(&mut self) {
+    pub(crate) fn apply_written(&mut self, log: Option<&LogDevice>) {
         while let Some(chunk) = self.position.pop_written() {
             let content = chunk.content.expect("it is written");
+            if let Some(log) = log {
+                log.applied(&chunk.start, 1 + content.checksums.len() as u64);
+            }
             self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
             self.spares.put(content);
         }
