@@ -20,6 +20,15 @@ pub(crate) struct Appended {
     pub(crate) payload: u64,
 }
 
+/// Place of a chunk in the log.
+struct Reserved {
+    start: LogStart,
+    /// Number of the log.
+    log: u64,
+    /// Every chunk before this sequence is durable.
+    durable: u64,
+}
+
 /// False for chunks of checkpoints and the cleaner.
 fn is_of_hosts(records: &[Record]) -> bool {
     !matches!(records.first(), Some(Record::Page { .. } | Record::Moved { .. }))
@@ -45,7 +54,7 @@ impl Shared {
         let spare = self.state.lock().spares.checksums.pop();
         let mut checksums = spare.unwrap_or_default();
         checksums.extend(memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum));
-        let (start, log, durable) = match &self.storage.log {
+        let Reserved { start, log, durable } = match &self.storage.log {
             // Boxed, so that the future of a chunk stays small without a log device.
             Some(log) => Box::pin(self.reserve_on(log, &records, checksums.len())).await?,
             None => {
@@ -84,7 +93,7 @@ impl Shared {
         log: &LogDevice,
         records: &[Record],
         payload: usize,
-    ) -> Result<(LogStart, u64, u64), IoError> {
+    ) -> Result<Reserved, IoError> {
         if is_of_hosts(records) {
             log.pace(1 + payload as u64).await;
         }
@@ -96,14 +105,13 @@ impl Shared {
         }
     }
 
-    /// Reserves the place of a chunk: its start, the number of the log, and the sequence before which
-    /// all chunks are durable. Nothing without a free slot of the log device; `Ok(None)` if
+    /// Reserves the place of a chunk. Nothing without a free slot of the log device; `Ok(None)` if
     /// the superblock must mark volumes first.
     fn try_reserve(
         &self,
         records: &[Record],
         payload: usize,
-    ) -> Option<Result<Option<(LogStart, u64, u64)>, IoError>> {
+    ) -> Option<Result<Option<Reserved>, IoError>> {
         let mut state = self.state.lock();
         if let Err(error) = state.check() {
             return Some(Err(error));
@@ -136,7 +144,7 @@ impl Shared {
             true => position.durable,
             false => position.applied(),
         };
-        Some(Ok(Some((start, position.log, durable))))
+        Some(Ok(Some(Reserved { start, log: position.log, durable })))
     }
 
     /// The device write of a chunk has ended.
