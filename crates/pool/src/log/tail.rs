@@ -96,6 +96,7 @@ impl Tail {
             self.numbers.insert(segment, self.before + self.segments.len() as u64);
             let fresh = TailSegment { segment, slot, end: 0, applied: 0, durable: 0 };
             self.segments.push_back(fresh);
+            self.free_slots();
         }
         let last = self.segments.back_mut().expect("it was pushed");
         assert!(last.slot == slot && last.end == first, "chunks follow each other");
@@ -175,13 +176,19 @@ impl Tail {
             own.durable += piece.count;
             self.durable += u64::from(piece.count);
         }
+        self.free_slots();
+        let durable = self.durable;
+        self.changed.retain(|_, last| *last > durable);
+    }
+
+    /// Frees the slots of segments that are durable as a whole. At once, because a segment without a
+    /// slot may come back to the log.
+    fn free_slots(&mut self) {
         while self.segments.len() > 1 && self.segments[0].durable == self.segments[0].end {
             let gone = self.segments.pop_front().expect("there are two");
             self.numbers.remove(&gone.segment);
             self.before += 1;
         }
-        let durable = self.durable;
-        self.changed.retain(|_, last| *last > durable);
     }
 
     /// Volumes with changes that may not be durable on the devices of the pool.
@@ -238,6 +245,22 @@ mod tests {
         tail.reserve((3, 1), 5, 3, [4]);
         tail.apply(3, 5, 3);
         assert_eq!(tail.pieces(true, 9), [piece(3, 1, 5, 3)]);
+    }
+
+    #[test]
+    fn segment_returns_before_the_next_piece() {
+        let mut tail = Tail::new(4);
+        tail.reserve((7, 0), 0, 5, []);
+        tail.apply(7, 0, 5);
+        tail.written_out(&tail.pieces(true, 9));
+        // An empty checkpoint frees segment 7, which follows segment 3.
+        tail.reserve((3, 1), 0, 5, []);
+        tail.apply(3, 0, 5);
+        tail.reserve((7, 2), 0, 5, []);
+        tail.apply(7, 0, 5);
+        assert_eq!(tail.pieces(true, 9), [piece(3, 1, 0, 5), piece(7, 2, 0, 5)]);
+        tail.written_out(&tail.pieces(true, 9));
+        assert_eq!((tail.blocks(), tail.held(7).unwrap().slot), (0, 2));
     }
 
     #[test]
