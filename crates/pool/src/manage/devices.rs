@@ -155,7 +155,9 @@ impl Pool {
             return Err(PoolError::Unsuitable { device, reason }.into());
         }
         let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
-        if is_volatile(&new) && !shared.storage.has_volatile_cache() {
+        // A log device decides what hosts see of caches.
+        let is_seen = shared.storage.log.is_none();
+        if is_seen && is_volatile(&new) && !shared.storage.has_volatile_cache() {
             // Hosts that are attached were told that they need not flush.
             let reason = "it has a volatile write cache, and the devices of the pool have none: turn \
                           its cache off";
