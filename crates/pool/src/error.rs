@@ -138,6 +138,8 @@ pub enum PoolError {
         device: String,
         /// Most bytes of the log that it holds.
         at_most_bytes: u64,
+        /// Newest update of the superblock.
+        update: u64,
     },
     /// The log device lacks changes that it had.
     #[error(

@@ -15,7 +15,7 @@ use flagstone_blockdev::{
     ZeroFlags,
 };
 use flagstone_pool::{
-    CreateOptions, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeError,
+    CreateOptions, LostTail, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeError,
     VolumeOptions,
 };
 use flagstone_runtime::rng::Rng;
@@ -51,7 +51,8 @@ impl Bed {
     }
 
     async fn open(&self, log: Option<NamedDevice>, give_up_tail: bool) -> Result<Pool, PoolError> {
-        Pool::open_with(vec![self.devices[0].clone()], &OpenOptions { log, give_up_tail }).await
+        let tail = if give_up_tail { LostTail::GiveUp } else { LostTail::Withhold };
+        Pool::open_with(vec![self.devices[0].clone()], &OpenOptions { log, tail }).await
     }
 
     async fn images(&self) -> Vec<Image> {

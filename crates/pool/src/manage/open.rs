@@ -3,9 +3,9 @@
 //! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device that
 //! was named is blank, as a local SSD after a stop of its machine, or has an older state of the pool.
 //! Then the pool opens with the prefix of its history that its other devices have, and keeps the
-//! volumes that lack changes from being opened. Or it is *elsewhere*: it was not found, or another
-//! device was. Then it may come back with the tail, which opening the prefix would lose: the pool is
-//! refused, until the operator gives the tail up.
+//! volumes that lack changes from being opened. Or it is *elsewhere*: it was not found, another
+//! device was, or its superblock is damaged. Then it may come back with the tail, which opening the
+//! prefix would lose: the pool is refused, until the operator gives the tail up.
 
 use std::sync::Arc;
 
@@ -25,19 +25,35 @@ use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::FormatError;
 use crate::ondisk::catalog::Catalog;
-use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, TailVolumes, copy_offset};
+use crate::ondisk::superblock::{LOG_INDEX, Superblock, TailVolumes};
 use crate::recover::metadata::read_checkpoint;
 use crate::recover::replay::{Proof, Replay};
-use crate::recover::superblocks::{FoundSuperblock, assemble, read_superblock, repair};
-use crate::storage::{NamedDevice, Storage, read_block};
+use crate::recover::superblocks::{
+    FoundSuperblock, assemble, read_copies, read_superblock, repair,
+};
+use crate::storage::{NamedDevice, Storage};
 
 /// Options of an opening.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// The device that is or was the log device. It may also be among the other devices.
     pub log: Option<NamedDevice>,
-    /// Give up what only a missing or damaged log device has. Volumes that lack changes can be opened.
-    pub give_up_tail: bool,
+    /// What becomes of changes that only the log device had, if it is gone.
+    pub tail: LostTail,
+}
+
+/// What becomes of the tail of a lost log device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LostTail {
+    /// The pool is refused: names of disks change, so a blank device may have taken the place of the
+    /// log device, which is still there.
+    Keep,
+    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back is
+    /// waited for.
+    #[default]
+    Withhold,
+    /// It is given up, wherever the log device is. Volumes that lack changes can be opened.
+    GiveUp,
 }
 
 /// What was found in place of the log device.
@@ -47,6 +63,8 @@ enum FoundLog {
     Current(NamedDevice),
     /// Blank, or with an older state of the pool: it can be used again.
     Gone(NamedDevice),
+    /// Fewer than two copies of its superblock are whole.
+    Damaged(NamedDevice),
     /// Another device, whose name this is.
     Other(String),
     Missing,
@@ -63,21 +81,25 @@ enum Plan {
     Prefix,
 }
 
-fn plan(found: FoundLog, superblock: &Superblock, give_up: bool) -> Result<Plan, PoolError> {
-    Ok(match (found, superblock.tail.is_empty()) {
-        (FoundLog::Current(named), _) => Plan::Whole(named),
-        (FoundLog::Gone(named), true) => Plan::Drained(Some(named)),
-        (FoundLog::Other(_) | FoundLog::Missing, true) => Plan::Drained(None),
-        (FoundLog::Gone(_), false) => Plan::Prefix,
-        (FoundLog::Other(_) | FoundLog::Missing, false) if give_up => Plan::Prefix,
-        (found, false) => {
-            let device = match found {
-                FoundLog::Other(name) => format!("{name} is another device"),
-                _ => "it was not found".to_owned(),
-            };
-            return Err(log_missing(superblock, device));
+fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Plan, PoolError> {
+    if superblock.tail.is_empty() {
+        return Ok(match found {
+            FoundLog::Current(named) => Plan::Whole(named),
+            FoundLog::Gone(named) | FoundLog::Damaged(named) => Plan::Drained(Some(named)),
+            FoundLog::Other(_) | FoundLog::Missing => Plan::Drained(None),
+        });
+    }
+    let device = match (found, tail) {
+        (FoundLog::Current(named), _) => return Ok(Plan::Whole(named)),
+        (_, LostTail::GiveUp) | (FoundLog::Gone(_), LostTail::Withhold) => return Ok(Plan::Prefix),
+        (FoundLog::Gone(named), _) => {
+            format!("{} is blank or has an older state of the pool", named.name)
         }
-    })
+        (FoundLog::Damaged(named), _) => format!("the superblock of {} is damaged", named.name),
+        (FoundLog::Other(name), _) => format!("{name} is another device"),
+        (FoundLog::Missing, _) => "it was not found".to_owned(),
+    };
+    Err(log_missing(superblock, device))
 }
 
 /// The error of a pool whose log device has a tail and was not found.
@@ -85,7 +107,8 @@ pub(crate) fn log_missing(superblock: &Superblock, device: String) -> PoolError 
     let pool = superblock.name.clone();
     let (id, slots) = superblock.log_device.map(|log| (log.id, log.segments)).unwrap_or_default();
     let slot_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
-    PoolError::LogDeviceMissing { pool, id, device, at_most_bytes: u64::from(slots) * slot_bytes }
+    let (at_most_bytes, update) = (u64::from(slots) * slot_bytes, superblock.update);
+    PoolError::LogDeviceMissing { pool, id, device, at_most_bytes, update }
 }
 
 impl Pool {
@@ -143,7 +166,7 @@ async fn open_once(
     };
     let log = fitting(log, &superblock);
     let plan = match superblock.log_device {
-        Some(_) => Some(plan(log, &superblock, options.give_up_tail)?),
+        Some(_) => Some(plan(log, &superblock, options.tail)?),
         None => None,
     };
     if let Some(Plan::Whole(named) | Plan::Drained(Some(named))) = &plan {
@@ -166,7 +189,7 @@ pub(crate) fn attach_log(storage: &mut Storage, superblock: &Superblock, named: 
 fn fitting(found: FoundLog, superblock: &Superblock) -> FoundLog {
     let bytes = superblock.log_device.map_or(0, |record| record.size_bytes);
     match found {
-        FoundLog::Current(named) | FoundLog::Gone(named)
+        FoundLog::Current(named) | FoundLog::Gone(named) | FoundLog::Damaged(named)
             if named.device.geometry().size_bytes < bytes =>
         {
             FoundLog::Other(named.name)
@@ -204,16 +227,13 @@ async fn add_log(
                 Ok(false) | Err(_) => FoundLog::Other(log.name.clone()),
             })
         }
-        // Its first update was not completed.
+        // Damage; or its first update was not completed, and there is no tail.
         Err(PoolError::Superblock { .. }) => {
-            for copy in 0..COPIES {
-                let block = read_block(&log.device, copy_offset(copy)).await;
-                let decoded = block.ok().and_then(|block| Superblock::decode(&block, copy).ok());
-                if decoded.is_some_and(|superblock| is_own(&superblock)) {
-                    return Ok(FoundLog::Gone(log.clone()));
-                }
-            }
-            Ok(FoundLog::Other(log.name.clone()))
+            let copies = read_copies(log).await.0;
+            Ok(match copies.into_iter().flatten().any(|superblock| is_own(&superblock)) {
+                true => FoundLog::Damaged(log.clone()),
+                false => FoundLog::Other(log.name.clone()),
+            })
         }
         Err(error) => {
             tracing::error!(device = log.name, %error, "log device cannot be read");
@@ -235,7 +255,7 @@ async fn recover(
     let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
     let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
     let is_prefix = matches!(plan, Some(Plan::Prefix));
-    let gives_up = options.give_up_tail && !superblock.tail.is_empty();
+    let gives_up = options.tail == LostTail::GiveUp && !superblock.tail.is_empty();
     replay.proof = match plan {
         Some(Plan::Prefix) => Proof::Accepted,
         Some(Plan::Whole(_)) if gives_up => Proof::Accepted,
@@ -261,13 +281,16 @@ async fn recover(
     // Replayed chunks may be in the caches of the devices only.
     storage.flush_table().await.map_err(failure)?;
     if is_prefix {
+        let made = superblock.tail.made_since(catalog.next_id);
         tracing::error!(
             pool = superblock.name,
             sequence,
-            "the log device is gone, and with it the end of the log: volumes lack changes"
+            lost_volumes = made,
+            "the log device is gone, and with it the end of the log: volumes lack changes, and those \
+             that were made since are lost"
         );
     }
-    if is_prefix && !options.give_up_tail {
+    if is_prefix && options.tail != LostTail::GiveUp {
         mark_incomplete(&mut catalog, &superblock.tail);
     }
     let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
@@ -334,24 +357,30 @@ mod tests {
             reached: 0,
         };
         let decide =
-            |found: &FoundLog, tail, give_up| match plan(found.clone(), &superblock(tail), give_up)
-            {
+            |found: &FoundLog, tail, lost| match plan(found.clone(), &superblock(tail), lost) {
                 Ok(Plan::Whole(_)) => "whole",
                 Ok(Plan::Drained(Some(_))) => "drained",
                 Ok(Plan::Drained(None)) => "without",
                 Ok(Plan::Prefix) => "prefix",
                 Err(_) => "refused",
             };
-        for (found, drained, tail, given_up) in [
-            (FoundLog::Current(named.clone()), "whole", "whole", "whole"),
-            (FoundLog::Gone(named), "drained", "prefix", "prefix"),
-            (FoundLog::Other(String::new()), "without", "refused", "prefix"),
-            (FoundLog::Missing, "without", "refused", "prefix"),
+        for (found, drained, keep, withhold, give_up) in [
+            (FoundLog::Current(named.clone()), "whole", "whole", "whole", "whole"),
+            (FoundLog::Gone(named.clone()), "drained", "refused", "prefix", "prefix"),
+            (FoundLog::Damaged(named), "drained", "refused", "refused", "prefix"),
+            (FoundLog::Other(String::new()), "without", "refused", "refused", "prefix"),
+            (FoundLog::Missing, "without", "refused", "refused", "prefix"),
         ] {
-            let empty = TailVolumes::default();
-            assert_eq!(decide(&found, empty, false), drained, "{found:?}");
-            assert_eq!(decide(&found, TailVolumes::All, false), tail, "{found:?}");
-            assert_eq!(decide(&found, TailVolumes::All, true), given_up, "{found:?}");
+            for (lost, expected) in [
+                (LostTail::Keep, keep),
+                (LostTail::Withhold, withhold),
+                (LostTail::GiveUp, give_up),
+            ] {
+                let empty = decide(&found, TailVolumes::default(), lost);
+                assert_eq!(empty, drained, "{found:?} {lost:?}");
+                let all = decide(&found, TailVolumes::All, lost);
+                assert_eq!(all, expected, "{found:?} {lost:?}");
+            }
         }
     }
 }

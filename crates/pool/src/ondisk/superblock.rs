@@ -106,6 +106,14 @@ impl TailVolumes {
         }
     }
 
+    /// Number of listed volumes from this identifier on: those that were made since it was the next.
+    pub fn made_since(&self, next_id: u32) -> usize {
+        match self {
+            TailVolumes::Listed(volumes) => volumes.range(next_id..).count(),
+            TailVolumes::All => 0,
+        }
+    }
+
     /// Volumes of this and of others.
     pub fn union(&self, others: &BTreeSet<u32>) -> TailVolumes {
         match self {

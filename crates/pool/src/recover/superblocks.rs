@@ -31,17 +31,7 @@ impl FoundSuperblock {
 /// # Errors
 /// Of the device, if no copy can be read; [`PoolError`] if the copies cannot be used.
 pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblock, PoolError> {
-    let mut copies = Vec::with_capacity(COPIES);
-    let mut unreadable = None;
-    for copy in 0..COPIES {
-        copies.push(match read_block(&named.device, copy_offset(copy)).await {
-            Ok(block) => Superblock::decode(&block, copy),
-            Err(error) => {
-                unreadable = Some(error);
-                Err(FormatError::Checksum)
-            }
-        });
-    }
+    let (copies, unreadable) = read_copies(named).await;
     let device = named.name.clone();
     let superblock = match (choose(&copies), unreadable) {
         (Ok(superblock), _) => superblock,
@@ -53,6 +43,24 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
     let is_older = |copy: &Superblock| *copy != superblock;
     let older = (0..COPIES).filter(|copy| copies[*copy].as_ref().is_ok_and(is_older)).collect();
     Ok(FoundSuperblock { superblock, damaged, older })
+}
+
+/// The copies of the superblock of a device, and the error of one that cannot be read.
+pub(crate) async fn read_copies(
+    named: &NamedDevice,
+) -> (Vec<Result<Superblock, FormatError>>, Option<IoError>) {
+    let mut copies = Vec::with_capacity(COPIES);
+    let mut unreadable = None;
+    for copy in 0..COPIES {
+        copies.push(match read_block(&named.device, copy_offset(copy)).await {
+            Ok(block) => Superblock::decode(&block, copy),
+            Err(error) => {
+                unreadable = Some(error);
+                Err(FormatError::Checksum)
+            }
+        });
+    }
+    (copies, unreadable)
 }
 
 /// Brings every copy to the newest update, before anything else is written: what is written next

@@ -80,7 +80,7 @@ async fn open_prefix(
         Err(PoolError::LogDeviceMissing { .. }) => None,
         Err(error) => panic!("{context}: {error}"),
     };
-    let options = OpenOptions { log, give_up_tail: false };
+    let options = OpenOptions { log, ..OpenOptions::default() };
     let pool = match Pool::open_with(devices, &options).await {
         Ok(pool) => pool,
         Err(error) => panic!("{context}: {error}"),

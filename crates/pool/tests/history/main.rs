@@ -499,7 +499,7 @@ async fn open(
     context: &str,
 ) -> Pool {
     let log = disks.split_off(plan.disks + plan.spares).pop();
-    let options = OpenOptions { log, give_up_tail: false };
+    let options = OpenOptions { log, ..OpenOptions::default() };
     let mut refused = String::new();
     for alternative in set.alternatives() {
         let devices = alternative.iter().map(|disk| disks[*disk].clone()).collect();

@@ -11,6 +11,7 @@
 mod device_orders;
 mod fullness;
 mod log_orders;
+mod log_search;
 mod orders;
 pub(crate) mod scrub;
 pub(crate) mod settings;
@@ -31,7 +32,7 @@ use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
-use flagstone_pool::{DeviceSet, NamedDevice, Pool, PoolError, VolumeInfo};
+use flagstone_pool::{DeviceSet, LostTail, NamedDevice, Pool, PoolError, VolumeInfo};
 use flagstone_runtime::sync::{Permit, Semaphore};
 use flagstone_runtime::time;
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
@@ -39,6 +40,7 @@ use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use log_orders::SetLog;
+use log_search::{Sought, find_log_device};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
 pub(crate) use settings::Settings;
 pub(crate) use snapshot_orders::CloneVolume;
@@ -305,8 +307,26 @@ async fn open_pool(
         }
         None => None,
     };
-    let options = flagstone_pool::OpenOptions { log, give_up_tail };
-    let pool = Pool::open_with(devices, &options).await.map_err(|error| OpenPoolError {
+    let open = async |tail| {
+        let options = flagstone_pool::OpenOptions { log: log.clone(), tail };
+        Pool::open_with(devices.clone(), &options).await
+    };
+    let opened = match open(if give_up_tail { LostTail::GiveUp } else { LostTail::Keep }).await {
+        Err(PoolError::LogDeviceMissing { id, update, .. }) => {
+            let root = flagstone_host::root::Root::new("/");
+            if let Some(path) = find_log_device(root, Sought { id, update }).await? {
+                return Err(format!(
+                    "its log device has another name now: flagstone pool import {name} {} \
+                     --log-device {path}",
+                    paths.join(" ")
+                )
+                .into());
+            }
+            open(LostTail::Withhold).await
+        }
+        opened => opened,
+    };
+    let pool = opened.map_err(|error| OpenPoolError {
         is_absent: matches!(error, PoolError::NotAPool { .. }),
         reason: error.to_string(),
     })?;
