@@ -45,9 +45,13 @@ impl Shared {
         let ended = || (self.state.lock().write_out == WriteOut::Ended).then_some(());
         self.progress.wait_for(ended).await;
     }
-}
 
-impl Shared {
+    /// True if the log device may have changes that the other devices lack.
+    pub(crate) fn has_tail(&self) -> bool {
+        let is_marked = !self.state.lock().marked.is_empty();
+        is_marked || self.storage.log.as_ref().is_some_and(|log| log.head().tail.has_applied())
+    }
+
     /// Waits until the keeper has stopped.
     pub(crate) async fn keeper_ended(&self) {
         let ended = || (!self.state.lock().kept).then_some(());

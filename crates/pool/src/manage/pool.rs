@@ -151,14 +151,19 @@ impl Pool {
     /// Of the devices; the pool is stopped, and its log is replayed at the next opening.
     pub async fn close(&self) -> Result<(), IoError> {
         let made = self.checkpoint().await;
-        let mut state = self.shared().state.lock();
-        state.fail(IoError::Unreachable);
-        state.wanted.stop = true;
-        drop(state);
-        self.shared().progress.notify();
-        self.shared().write_out_ended().await;
-        self.shared().keeper_ended().await;
-        made
+        let shared = self.shared();
+        {
+            let mut state = shared.state.lock();
+            state.fail(IoError::Unreachable);
+            state.wanted.stop = true;
+        }
+        shared.progress.notify();
+        shared.write_out_ended().await;
+        shared.keeper_ended().await;
+        match made {
+            Ok(()) if shared.has_tail() => Err(IoError::WriteFault),
+            made => made,
+        }
     }
 
     /// Stops the pool and removes its superblocks: its data is lost, and its devices are free. A
