@@ -114,7 +114,7 @@ impl Peer {
     /// A peer at `HOST[:PORT]` whose other options are the defaults.
     ///
     /// # Errors
-    /// What is wrong with the name or the address.
+    /// The defect of the name or the address.
     pub fn at(name: &str, address: &str) -> Result<Peer, String> {
         let name = node_name(name).map_err(|error| error.to_string())?;
         let address = parse_authority(address, NVME_TCP_PORT).map_err(|error| error.to_string())?;
@@ -263,7 +263,8 @@ pub(crate) fn check_mirrors(
     peers
 }
 
-/// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a volume.
+/// All volumes of a group have one peer, the same one, and the same mode. No volume has the group's
+/// name.
 fn check_groups(raw: &RawConfig, report: &Report) {
     let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
     for mirror in raw.volumes.iter().flat_map(mirrors) {

@@ -7,14 +7,14 @@
 //!
 //! 1. *Group session:* the members' sessions to one peer form one group session. None takes host writes
 //!    before all members have attached, joined and begun their resyncs: otherwise a member would be
-//!    newer than one that still counts as consistent.
-//! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the peer
-//!    is acknowledged. A later write to another member must not reach the peer. A session that ends in
-//!    order, with nothing left to deliver, is no exception to that: no write follows it.
+//!    newer than another that still counts as consistent.
+//! 2. *Freeze:* when a member's session ends, all members' sessions end, before a write without the
+//!    peer is acknowledged. A later write to another member must not reach the peer. A session that
+//!    ends in order, with nothing left to deliver, is no exception to that: no write follows it.
 //! 3. *One order:* the writes of a group session are numbered together, and the target starts each when
-//!    those that it may depend on are durable there, whichever member they change.
+//!    all writes that it may depend on are durable there, whichever member they change.
 //! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may include
-//!    a write that depends on one that is queued for another member.
+//!    a write that depends on a write queued for another member.
 //! 5. *Same group on both nodes:* a target refuses a source that names another group. Without a common
 //!    order, both would count as consistent.
 //! 6. *All or none:* an order is decided for every member before anything is done, and carried out step
@@ -360,8 +360,8 @@ impl Inner {
         }
     }
 
-    /// Ends the session of this member, and records that the peer lacks what hosts write from now on,
-    /// also if they write nothing: after a crash, the members decide alike.
+    /// Ends the session of this member, and records that the peer lacks all later writes, even
+    /// before the first: otherwise the members could decide differently after a crash.
     fn leave_group_session(self: &Arc<Self>, leg: usize, session: &Arc<GroupSession>) {
         let (session_id, opened) = {
             let state = self.lock();

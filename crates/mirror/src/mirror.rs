@@ -156,7 +156,8 @@ pub(crate) struct State {
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
-    /// Orders to change the role that have not ended, including those that wait for another change.
+    /// Orders to change the role that have not ended, including orders that wait for another
+    /// change.
     pub(crate) orders: usize,
     /// See [`promised`](crate::state::machine::State::promised).
     pub(crate) promised: u64,
@@ -555,8 +556,8 @@ impl Inner {
     pub(crate) fn mark_unflushed(&self, leg: usize, half: usize, offset: u64, len: u64) {
         let unflushed = &self.legs[leg].unflushed[half];
         let bits = unflushed.bits_of(offset, len);
-        // The writer that set them set those of the log too, and no bit of this half is cleared while a
-        // call is counted in it.
+        // The writer that set them set the log's bits too, and no bit of this half is cleared while
+        // a call is counted in it.
         if unflushed.has_all(bits.clone()) {
             return;
         }

@@ -23,7 +23,7 @@ use crate::options::{Mode, OnCongestion, PeerOptions};
 use crate::state::status::DesiredState;
 use crate::wire::peer::{PeerSession, SharedSession};
 
-/// What calls on one core know of the state.
+/// Copy of the state for calls on one core.
 #[derive(Default)]
 pub(crate) struct AdmissionView {
     /// Hosts are served, from the local leg.

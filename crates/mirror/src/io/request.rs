@@ -261,7 +261,7 @@ impl WriteRequest {
         degraded
     }
 
-    /// A peer that has this write and all earlier ones, or else one that has them in its queue.
+    /// A peer that has this write and all earlier writes, or else has them in its queue.
     fn successor(&self, inner: &Inner) -> Option<(usize, u64)> {
         let (mut up_to_date, mut queued_peer) = (None, None);
         for (leg, dispatch) in self.dispatch.legs.iter().enumerate() {

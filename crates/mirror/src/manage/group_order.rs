@@ -122,7 +122,7 @@ async fn commit(decided: &mut [Member]) -> Result<(), CommandError> {
     result
 }
 
-/// Hands over all members. The outcome of the first decides that of all.
+/// Hands over all members. The outcome of the first member decides for all.
 async fn hand_over(decided: &[Member], leg: usize) -> Result<(), CommandError> {
     let mut offers: Vec<(&Arc<Inner>, Offer)> = Vec::new();
     for member in decided.iter().filter(|member| !member.actions.is_empty()) {

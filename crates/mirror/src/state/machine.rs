@@ -31,13 +31,13 @@ pub struct State {
     pub disk: Disk,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
-    /// What the superblock says about peers, in the order in which they were met. A peer that was
+    /// The superblock's records of peers, in the order in which they were met. A peer that was
     /// replaced or is no longer configured keeps its record, so records do not belong to legs.
     pub records: [Record; PEERS_MAX],
     /// Epoch under which a peer takes the role: from its announcement until this node has acted on
-    /// it, which may wait for another change of role. 0 without one.
+    /// it, which may wait for another change of role. 0: no announcement.
     pub promised: u64,
-    /// Epoch that this node has announced to its peers, until its order ends. 0 without one.
+    /// Epoch that this node has announced to its peers, until its order ends. 0: none announced.
     pub announced: u64,
     /// The leader of the consistency group on this node, if this is another member of one.
     pub leader: Option<Leader>,
@@ -129,7 +129,7 @@ pub struct Leg {
     pub phase: LegPhase,
 }
 
-/// What the superblock says about a peer.
+/// The superblock's record of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// No peer has been met.
@@ -529,7 +529,7 @@ pub fn next_in_group(state: &State, order: Order) -> Transition {
 }
 
 /// Whether this node may begin to serve after [`Action::Announce`], with these answers. A peer that
-/// cannot be reached is the operator's responsibility if `forced`; one that can be reached must have
+/// cannot be reached is the operator's responsibility if `forced`; a reachable peer must have
 /// stopped.
 ///
 /// # Errors
@@ -792,7 +792,7 @@ fn admitted(state: &State, by: AdmittedBy) -> Transition {
 }
 
 /// Whether a member of a group may take the role at a handshake while its leader is in this state. A
-/// source that was not asked to hand over the group goes on beside one that will.
+/// source that was not asked to hand over the group continues beside a leader that will.
 fn may_precede(leader: Option<Leader>, role: Role) -> bool {
     match leader {
         None | Some(Leader::Serves) => true,

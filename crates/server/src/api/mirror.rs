@@ -89,7 +89,7 @@ impl Api {
         })
     }
 
-    /// What a request does to a volume, or to all volumes of its consistency group.
+    /// Effect of a request on a volume, or on all volumes of its consistency group.
     async fn preview(
         &self,
         mirrored: &Rc<MirroredVolume>,

@@ -427,7 +427,7 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     Ok(ActionPreview::with_effect(Effect::Order(order), outcome).losing(data_loss))
 }
 
-/// What this node may lack of the writes that hosts were acknowledged.
+/// Acknowledged writes that this node may lack, as text.
 fn behind((now, replica, facts): Decided<'_>, names: &str) -> String {
     let node = &now.node;
     let lagging = match now.peers.iter().any(|peer| peer.mode == Some(Mode::Async)) {

@@ -356,7 +356,7 @@ impl Cluster {
                 }
             }
             11 => self.lose_source(),
-            // The connections of one volume are lost, and those of the others are not.
+            // Only the connections of one volume are lost.
             12 | 13 => {
                 self.hub.hub().cut_volume(sim.random_between(0, VOLUMES as u64 - 1) as usize);
             }

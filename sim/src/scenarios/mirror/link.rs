@@ -27,7 +27,7 @@ pub(super) struct Hub {
     world: World,
     /// Directions that are cut.
     cut: RefCell<BTreeSet<(NodeId, NodeId)>>,
-    /// Volumes whose connections are cut, while those of others work.
+    /// Volumes whose connections are cut, while other volumes' work.
     cut_volumes: RefCell<BTreeSet<usize>>,
     /// Mirrors that each node serves, by volume, with the mirror's life number.
     serving: RefCell<Vec<ServedMirror>>,
