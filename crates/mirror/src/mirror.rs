@@ -639,8 +639,10 @@ impl Inner {
         let ended = self.change(|state| {
             let serves = state.serving;
             // No write follows it, and none was lost.
-            let in_order =
-                (!serves || state.admission_blocks > 0) && self.legs[leg].queue().writes() == 0;
+            // A mirror that moves to another one has one: its successor serves at once.
+            let in_order = !state.migrating
+                && (!serves || state.admission_blocks > 0)
+                && self.legs[leg].queue().writes() == 0;
             let own = &mut state.legs[leg];
             if !own.is_current(session_id) {
                 return None;
@@ -668,18 +670,20 @@ impl Inner {
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
             let freezes = own.receives_writes && !in_order;
-            let group_session = own.group_session.clone().filter(|_| freezes);
+            let member_of = own.group_session.clone();
+            let group_session = member_of.clone().filter(|_| freezes);
             // Before its queued writes fail: another member may wait for them to end its resync.
             group_session.iter().for_each(|session| session.set_ended());
             (own.receives_writes, own.inconsistent, own.phase) =
                 (false, false, LegPhase::Disconnected);
-            Some((own.session.take()?, group_session))
+            Some((own.session.take()?, member_of, group_session))
         });
-        if let Some((session, group_session)) = ended {
+        if let Some((session, member_of, group_session)) = ended {
             session.close();
             // Queued writes fail now, and new writes need no space in the queue.
             let wakers = self.legs[leg].queue().wake_all();
             wakers.into_iter().for_each(Waker::wake);
+            member_of.iter().for_each(|session| session.wake_all());
             if let (Some(membership), Some(session)) = (&self.group, group_session) {
                 membership.group.end(leg, &session);
             }

@@ -647,6 +647,12 @@ impl Inner {
         }
         let decided = next(&self.machine_state(), Event::Promoted);
         let (after, actions) = decided.map_err(|_| PeerRefusal::NotNow)?;
+        // While the source can still decline for all members of a group.
+        if let Some(membership) = self.group.as_ref().filter(|group| group.is_leader()) {
+            for member in membership.group().members().into_iter().flatten() {
+                member.local.check_log().await.map_err(|_| PeerRefusal::Failed)?;
+            }
+        }
         let done =
             self.perform(after, actions.iter(), Progress::after(epoch.saturating_sub(1))).await;
         done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)

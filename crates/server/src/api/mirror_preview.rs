@@ -235,6 +235,14 @@ fn resync(
     let other_compare = compare.is_some_and(|compare| compare != peer.compare);
     let runs = matches!(peer.state, ReportedState::Mirroring | ReportedState::Resynchronizing);
     let connected = peer.desired_state == Some(DesiredState::Connected);
+    if let Some(group) = now.group.as_ref().filter(|_| !connected) {
+        let detail = format!(
+            "{name} is paused or broken, as for all volumes of group {group}: `flagstone mirror continue \
+             {group}` continues them, and then this volume can be resynchronized",
+            group = group.name
+        );
+        return Err(Problem::conflict(detail));
+    }
     let under_way = connected && if full { peer.full_resync } else { runs };
     if under_way && !other_compare {
         return Ok(ActionPreview::unchanged(match peer.state {
