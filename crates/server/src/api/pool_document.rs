@@ -315,7 +315,7 @@ pub struct SnapshotDocument {
 pub struct ReceiveDocument {
     /// Name of the volume.
     pub name: String,
-    /// Offset from which on frames are needed.
+    /// Offset of the next frame.
     pub position_bytes: u64,
     /// Size of the volume.
     pub size_bytes: u64,

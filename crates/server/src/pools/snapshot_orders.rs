@@ -143,8 +143,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let (volume, own) = parts(full)?;
-        let (found, snapshot) = self.find_snapshot(full)?;
-        let Found { pool_name, pool, info, served } = &found;
+        let (Found { pool_name, pool, info, served }, snapshot) = self.find_snapshot(full)?;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
@@ -157,13 +156,12 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
-        self.forget_received(&found).await?;
-        if let Some(served) = served {
+        if let Some(served) = &served {
             self.retire(served).await.map_err(failed)?;
         }
         let done = pool.rollback(volume, own).await;
-        let serving = self.serve_again(pool_name, pool, None, volume).await;
-        done.map_err(|error| problem(pool_name, error))?;
+        let serving = self.serve_again(&pool_name, &pool, None, volume).await;
+        done.map_err(|error| problem(&pool_name, error))?;
         serving?;
         tracing::info!("volume {volume} was rolled back to {full}");
         Ok(outcome)
