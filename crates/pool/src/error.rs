@@ -154,6 +154,17 @@ pub enum PoolError {
         /// Sequence that the log had reached.
         reached: u64,
     },
+    /// No room for a new log.
+    #[error(
+        "pool {pool} has {free} free segments, and an opening needs two for a new log: its data and \
+         its old log use all others"
+    )]
+    Full {
+        /// Name of the pool.
+        pool: String,
+        /// Free segments.
+        free: usize,
+    },
     /// The device contains data.
     #[error("{device} is not empty: its first MiB contains data")]
     NotEmpty {

@@ -1,5 +1,7 @@
 //! Memory and work bounds of this crate, with their arithmetic.
 
+use std::time::Duration;
+
 /// Unit of the map, the log and the checksums, in bytes.
 pub const BLOCK_BYTES: usize = 4096;
 
@@ -97,6 +99,19 @@ pub const PAGES_PER_CHUNK: usize = 64;
 
 /// Segments of the log after which a checkpoint is due: 64 of 8 MiB are 512 MiB to replay.
 pub const LOG_SEGMENTS_MAX: usize = 64;
+
+/// For how long a checkpoint or an opening repeats the read of one block: a controller that is reset,
+/// or a path that changes, answers within seconds.
+pub const READ_PATIENCE: Duration = Duration::from_secs(10);
+
+/// For how long it repeats reads of all blocks.
+pub const READ_PATIENCE_TOTAL: Duration = Duration::from_secs(60);
+
+/// Pause between two attempts.
+pub const READ_PAUSE: Duration = Duration::from_millis(250);
+
+/// Checkpoints until the cleaner tries a segment again that it could not clean.
+pub const DAMAGED_CHECKPOINTS: u64 = 64;
 
 /// Passes of the cleaner without a gain after which the pool counts as clean.
 pub const FRUITLESS_PASSES: u32 = 8;

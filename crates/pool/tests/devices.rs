@@ -5,14 +5,15 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{Image, SharedTrace, disks};
-use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice};
+use flagstone_blockdev::{BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
-use flagstone_runtime::{Buf, block_on, buf, spawn};
+use flagstone_runtime::{Buf, block_on, buf, spawn, time};
 
 const BLOCK: u64 = 4096;
 /// Blocks of the volume that tests compare.
@@ -212,6 +213,36 @@ fn device_is_not_removed_without_room() {
         }
     })
     .unwrap();
+}
+
+/// The chunk with which the log left the device was never completed, so that no later one took effect:
+/// every call of every volume waited for ever.
+#[test]
+fn canceled_step_of_a_removal_does_not_stop_the_log() {
+    let sim = Simulation::new(3, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, async {
+        let slow = |name: &str| {
+            let write = DelayTime::fixed(Duration::from_secs(1));
+            let config = DelayConfig { write, ..DelayConfig::default() };
+            let device = DelayLayer::new(memory(name, 64).device, config).unwrap();
+            NamedDevice { name: name.to_owned(), device: Arc::new(device) }
+        };
+        let devices = vec![slow("/a"), slow("/b")];
+        let pool = Pool::create(devices.clone(), &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        write(&db, 0, 1).await.unwrap();
+        let evacuation = pool.evacuate("/a").await.unwrap();
+        let cut = time::timeout(Duration::from_millis(500), evacuation.step()).await;
+        assert!(cut.is_err(), "{cut:?}");
+        drop(evacuation);
+        let written = time::timeout(Duration::from_secs(60), write(&db, 1, 1)).await;
+        assert_eq!(written, Ok(Ok(())));
+        remove(&pool, "/a").await.unwrap();
+        pool.close().await.unwrap();
+        assert_eq!(stamps(&db, 2).await, [1, 1]);
+    });
+    sim.block_on(async { done.await.unwrap() });
 }
 
 /// Content of the disks when everything of the trace has ended.

@@ -4,8 +4,11 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice, SharedDevice};
+use flagstone_blockdev::{
+    BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice, SharedDevice,
+};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
@@ -225,6 +228,55 @@ fn zeroes_take_no_space() {
         assert_eq!(pool.volumes()[0].used_bytes, 0);
     })
     .unwrap();
+}
+
+async fn zero(db: Arc<PoolVolume>, block: u64) -> Result<(), IoError> {
+    for _ in 0..4000 {
+        db.write(block * BLOCK, buf::zeroes(4096), false).await?;
+    }
+    Ok(())
+}
+
+/// Repeated writes of zeroes took the segments that a long checkpoint needed: it failed, and so did
+/// every opening.
+#[test]
+fn zeroes_leave_a_long_checkpoint_its_space() {
+    let sim = Simulation::new(1, SimConfig::default());
+    let node = sim.add_node("server");
+    let done = sim.spawn_on(node, async {
+        let (devices, pool) = create(16, 400).await;
+        let db = pool.create_volume("db", &thin(1 << 22)).await.unwrap();
+        let mut leaves = 0;
+        while write(&db, leaves * 252, 1).await.is_ok() {
+            leaves += 1;
+        }
+        pool.close().await.unwrap();
+        drop((db, pool));
+        let (micros, time) = (Duration::from_micros(100), DelayTime::fixed);
+        let config =
+            DelayConfig { read: time(500 * micros), write: time(micros), ..Default::default() };
+        let slow = DelayLayer::new(devices[0].device.clone(), config).unwrap();
+        let slow = NamedDevice { name: "slow".to_owned(), device: Arc::new(slow) };
+        let pool = Pool::open(vec![slow]).await.unwrap();
+        let db = pool.open_volume("db").unwrap();
+        for leaf in 0..100 {
+            db.discard(leaf * 252 * BLOCK, BLOCK).await.unwrap();
+        }
+        let merging = pool.clone();
+        let checkpoint = spawn(async move { merging.checkpoint().await });
+        let writers = [spawn(zero(db.clone(), 1)), spawn(zero(db.clone(), 2))];
+        assert_eq!(checkpoint.await.unwrap(), Ok(()));
+        for writer in writers {
+            assert_eq!(writer.await.unwrap(), Ok(()));
+        }
+        // As a crash.
+        drop((db, pool));
+        let pool = Pool::open(devices).await.unwrap();
+        let db = pool.open_volume("db").unwrap();
+        assert_eq!([stamp(&db, 0).await, stamp(&db, 252 * 100).await], [0, 1]);
+        pool.close().await.unwrap();
+    });
+    sim.block_on(async { done.await.unwrap() });
 }
 
 /// Overwrites random blocks of its own, and returns what they hold.

@@ -5,13 +5,16 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, MemoryDevice};
-use flagstone_pool::stream::frame::{Frame, FrameBody};
+use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_pool::stream::receive::{ReceiveError, Receiver};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
+use flagstone_pool::{
+    CreateOptions, NamedDevice, Pool, PoolId, PoolVolume, VolumeError, VolumeOptions,
+};
 use flagstone_runtime::rng::Rng;
-use flagstone_runtime::{Buf, block_on, buf};
+use flagstone_runtime::{Buf, block_on, buf, spawn, time};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 3000;
@@ -73,7 +76,8 @@ async fn receive(volume: &Arc<PoolVolume>, bytes: &[u8]) -> Result<bool, Receive
     while let Some((frame, len)) = Frame::decode(rest)? {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver = Some(Receiver::new(volume.clone(), frame.snapshot, start.clone()));
+                receiver =
+                    Some(Receiver::new(volume.clone(), frame.snapshot, start.clone(), u64::MAX));
             }
             (None, _) => return Err(ReceiveError::Foreign),
             (Some(receiver), _) => receiver.apply(&frame).await?,
@@ -81,6 +85,56 @@ async fn receive(volume: &Arc<PoolVolume>, bytes: &[u8]) -> Result<bool, Receive
         rest = &rest[len..];
     }
     Ok(receiver.is_some_and(|receiver| receiver.has_ended()))
+}
+
+#[test]
+fn zeroes_of_an_empty_range_write_nothing() {
+    block_on(async {
+        let to = pool("to").await;
+        let size_bytes = 1 << 50;
+        let copy = to.create_volume("copy", &thin(size_bytes / BLOCK)).await.unwrap();
+        copy.write(0, Buf::copy_of(&[7; 3 * BLOCK as usize]).unwrap(), false).await.unwrap();
+        let start = StreamStart { name: "a".to_owned(), base: None, size_bytes, created_s: 0 };
+        let id = PoolId([1; 16]);
+        let mut receiver = Receiver::new(copy.clone(), id, start, 2 * BLOCK);
+        let used = to.status();
+        let zero = |offset, len| Frame { snapshot: id, offset, body: FrameBody::Zero(len) };
+        receiver.apply(&zero(0, BLOCK)).await.unwrap();
+        receiver.apply(&zero(BLOCK, size_bytes - BLOCK)).await.unwrap();
+        let end = Frame { snapshot: id, offset: size_bytes, body: FrameBody::End };
+        receiver.apply(&end).await.unwrap();
+        assert!(receiver.has_ended());
+        let found = copy.read(0, buf::alloc(3 * BLOCK as usize).await).await.unwrap();
+        let expected = [[0; 2 * BLOCK as usize].as_slice(), &[7; BLOCK as usize]].concat();
+        assert!(found[..] == expected[..]);
+        assert_eq!(to.status().checkpoints, used.checkpoints);
+    });
+}
+
+#[test]
+fn changes_of_other_volumes_do_not_count() {
+    block_on(async {
+        let pool = pool("busy").await;
+        let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        let log = pool.create_volume("log", &thin(BLOCKS)).await.unwrap();
+        let mut rng = Rng::new(3);
+        change(&db, &mut rng, 20).await;
+        pool.create_snapshot(&["db"], "a").await.unwrap();
+        let busy = spawn(async move {
+            let mut rng = Rng::new(4);
+            loop {
+                change(&log, &mut rng, 1).await;
+                time::sleep(Duration::from_micros(50)).await;
+            }
+        })
+        .abort_on_drop();
+        for _ in 0..50 {
+            assert!(!pool.has_changed("db", "db@a").await.unwrap());
+        }
+        db.write(0, Buf::copy_of(&[9; BLOCK as usize]).unwrap(), false).await.unwrap();
+        assert!(pool.has_changed("db", "db@a").await.unwrap());
+        drop(busy);
+    });
 }
 
 #[test]

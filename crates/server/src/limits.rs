@@ -45,6 +45,9 @@ pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 /// pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 
+/// Longest wait at the start for the devices of pools.
+pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Longest wait for the commands of a volume that is taken out of service.
 pub const RETIRE_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -125,7 +125,8 @@ pub async fn serve(
     let signals = Signals::catch()?;
     let Some(server) = open(config, &signals).await? else { return Ok(()) };
     let server = Rc::new(server);
-    server.open_pools().await;
+    // A signal is handled below, as soon as the server serves.
+    let _ = signals.unless_stopped(server.open_pools()).await;
     let mut bound = Vec::new();
     let mut accepting = Vec::new();
     for ConfiguredListener { spec, .. } in &server.config.server.listen {

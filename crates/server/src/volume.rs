@@ -9,6 +9,7 @@ use flagstone_blockdev::stats::Counters;
 use flagstone_config::names::Uuid;
 use flagstone_config::{Config, Subsystem, Volume};
 use flagstone_limit::Limiter;
+use flagstone_pool::PoolId;
 
 use crate::pools::Settings;
 use crate::serve::Server;
@@ -40,6 +41,8 @@ pub(crate) struct ServedVolume {
 #[derive(Clone)]
 pub(crate) struct PoolPlace {
     pub(crate) pool: String,
+    /// Its identifier in the pool, which a rename keeps.
+    pub(crate) id: PoolId,
     pub(crate) settings: Settings,
 }
 

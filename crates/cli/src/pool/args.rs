@@ -453,6 +453,9 @@ pub(crate) struct RenameArgs {
     pub(crate) name: String,
     /// Its new name
     pub(crate) to: String,
+    /// The pool, for a name that two pools have
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
     #[command(flatten)]
     pub(crate) force: ForceArgs,
     #[command(flatten)]
@@ -464,6 +467,9 @@ pub(crate) struct DeleteArgs {
     /// The volume
     #[arg(add = completions::volumes())]
     pub(crate) name: String,
+    /// The pool, for a name that two pools have
+    #[arg(long, value_name = "NAME")]
+    pub(crate) pool: Option<String>,
     #[command(flatten)]
     pub(crate) loss: LossArgs,
 }

@@ -171,7 +171,7 @@ fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
             ("set", &args.name, Value::Object(body), false, &args.order)
         }
         VolumeCommand::Rename(args) => {
-            let body = json!({"to": args.to, "force": args.force.force});
+            let body = json!({"to": args.to, "pool": args.pool, "force": args.force.force});
             ("rename", &args.name, body, false, &args.order)
         }
         VolumeCommand::Clone(args) => {
@@ -179,7 +179,10 @@ fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
             ("clone", &args.name, body, false, &args.order)
         }
         VolumeCommand::Promote(args) => ("promote", &args.name, json!({}), false, &args.order),
-        VolumeCommand::Delete(args) => losing("delete", &args.name, &args.loss),
+        VolumeCommand::Delete(args) => {
+            let body = json!({"pool": args.pool, "force": args.loss.force.force});
+            ("delete", &args.name, body, !args.loss.yes, &args.loss.order)
+        }
         VolumeCommand::List(_)
         | VolumeCommand::Show(_)
         | VolumeCommand::Send(_)

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 
-use super::leaf_end;
+use super::{OldMaps, leaf_end};
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, Usage};
@@ -51,8 +51,9 @@ pub(crate) struct Merged {
 /// New entries of pages, by index.
 type Level = Vec<(u64, Entry)>;
 
-pub(crate) struct Merge<'a> {
+pub(super) struct Merge<'a> {
     shared: &'a Shared,
+    maps: &'a OldMaps<'a>,
     usage: &'a mut Usage,
     old: Tree,
     ownership: Ownership,
@@ -63,14 +64,15 @@ pub(crate) struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    pub(crate) fn new(
-        shared: &'a Shared,
+    pub(super) fn new(
+        maps: &'a OldMaps<'a>,
         usage: &'a mut Usage,
         old: Tree,
         ownership: Ownership,
         birth: u64,
     ) -> Merge<'a> {
-        Merge { shared, usage, old, ownership, birth, mapped: 0, unshared: 0 }
+        let shared = maps.shared;
+        Merge { shared, maps, usage, old, ownership, birth, mapped: 0, unshared: 0 }
     }
 
     /// Applies the changes; the new root has `level`.
@@ -105,29 +107,25 @@ impl<'a> Merge<'a> {
         Ok(own)
     }
 
-    /// The old page of a place, and its entry. A page that cannot be read has lost its entries; only
-    /// the metadata map must be whole.
+    /// The old page of a place, and its entry. A damaged page has lost its entries; only the metadata
+    /// map must be whole.
     async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let place = PagePlace { volume: self.old.volume, level, index };
-        let is_damaged = |error: &IoError| *error == IoError::ReadFault && place.volume != 0;
-        let entry = self.old.lookup_page(storage, cache, level, index).await;
-        let entry = match entry {
-            Err(error) if is_damaged(&error) => Entry::LOST,
-            entry => entry?,
-        };
+        let lookup = async || self.old.lookup_page(storage, cache, level, index).await;
+        let entry = self.maps.read(lookup).await?.unwrap_or(Entry::LOST);
         if entry.is_hole() {
             return Ok((entry, Arc::default()));
         }
-        match read_page(storage, cache, entry, place).await {
-            Err(error) if is_damaged(&error) => {
+        let read = async || read_page(storage, cache, entry, place).await;
+        match self.maps.read(read).await? {
+            Some(page) => Ok((entry, page)),
+            None if place.volume == 0 => Err(IoError::ReadFault),
+            None => {
                 tracing::error!(pool = self.shared.name, ?place, "map page is lost");
-                Ok((
-                    entry,
-                    Arc::new(MapPage { entries: [Entry::LOST; FANOUT], ..MapPage::default() }),
-                ))
+                let page = MapPage { entries: [Entry::LOST; FANOUT], ..MapPage::default() };
+                Ok((entry, Arc::new(page)))
             }
-            page => Ok((entry, page?)),
         }
     }
 
@@ -141,10 +139,10 @@ impl<'a> Merge<'a> {
             let mut block = range.start;
             while block < range.end {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
-                block = match self.old.find(storage, cache, block).await {
-                    Err(error) if error != IoError::ReadFault => return Err(error),
-                    Ok(Found::Holes(count)) => block.saturating_add(count),
-                    Ok(Found::Leaf(_)) | Err(_) => {
+                let find = async || self.old.find(storage, cache, block).await;
+                block = match self.maps.read(find).await? {
+                    Some(Found::Holes(count)) => block.saturating_add(count),
+                    Some(Found::Leaf(_)) | None => {
                         leaves.insert(leaf_of(block));
                         leaf_end(leaf_of(block))
                     }

@@ -2,6 +2,7 @@
 
 use flagstone_blockdev::IoError;
 
+use super::OldMaps;
 use super::merge::{Merge, MergeInput};
 use super::relocate::Moving;
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
@@ -64,15 +65,15 @@ impl Metadata {
     ///
     /// # Errors
     /// Of the devices, or a damaged page.
-    pub(crate) async fn write(
+    pub(super) async fn write(
         &mut self,
-        shared: &Shared,
+        old: &OldMaps<'_>,
         usage: &Usage,
         catalog: &Catalog,
         moving: &Moving,
         birth: u64,
     ) -> Result<Entry, IoError> {
-        let catalog_bytes = catalog.encode();
+        let (shared, catalog_bytes) = (old.shared, catalog.encode());
         let moved = |index: u64| moving.touched.contains(&PagePlace { volume: 0, level: 0, index });
         let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
         let parts = usage.blocks.chunks(USAGE_PER_BLOCK);
@@ -83,10 +84,10 @@ impl Metadata {
                 blocks.push((index, Some(usage_block(new))));
             }
         }
-        let old: Vec<Block> = blocks_of(&self.catalog_bytes).collect();
+        let before: Vec<Block> = blocks_of(&self.catalog_bytes).collect();
         let new: Vec<Block> = blocks_of(&catalog_bytes).collect();
-        for (index, at) in (CATALOG_BLOCK..).enumerate().take(old.len().max(new.len())) {
-            if new.get(index) != old.get(index) || moved(at) {
+        for (index, at) in (CATALOG_BLOCK..).enumerate().take(before.len().max(new.len())) {
+            if new.get(index) != before.get(index) || moved(at) {
                 blocks.push((at, new.get(index).copied()));
             }
         }
@@ -104,7 +105,7 @@ impl Metadata {
                 .copied()
                 .collect(),
         };
-        let merge = Merge::new(shared, &mut self.usage, self.tree, Ownership::default(), birth);
+        let merge = Merge::new(old, &mut self.usage, self.tree, Ownership::default(), birth);
         let merged = merge.run(input, METADATA_LEVEL);
         self.catalog_bytes = catalog_bytes;
         Ok(merged.await?.tree.root)

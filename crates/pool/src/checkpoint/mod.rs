@@ -20,11 +20,13 @@ use flagstone_blockdev::IoError;
 use crate::manage::shared::{Shared, State, Usage};
 use crate::map::orders::Trees;
 use crate::map::recent::{Change, Recent};
+use crate::map::tree::PageError;
 use crate::ondisk::catalog::{Catalog, VolumeState};
 use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::patience::{Patience, Unreadable};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
 use relocate::Moving;
@@ -43,9 +45,47 @@ pub(crate) struct Frozen {
     pub(crate) snapshot: Option<SnapshotOrder>,
 }
 
+/// Reads of the maps that a checkpoint changes.
+struct OldMaps<'a> {
+    shared: &'a Shared,
+    patience: Patience,
+    /// The first checkpoint of an opening, which may lose what cannot be read.
+    is_opening: bool,
+}
+
+impl OldMaps<'_> {
+    /// Reads pages of volumes, patiently. `None` if a page is damaged: what it has is lost. A page that
+    /// the device cannot read may be whole, and counts as damaged only in the first checkpoint of an
+    /// opening: an operator knows of the failure then.
+    ///
+    /// # Errors
+    /// Of the devices.
+    async fn read<T>(
+        &self,
+        attempt: impl AsyncFn() -> Result<T, PageError>,
+    ) -> Result<Option<T>, IoError> {
+        let is_stopped = || {
+            let state = self.shared.state.lock();
+            state.wanted.stop || state.check().is_err()
+        };
+        let attempt = async || match attempt().await {
+            Ok(page) => Ok(Some(page)),
+            Err(PageError::Damaged) => Ok(None),
+            Err(PageError::Unread(unread)) => Err(unread),
+        };
+        match self.patience.read(&self.shared.storage, is_stopped, attempt).await {
+            Ok(read) => Ok(read),
+            Err(Unreadable::Defect) if self.is_opening => Ok(None),
+            Err(Unreadable::Defect) => Err(IoError::ReadFault),
+            Err(Unreadable::Device(unread)) => Err(unread.error),
+        }
+    }
+}
+
 /// A checkpoint being made.
 struct Work<'a> {
     shared: &'a Shared,
+    old: OldMaps<'a>,
     catalog: Catalog,
     trees: Trees,
     usage: Usage,
@@ -79,6 +119,11 @@ impl Shared {
             let frozen = state.frozen.clone().expect("it was frozen");
             let work = Work {
                 shared: self,
+                old: OldMaps {
+                    shared: self,
+                    patience: Patience::default(),
+                    is_opening: state.needs_first_checkpoint(),
+                },
                 catalog: frozen.catalog.clone(),
                 trees: state.trees.clone(),
                 usage: state.usage.clone(),
@@ -103,7 +148,8 @@ impl Shared {
         for (id, volume) in &mut work.catalog.volumes {
             volume.root = work.trees[id].root;
         }
-        let root = meta.write(self, &work.usage, &work.catalog, &moving, frozen.birth()).await?;
+        let root =
+            meta.write(&work.old, &work.usage, &work.catalog, &moving, frozen.birth()).await?;
         // Everything that the checkpoint refers to took effect before, so one flush covers it.
         self.flush().await?;
         // Without the log device, too, the checkpoint is whole.
@@ -163,6 +209,7 @@ impl Shared {
         let (usage, meta_usage) = (&state.usage.blocks, &state.meta_usage.blocks);
         let is_live = |segment: u32| usage[segment as usize] + meta_usage[segment as usize] > 0;
         state.segments.commit(start, is_live);
+        state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
         state.checkpoints += 1;
         state.clean = false;
         state.catalog_changed();
@@ -214,7 +261,7 @@ impl Work<'_> {
             return Ok(());
         }
         let ownership = self.catalog.ownership(id);
-        let merge = Merge::new(self.shared, &mut self.usage, old, ownership, frozen.birth());
+        let merge = Merge::new(&self.old, &mut self.usage, old, ownership, frozen.birth());
         let merged = merge.run(input, level).await?;
         let volume = self.catalog.volumes.get_mut(&id).expect("the identifiers are its own");
         // Damage of the map may have hidden what was mapped.

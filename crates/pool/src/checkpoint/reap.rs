@@ -6,8 +6,8 @@
 //!
 //! Invariants: one map is reaped at a time, so those around it are whole; pages that cover blocks
 //! beyond the walk are whole, so it can continue after a crash; subtrees that are shared are not
-//! read, so the work is proportional to what is freed; what is below a page that cannot be read, of
-//! either map, stays counted as used, because the other map may have it.
+//! read, so the work is proportional to what is freed; what is below a damaged page, of either
+//! map, stays counted as used, because the other map may have it.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use flagstone_blockdev::IoError;
 
 use super::Work;
 use crate::limits::REAP_PAGES;
-use crate::map::tree::read_page;
+use crate::map::tree::{PageError, read_page};
 use crate::ondisk::catalog::VolumeState;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
@@ -51,7 +51,7 @@ impl Work<'_> {
     /// Frees as much as one checkpoint may.
     ///
     /// # Errors
-    /// Of the devices, except for pages that cannot be read.
+    /// Of the devices, except for damaged pages.
     pub(super) async fn reap(&mut self) -> Result<(), IoError> {
         let mut pages = REAP_PAGES;
         while pages > 0 {
@@ -82,10 +82,10 @@ impl Work<'_> {
         let mut walk = Walk { floor, from, frames: Vec::new() };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let other = match &child {
-            Some(child) => match child.lookup_page(storage, cache, tree.level, 0).await {
-                Err(IoError::ReadFault) => Entry::LOST,
-                found => found?,
-            },
+            Some(child) => {
+                let lookup = async || child.lookup_page(storage, cache, tree.level, 0).await;
+                self.old.read(lookup).await?.unwrap_or(Entry::LOST)
+            }
             None => Entry::HOLE,
         };
         let root = PagePlace { volume: id, level: tree.level, index: 0 };
@@ -123,17 +123,11 @@ impl Work<'_> {
     }
 
     async fn frame(&self, place: PagePlace, own: Entry, other: Entry) -> Result<Frame, IoError> {
-        let (page, other) = match self.pages(place, own, other).await {
-            Err(IoError::ReadFault) => {
-                tracing::error!(
-                    pool = self.shared.name,
-                    ?place,
-                    "map page is lost: not all is freed"
-                );
-                Default::default()
-            }
-            pages => pages?,
-        };
+        let pages = self.old.read(async || self.pages(place, own, other).await).await?;
+        let (page, other) = pages.unwrap_or_else(|| {
+            tracing::error!(pool = self.shared.name, ?place, "map page is lost: not all is freed");
+            Default::default()
+        });
         let PagePlace { level, index, .. } = place;
         Ok(Frame { level, index, entry: own, page, other, next: 0 })
     }
@@ -143,7 +137,7 @@ impl Work<'_> {
         place: PagePlace,
         own: Entry,
         other: Entry,
-    ) -> Result<(Arc<MapPage>, Arc<MapPage>), IoError> {
+    ) -> Result<(Arc<MapPage>, Arc<MapPage>), PageError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let own = read_page(storage, cache, own, place).await?;
         Ok(match other.is_hole() {

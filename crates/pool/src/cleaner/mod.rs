@@ -4,7 +4,8 @@
 //! Invariants:
 //! - a block is copied only if the map has it at this place now, and the copy takes effect only if
 //!   the map still does;
-//! - a segment that cannot be read, or whose live blocks are not found, stays as it is;
+//! - a segment that cannot be read, or whose live blocks are not found, stays as it is, and is tried
+//!   again later;
 //! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the block
 //!   refer to the copy, so a replay never sees one of them changed alone;
 //! - map pages and metadata are not copied: the checkpoint writes them again;
@@ -91,7 +92,9 @@ impl Shared {
             let mut done = self.clean_segment(*segment, &mut copies).await;
             if done == Err(IoError::ReadFault) {
                 tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
-                self.state.lock().damaged.insert(*segment);
+                self.state.lock().leave_alone(*segment);
+                // Nothing is known of its live blocks.
+                is_first_whole.get_or_insert(false);
                 done = Ok(());
             }
             if let Err(error) = done {
@@ -120,7 +123,7 @@ impl Shared {
         let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
         if is_stuck && is_whole && state.deleting == 0 {
             tracing::error!(pool = self.name, segment = first, "live blocks not found: it stays");
-            state.damaged.insert(first);
+            state.leave_alone(first);
             state.gain = Gain::default();
         }
         state.clean = state.gain.is_over();
@@ -162,9 +165,7 @@ impl Shared {
         if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
             let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
-            let closed = range.filter(|segment| {
-                state.segments.is_closed(*segment) && !state.damaged.contains(segment)
-            });
+            let closed = range.filter(|segment| state.can_clean(*segment));
             let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
             if !victims.is_empty() {
                 return victims;
@@ -173,11 +174,7 @@ impl Shared {
         let is_evacuated =
             |segment: &u32| evacuated.as_ref().is_some_and(|range| range.contains(segment));
         let closed = (0..state.segments.count() as u32)
-            .filter(|segment| {
-                state.segments.is_closed(*segment)
-                    && !state.damaged.contains(segment)
-                    && !is_evacuated(segment)
-            })
+            .filter(|segment| state.can_clean(*segment) && !is_evacuated(segment))
             .map(|segment| (segment, state.live_in(segment)));
         choose(closed, &budget)
     }
@@ -325,7 +322,7 @@ impl Shared {
     fn skip_damaged(&self, volume: u32, block: u64, location: u64) -> Result<(), IoError> {
         let device = &self.storage.device_of(location).name;
         tracing::error!(device, location, volume, block, "block is damaged; its segment stays");
-        self.state.lock().damaged.insert(self.storage.layout.segment_of(location));
+        self.state.lock().leave_alone(self.storage.layout.segment_of(location));
         Ok(())
     }
 
@@ -339,25 +336,24 @@ impl Shared {
             level => tree.lookup_page(storage, cache, level, index).await?,
         };
         if entry.location == found.location {
+            if level > 0 {
+                read_page(&self.storage, &self.cache, entry, found.place).await?;
+            }
             self.state.lock().moving.touched.insert(found.place);
         }
         Ok(())
     }
 
     async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
-        match self.top(found, &copies.owners).await? {
-            Some((top, entry)) if top.is_snapshot => {
-                // What cannot be copied must not keep the checkpoint from moving everything else.
-                read_page(&self.storage, &self.cache, entry, found.place).await?;
-                self.add_holders(top, found, copies).await.map(drop)
-            }
-            Some((top, _)) => {
-                let place = PagePlace { volume: top.id, ..found.place };
-                self.state.lock().moving.touched.insert(place);
-                Ok(())
-            }
-            None => Ok(()),
+        let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
+        // What cannot be read must not fail the checkpoint, or keep it from moving everything else.
+        read_page(&self.storage, &self.cache, entry, found.place).await?;
+        if top.is_snapshot {
+            return self.add_holders(top, found, copies).await.map(drop);
         }
+        let place = PagePlace { volume: top.id, ..found.place };
+        self.state.lock().moving.touched.insert(place);
+        Ok(())
     }
 
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {

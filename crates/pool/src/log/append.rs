@@ -21,7 +21,7 @@ pub(crate) struct Appended {
 }
 
 /// Place of a chunk in the log.
-struct Reserved {
+struct ChunkPlace {
     start: LogStart,
     /// Number of the log.
     log: u64,
@@ -39,9 +39,27 @@ pub(crate) async fn chunk_memory(payload_blocks: usize) -> BufMut {
     buf::acquire_more((1 + payload_blocks) * BLOCK_BYTES).await
 }
 
+/// A chunk whose place is reserved. No later chunk takes effect before it, so the pool fails if its
+/// write is abandoned.
+struct Reserved<'a> {
+    shared: &'a Shared,
+    sequence: u64,
+    written: bool,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if !self.written {
+            tracing::error!(pool = self.shared.name, self.sequence, "a chunk was abandoned");
+            self.shared.state.lock().fail(IoError::WriteFault);
+            self.shared.progress.notify();
+        }
+    }
+}
+
 impl Shared {
     /// Writes a chunk whose payload is in `memory` behind the place of the header. Returns after it
-    /// took effect.
+    /// took effect. The caller is a task that nothing drops.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without effect. A failed write fails the pool: a replay would end at
@@ -54,7 +72,7 @@ impl Shared {
         let spare = self.state.lock().spares.checksums.pop();
         let mut checksums = spare.unwrap_or_default();
         checksums.extend(memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum));
-        let Reserved { start, log, durable } = match &self.storage.log {
+        let ChunkPlace { start, log, durable } = match &self.storage.log {
             // Boxed, so that the future of a chunk stays small without a log device.
             Some(log) => Box::pin(self.reserve_on(log, &records, checksums.len())).await?,
             None => {
@@ -62,6 +80,7 @@ impl Shared {
                 reserved.expect("no slot to wait for")?.expect("no marks to wait for")
             }
         };
+        let mut reserved = Reserved { shared: self, sequence: start.sequence, written: false };
         let header = ChunkHeader {
             log,
             sequence: start.sequence,
@@ -75,6 +94,7 @@ impl Shared {
             (&mut memory[..BLOCK_BYTES]).try_into().expect("a header is a block");
         header.encode(block);
         let written = self.storage.write_chunk(&start, memory.freeze()).await;
+        reserved.written = true;
         let ChunkHeader { records, checksums, .. } = header;
         self.complete(start.sequence, ChunkContent { records, checksums }, written);
         let done = || {
@@ -93,7 +113,7 @@ impl Shared {
         log: &LogDevice,
         records: &[Record],
         payload: usize,
-    ) -> Result<Reserved, IoError> {
+    ) -> Result<ChunkPlace, IoError> {
         if is_of_hosts(records) {
             log.pace(1 + payload as u64).await;
         }
@@ -111,7 +131,7 @@ impl Shared {
         &self,
         records: &[Record],
         payload: usize,
-    ) -> Option<Result<Option<Reserved>, IoError>> {
+    ) -> Option<Result<Option<ChunkPlace>, IoError>> {
         let mut state = self.state.lock();
         if let Err(error) = state.check() {
             return Some(Err(error));
@@ -144,7 +164,7 @@ impl Shared {
             true => position.durable,
             false => position.applied(),
         };
-        Some(Ok(Some(Reserved { start, log: position.log, durable })))
+        Some(Ok(Some(ChunkPlace { start, log: position.log, durable })))
     }
 
     /// The device write of a chunk has ended.
@@ -163,5 +183,38 @@ impl Shared {
         }
         drop(state);
         self.progress.notify();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use flagstone_blockdev::{DelayConfig, DelayLayer, DelayTime, MemoryDevice};
+    use flagstone_runtime::sim::{SimConfig, Simulation};
+    use flagstone_runtime::time;
+
+    use super::*;
+    use crate::{CreateOptions, NamedDevice, Pool};
+
+    /// Every later chunk waited for it, without an error.
+    #[test]
+    fn abandoned_chunk_fails_the_pool() {
+        let sim = Simulation::new(1, SimConfig::default());
+        let node = sim.add_node("server");
+        let done = sim.spawn_on(node, async {
+            let memory = Arc::new(MemoryDevice::new(16 << 20, 512).unwrap());
+            let write = DelayTime::fixed(Duration::from_secs(1));
+            let slow = DelayLayer::new(memory, DelayConfig { write, ..DelayConfig::default() });
+            let device = Arc::new(slow.unwrap());
+            let devices = vec![NamedDevice { name: "/dev/slow".to_owned(), device }];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let append = pool.shared().append(Vec::new(), chunk_memory(0).await);
+            assert!(time::timeout(Duration::from_millis(500), append).await.is_err());
+            assert_eq!(pool.checkpoint().await, Err(IoError::WriteFault));
+        });
+        sim.block_on(async { done.await.unwrap() });
     }
 }

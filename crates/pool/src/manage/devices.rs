@@ -7,18 +7,21 @@
 //!   two copies, and the opening completes the update, or the other devices are a pool without it;
 //! - a device is removed when nothing refers to its segments, reads in progress included.
 //!
-//! - a change of the table runs in a task of its own: a caller that is dropped does not end it halfway.
+//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller that is
+//!   dropped does not end them halfway.
 //!
 //! A new device that fails before another device has the update leaves the pool as it was. A crash ends
 //! an evacuation: it is begun again by order.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn;
 
 use super::create::{check_device, wipe};
 use super::pool::Pool;
+use super::shared::Shared;
 use super::space::OrderKind;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
@@ -80,8 +83,8 @@ pub enum DeviceOrderError {
     },
     /// Blocks on the device cannot be moved.
     #[error(
-        "{segments} segments of {device} have damaged blocks, which cannot be moved: scrub the pool, \
-         and write or delete what is damaged"
+        "{segments} segments of {device} have blocks that are damaged or cannot be read, which cannot \
+         be moved: scrub the pool, write or delete what is damaged, and repeat the order"
     )]
     Damaged {
         /// The device.
@@ -255,6 +258,8 @@ impl Pool {
             let (capacity_bytes, needed_bytes) = (room * block, used * block);
             return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
         }
+        // What could not be read before may be readable now.
+        state.damaged.retain(|segment, _| !range.contains(segment));
         state.segments.drain(range.clone());
         (state.evacuated, state.sizes) = (Some(range), sizes);
         drop(state);
@@ -286,7 +291,9 @@ impl Evacuation {
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
             let (used, log) = state.segments.in_use(&range);
-            let damaged = range.clone().filter(|segment| state.damaged.contains(segment)).count();
+            let is_left =
+                |segment: &u32| state.segments.is_closed(*segment) && !state.can_clean(*segment);
+            let damaged = range.clone().filter(is_left).count();
             (range, log, damaged, used, state.segments.free())
         };
         if used == 0 {
@@ -304,21 +311,12 @@ impl Evacuation {
             return Err(self.no_room());
         }
         if log > 0 {
-            // A chunk in the segment names the next segment.
-            let memory = chunk_memory(0).await;
-            shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
-            let mut state = shared.state.lock();
-            let state = &mut *state;
-            state
-                .position
-                .leave(&mut state.segments)
-                .map_err(|_| VolumeError::Full { pool: shared.name.clone() })?;
+            let left = spawn(leave_segment(shared.clone()));
+            left.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable)))?;
         }
         let is_closed = {
             let state = shared.state.lock();
-            range.clone().any(|segment| {
-                state.segments.is_closed(segment) && !state.damaged.contains(&segment)
-            })
+            range.clone().any(|segment| state.can_clean(segment))
         };
         match is_closed {
             true => self.clean().await?,
@@ -389,6 +387,17 @@ impl Evacuation {
         drop((update, turn, order));
         Ok(())
     }
+}
+
+/// Lets the log go on in its next segment, which a chunk in this one names. Runs in a task of its own:
+/// the removal may be canceled while the device, which is slow or hangs, writes the chunk.
+async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
+    let memory = chunk_memory(0).await;
+    shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
+    let mut state = shared.state.lock();
+    let state = &mut *state;
+    let left = state.position.leave(&mut state.segments);
+    left.map_err(|_| VolumeError::Full { pool: shared.name.clone() })
 }
 
 /// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before copies

@@ -23,7 +23,6 @@ use crate::log::segments::Segments;
 use crate::log::write_out::Copier;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
-use crate::ondisk::FormatError;
 use crate::ondisk::catalog::Catalog;
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, TailVolumes};
 use crate::recover::metadata::read_checkpoint;
@@ -298,12 +297,9 @@ async fn recover(
         |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
     let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
     storage.layout.removed_segments().for_each(|range| segments.withhold(range));
+    let free = segments.free();
     let begun = Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
-    let position = begun.map_err(|_| PoolError::Metadata {
-        device: storage.devices[0].name.clone(),
-        block: superblock.root.location,
-        reason: FormatError::Field("live blocks"),
-    })?;
+    let position = begun.map_err(|_| PoolError::Full { pool: superblock.name.clone(), free })?;
     let position = position.on_slots(storage.log.as_ref().map_or(1, |log| log.slots));
     let catalog_bytes = checkpoint.catalog_bytes;
     let opened = Opened {

@@ -106,6 +106,8 @@ impl Pool {
             progress: SharedNotify::default(),
             gatherers: CoreLocal::new(),
         });
+        // An opening that is dropped ends the writing out, which holds the devices.
+        let guard = Arc::new(PoolGuard(shared.clone()));
         if let Some(log) = shared.storage.log.clone() {
             shared.state.lock().write_out = WriteOut::Runs;
             let shared = shared.clone();
@@ -116,8 +118,9 @@ impl Pool {
             let done = shared.checkpoint().await;
             done.map_err(|error| PoolError::Device { device: device.clone(), error })?;
         }
+        shared.state.lock().kept = true;
         spawn_detached(keep(shared.clone()));
-        Ok(Pool { guard: Arc::new(PoolGuard(shared)) })
+        Ok(Pool { guard })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

@@ -17,7 +17,7 @@ use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_ord
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, SPARES_MAX};
+use crate::limits::{CHUNKS_UNAPPLIED, DAMAGED_CHECKPOINTS, LOG_SEGMENTS_MAX, SPARES_MAX};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
@@ -160,8 +160,9 @@ pub(crate) struct State {
     pub(crate) admitted: (usize, usize),
     /// What the cleaner wants out of its segments, by the next checkpoint.
     pub(crate) moving: Moving,
-    /// Segments that are damaged, which the cleaner leaves alone.
-    pub(crate) damaged: BTreeSet<u32>,
+    /// Closed segments that could not be cleaned, and the checkpoint after which the cleaner tries
+    /// again: the device may only have been away.
+    pub(crate) damaged: BTreeMap<u32, u64>,
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
     pub(crate) gain: Gain,
@@ -208,6 +209,12 @@ impl View<'_> {
     /// True if no block changed.
     pub(crate) fn is_merged(&self) -> bool {
         self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
+    }
+
+    /// True if a block of this volume changed since the checkpoint of the tree.
+    pub(crate) fn has_changes(&self) -> bool {
+        let frozen = self.frozen.map(|frozen| &frozen.recent);
+        self.active.into_iter().chain(frozen).any(|recent| recent.has(self.volume))
     }
 }
 
@@ -259,14 +266,14 @@ impl State {
             checkpoints: 0,
             admitted: (0, 0),
             moving: Moving::default(),
-            damaged: BTreeSet::new(),
+            damaged: BTreeMap::new(),
             clean: false,
             gain: Gain::default(),
             host_blocks: 0,
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
-            kept: true,
+            kept: false,
             keeper_works: false,
             turn: Turn::None,
             reserved: 0,
@@ -454,6 +461,17 @@ impl State {
     pub(crate) fn live_in(&self, segment: u32) -> u32 {
         let segment = segment as usize;
         self.usage.blocks[segment] + self.meta_usage.blocks[segment]
+    }
+
+    /// The cleaner leaves a segment alone for a while.
+    pub(crate) fn leave_alone(&mut self, segment: u32) {
+        self.damaged.insert(segment, self.checkpoints + DAMAGED_CHECKPOINTS);
+    }
+
+    /// True for a segment that the cleaner may choose now.
+    pub(crate) fn can_clean(&self, segment: u32) -> bool {
+        let until = self.damaged.get(&segment);
+        self.segments.is_closed(segment) && until.is_none_or(|until| self.checkpoints > *until)
     }
 
     pub(crate) fn guard(&self) -> ReadGuard {

@@ -300,8 +300,8 @@ impl Pool {
         let found = state.catalog.snapshot_by_name(snapshot);
         let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
         let tree = |of: &VolumeRecord| state.trees.get(&of.id).map(|tree| (tree.level, tree.root));
-        let is_merged = state.view(own.id)?.is_merged();
-        Ok(!is_merged || own.blocks != found.blocks || tree(own) != tree(found))
+        let has_changes = state.view(own.id)?.has_changes();
+        Ok(has_changes || own.blocks != found.blocks || tree(own) != tree(found))
     }
 
     /// Creates a thin volume that begins as a snapshot, whose blocks it shares.

@@ -153,7 +153,15 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             false => Admission::Full,
         };
     }
-    // Zeroes and orders free space, so they may use the reserve.
+    // Zeroes free space, so they may use a part of the reserve. Their chunks take segments until a
+    // checkpoint, which must find its half: below, one is admitted after each checkpoint, whatever it
+    // finds, so that a full pool can be emptied.
+    if demand.blocks == 0 && supply.free <= sizes.reserve * 3 / 4 && supply.unmerged {
+        return match supply.clean {
+            false => Admission::AfterCleaning,
+            true => Admission::AfterCheckpoint,
+        };
+    }
     if demand.blocks > 0 && supply.free <= sizes.reserve {
         return match supply.clean {
             _ if waited >= PASSES_WAITED => Admission::Full,
@@ -233,6 +241,12 @@ mod tests {
         assert_eq!(decide(dirty, WRITE), Admission::AfterCleaning);
         assert_eq!(admit(&SIZES, &dirty, &WRITE, PASSES_WAITED), Admission::Full);
         assert_eq!(decide(dirty, Demand { blocks: 0, ..WRITE }), Admission::Now);
+        let zeroes = Demand { blocks: 0, ..WRITE };
+        let low = Supply { free: 3, ..SUPPLY };
+        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), Admission::AfterCleaning);
+        let low = Supply { clean: true, ..low };
+        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), Admission::AfterCheckpoint);
+        assert_eq!(decide(Supply { unmerged: false, ..low }, zeroes), Admission::Now);
         assert_eq!(decide(Supply { clean: true, ..dirty }, WRITE), Admission::AfterCheckpoint);
         let stuck = Supply { clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), Admission::Full);

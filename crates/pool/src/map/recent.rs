@@ -114,6 +114,12 @@ impl Recent {
         }
     }
 
+    /// True if something of a volume changed. Looks at the whole table.
+    pub fn has(&self, volume: u32) -> bool {
+        self.slots.iter().any(|slot| slot.volume == volume)
+            || self.ranges.iter().any(|range| range.volume == volume)
+    }
+
     /// Order of the latest range that covers a block; 0 for none.
     fn zeroed(&self, volume: u32, block: u64) -> u64 {
         let covering = self.ranges.iter().rev().find(|range| range.covers(volume, block));
@@ -232,7 +238,10 @@ mod tests {
             for change in recent.sorted() {
                 prop_assert_eq!(Some(&change.entry), model.get(&(change.volume, change.block)));
             }
+            let is_known = |volume| model.keys().any(|(other, _)| *other == volume);
+            prop_assert!((1..5).all(|volume| recent.has(volume) == is_known(volume)));
             recent.forget(2);
+            prop_assert!(!recent.has(2));
             for (volume, block) in model.keys() {
                 let expected = model.get(&(*volume, *block)).filter(|_| *volume != 2).copied();
                 prop_assert_eq!(recent.get(*volume, *block), expected);

@@ -8,6 +8,7 @@ use super::cache::PageCache;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::patience::Unread;
 use crate::storage::Storage;
 
 /// The map of a volume at a checkpoint.
@@ -30,27 +31,47 @@ pub(crate) enum Found {
     Holes(u64),
 }
 
+/// Why a page cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PageError {
+    /// It was read, and has another content than was written, or a checkpoint lost it earlier.
+    Damaged,
+    /// The device did not read it.
+    Unread(Unread),
+}
+
+impl From<PageError> for IoError {
+    fn from(error: PageError) -> IoError {
+        match error {
+            PageError::Damaged => IoError::ReadFault,
+            PageError::Unread(unread) => unread.error,
+        }
+    }
+}
+
 /// Reads a page, through the cache.
 ///
 /// # Errors
-/// Of the device; [`IoError::ReadFault`] for another content than was written.
+/// [`PageError`].
 pub(crate) async fn read_page(
     storage: &Storage,
     cache: &PageCache,
     entry: Entry,
     place: PagePlace,
-) -> Result<Arc<MapPage>, IoError> {
+) -> Result<Arc<MapPage>, PageError> {
     if let Some(page) = cache.get(entry) {
         return Ok(page);
     }
     if entry == Entry::LOST {
-        return Err(IoError::ReadFault);
+        return Err(PageError::Damaged);
     }
-    let block = storage.read_one(entry.location).await?;
+    let location = entry.location;
+    let block = storage.read_one(location).await;
+    let block = block.map_err(|error| PageError::Unread(Unread { location, error }))?;
     let damaged = |reason: &dyn std::fmt::Display| {
         let device = &storage.device_of(entry.location).name;
         tracing::error!(device, block = entry.location, ?place, %reason, "map page is damaged");
-        IoError::ReadFault
+        PageError::Damaged
     };
     if checksum(&block) != entry.checksum {
         return Err(damaged(&"its checksum is wrong"));
@@ -68,7 +89,7 @@ impl Tree {
         storage: &Storage,
         cache: &PageCache,
         block: u64,
-    ) -> Result<Found, IoError> {
+    ) -> Result<Found, PageError> {
         if block >= span(self.level) {
             return Ok(Found::Holes(u64::MAX - block));
         }
@@ -108,7 +129,7 @@ impl Tree {
         storage: &Storage,
         cache: &PageCache,
         block: u64,
-    ) -> Result<Entry, IoError> {
+    ) -> Result<Entry, PageError> {
         Ok(match self.find(storage, cache, block).await? {
             Found::Leaf(page) => page.entries[block as usize % FANOUT],
             Found::Holes(_) => Entry::HOLE,
@@ -122,7 +143,7 @@ impl Tree {
         cache: &PageCache,
         level: u8,
         index: u64,
-    ) -> Result<Entry, IoError> {
+    ) -> Result<Entry, PageError> {
         if level > self.level || (level == self.level && index > 0) {
             return Ok(Entry::HOLE);
         }

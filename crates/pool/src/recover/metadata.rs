@@ -1,7 +1,5 @@
 //! Metadata of the last checkpoint: usage table and catalog, read through the metadata map.
 
-use flagstone_blockdev::IoError;
-
 use super::superblocks::device_error;
 use crate::checkpoint::{CATALOG_BLOCK, METADATA_LEVEL};
 use crate::error::PoolError;
@@ -9,7 +7,7 @@ use crate::limits::BLOCK_BYTES;
 use crate::manage::shared::Usage;
 use crate::manage::space::USAGE_PER_BLOCK;
 use crate::map::cache::PageCache;
-use crate::map::tree::{Tree, read_page};
+use crate::map::tree::{PageError, Tree, read_page};
 use crate::ondisk::catalog::Catalog;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
@@ -60,10 +58,12 @@ pub(crate) async fn read_checkpoint(
             let place = PagePlace { volume: 0, level, index };
             let page =
                 read_page(storage, cache, entry, place).await.map_err(|error| match error {
-                    IoError::ReadFault => {
+                    PageError::Damaged => {
                         metadata_error(storage, entry.location, FormatError::Checksum)
                     }
-                    error => device_error(storage, entry.location, error),
+                    PageError::Unread(unread) => {
+                        device_error(storage, unread.location, unread.error)
+                    }
                 })?;
             let below = page.entries.iter().enumerate().rev();
             let child = |at: usize| index * FANOUT as u64 + at as u64;

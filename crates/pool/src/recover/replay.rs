@@ -5,7 +5,6 @@ use std::ops::Range;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{BufMut, buf};
 
-use super::superblocks::device_error;
 use crate::checkpoint::Frozen;
 use crate::error::PoolError;
 use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, WRITE_OUT_BLOCKS};
@@ -20,7 +19,8 @@ use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::{Block, FormatError, checksum};
-use crate::storage::Storage;
+use crate::patience::{Patience, Unread, Unreadable};
+use crate::storage::{NamedDevice, Storage};
 
 /// Where blocks of the log are read.
 enum Place<'a> {
@@ -40,10 +40,11 @@ impl Place<'_> {
         }
     }
 
-    fn failure(&self, block: u64, error: IoError) -> PoolError {
+    /// The device that has a block there.
+    fn device(&self, block: u64) -> &NamedDevice {
         match self {
-            Place::Slot(log, _) => PoolError::Device { device: log.named.name.clone(), error },
-            Place::Table(storage) => device_error(storage, block, error),
+            Place::Slot(log, _) => &log.named,
+            Place::Table(storage) => &storage.devices[storage.layout.place(block).device],
         }
     }
 }
@@ -77,6 +78,9 @@ pub(crate) enum Proof {
 /// State after a replay.
 pub(crate) struct Replay<'a> {
     storage: &'a Storage,
+    patience: Patience,
+    /// Of the slots of the log device, in which a block has its number, too.
+    log_patience: Patience,
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
@@ -102,6 +106,8 @@ impl<'a> Replay<'a> {
     ) -> Replay<'a> {
         Replay {
             storage,
+            patience: Patience::default(),
+            log_patience: Patience::default(),
             log: superblock.log,
             next: superblock.start,
             recent,
@@ -174,13 +180,8 @@ impl<'a> Replay<'a> {
         block: u64,
         place: &Place<'_>,
     ) -> Result<Option<ChunkHeader>, PoolError> {
-        // A torn write may leave unreadable sectors.
-        let header = match place.read(block, 1).await {
-            Err(IoError::ReadFault) => return Ok(None),
-            read => read.map_err(|error| place.failure(block, error))?,
-        };
-        let header: &Block = header[..].try_into().expect("a block");
-        let Some(header) = self.header(header, block) else { return Ok(None) };
+        let Some(read) = self.read(block, 1, place).await? else { return Ok(None) };
+        let Some(header) = self.header(&read, block) else { return Ok(None) };
         if header.sequence != self.next.sequence {
             return Ok(None);
         }
@@ -188,15 +189,38 @@ impl<'a> Replay<'a> {
         if payload == 0 {
             return Ok(Some(header));
         }
-        let read = match place.read(block + 1, payload).await {
-            Err(IoError::ReadFault) => return Ok(None),
-            read => read.map_err(|error| place.failure(block, error))?,
-        };
+        let Some(read) = self.read(block + 1, payload, place).await? else { return Ok(None) };
         let sums = read.chunks(BLOCK_BYTES).map(checksum);
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
-    fn header(&self, bytes: &Block, block: u64) -> Option<ChunkHeader> {
+    /// Reads blocks, patiently. `None` if only they cannot be read, which a torn write may have left.
+    async fn read(
+        &self,
+        block: u64,
+        count: usize,
+        place: &Place<'_>,
+    ) -> Result<Option<BufMut>, PoolError> {
+        let attempt = async || {
+            let read = place.read(block, count).await;
+            read.map_err(|error| Unread { location: block, error })
+        };
+        let patience = match place {
+            Place::Slot(..) => &self.log_patience,
+            Place::Table(_) => &self.patience,
+        };
+        match patience.read_of(|location| place.device(location), || false, attempt).await {
+            Ok(read) => Ok(Some(read)),
+            Err(Unreadable::Defect) => Ok(None),
+            Err(Unreadable::Device(Unread { location, error })) => {
+                let device = place.device(location).name.clone();
+                Err(PoolError::Device { device, error })
+            }
+        }
+    }
+
+    fn header(&self, bytes: &[u8], block: u64) -> Option<ChunkHeader> {
+        let bytes: &Block = bytes.try_into().expect("a block");
         let header = ChunkHeader::decode(bytes, block, &self.storage.layout).ok()?;
         (header.log == self.log).then_some(header)
     }
@@ -331,32 +355,45 @@ impl<'a> Replay<'a> {
         let mut first = blocks.start;
         while first < blocks.end {
             let count = (blocks.end - first).min(CHUNK_PAYLOAD_BLOCKS as u64);
-            // An unreadable block proves nothing.
-            let read = place.read(first, count as usize).await;
-            for (bytes, block) in read.iter().flat_map(|read| read.chunks(BLOCK_BYTES).zip(first..))
-            {
-                let header = self.header(bytes.try_into().expect("a block"), block);
-                let Some(later) = header.filter(|header| header.sequence > *latest) else {
-                    continue;
-                };
-                let proves = match self.proof {
-                    Proof::Any => true,
-                    Proof::OfHosts => {
-                        later.records.iter().any(|record| !changed(record).is_empty())
+            match place.read(first, count as usize).await {
+                Ok(read) => {
+                    for (bytes, block) in read.chunks(BLOCK_BYTES).zip(first..) {
+                        following = self.later(bytes, block, latest)?.or(following);
                     }
-                    Proof::Accepted => false,
-                };
-                if proves && later.durable > self.next.sequence {
-                    return Err(PoolError::LostChunk {
-                        device: self.storage.device_of(self.next.block).name.clone(),
-                        sequence: self.next.sequence,
-                        later: later.sequence,
-                    });
                 }
-                (*latest, following) = (later.sequence, Some(later.following));
+                // An unreadable block proves nothing, but those beside it may.
+                Err(_) => {
+                    for block in first..first + count {
+                        if let Some(bytes) = self.read(block, 1, place).await? {
+                            following = self.later(&bytes, block, latest)?.or(following);
+                        }
+                    }
+                }
             }
             first += count;
         }
         Ok(following)
+    }
+
+    /// The segment after a chunk that is later than the `latest`, if the block is its header.
+    fn later(&self, bytes: &[u8], block: u64, latest: &mut u64) -> Result<Option<u32>, PoolError> {
+        let header = self.header(bytes, block);
+        let Some(later) = header.filter(|header| header.sequence > *latest) else {
+            return Ok(None);
+        };
+        let proves = match self.proof {
+            Proof::Any => true,
+            Proof::OfHosts => later.records.iter().any(|record| !changed(record).is_empty()),
+            Proof::Accepted => false,
+        };
+        if proves && later.durable > self.next.sequence {
+            return Err(PoolError::LostChunk {
+                device: self.storage.device_of(self.next.block).name.clone(),
+                sequence: self.next.sequence,
+                later: later.sequence,
+            });
+        }
+        *latest = later.sequence;
+        Ok(Some(later.following))
     }
 }

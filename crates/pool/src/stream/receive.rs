@@ -7,7 +7,7 @@ use flagstone_runtime::buf;
 
 use super::frame::{Frame, FrameBody, StreamStart};
 use crate::id::PoolId;
-use crate::manage::volume::PoolVolume;
+use crate::manage::volume::{PoolVolume, VolumeInfo};
 use crate::ondisk::FormatError;
 
 /// Why a frame was not applied.
@@ -50,14 +50,27 @@ pub struct Receiver {
     pub snapshot: PoolId,
     /// The beginning of the stream.
     pub start: StreamStart,
+    /// From here on the volume has read as zeroes since the beginning.
+    empty_from: u64,
     at: u64,
     ended: bool,
 }
 
 impl Receiver {
-    /// A receiver after the first frame. The volume has the content of the base, or is empty.
-    pub fn new(device: Arc<PoolVolume>, snapshot: PoolId, start: StreamStart) -> Receiver {
-        Receiver { device, snapshot, start, at: 0, ended: false }
+    /// A receiver after the first frame. The volume has the content of the base, and reads as zeroes
+    /// from `empty_from`: frames of zeroes change nothing there, however long they are.
+    pub fn new(
+        device: Arc<PoolVolume>,
+        snapshot: PoolId,
+        start: StreamStart,
+        empty_from: u64,
+    ) -> Receiver {
+        Receiver { device, snapshot, start, empty_from, at: 0, ended: false }
+    }
+
+    /// The volume as listed, unless it was deleted.
+    pub fn volume(&self) -> Option<VolumeInfo> {
+        self.device.info()
     }
 
     /// Offset of the next frame.
@@ -91,9 +104,11 @@ impl Receiver {
                 memory.copy_from_slice(data);
                 self.device.write(self.at, memory.freeze(), false).await?;
             }
-            FrameBody::Zero(len) => {
+            FrameBody::Zero(_) if self.at >= self.empty_from => {}
+            FrameBody::Zero(_) => {
                 let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
-                self.device.write_zeroes(self.at, *len, flags).await?;
+                let len = end.min(self.empty_from) - self.at;
+                self.device.write_zeroes(self.at, len, flags).await?;
             }
             FrameBody::Same(_) if self.start.base.is_none() => return Err(ReceiveError::Base),
             FrameBody::Same(_) | FrameBody::Begin(_) => {}

@@ -53,8 +53,8 @@ struct PoolBody {
 }
 
 /// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick` and
-/// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to` and
-/// `force`; `clone` `snapshot` and `settings`; `delete` `force`.
+/// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to`, `pool` and
+/// `force`; `clone` `snapshot` and `settings`; `delete` `pool` and `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "VolumeOrder")]
@@ -233,10 +233,10 @@ impl Api {
             VolumeAction::Create => &["pool", "size_bytes", "thick", "settings"],
             VolumeAction::Resize => &["size_bytes"],
             VolumeAction::Set => &["thick", "settings", "force"],
-            VolumeAction::Rename => &["to", "force"],
+            VolumeAction::Rename => &["pool", "to", "force"],
             VolumeAction::Clone => &["snapshot", "settings"],
             VolumeAction::Promote => &[],
-            VolumeAction::Delete => &["force"],
+            VolumeAction::Delete => &["pool", "force"],
         };
         let given: VolumeBody = body(&call, takes)?;
         let VolumeBody { dry_run, pool, size_bytes, thick, settings, to, snapshot, force } = given;
@@ -259,14 +259,16 @@ impl Api {
                 }
                 VolumeAction::Rename => {
                     let to = to.ok_or_else(|| missing("to"))?;
-                    server.rename_volume(&of, &to, force, dry_run).await
+                    server.rename_volume(pool.as_deref(), &of, &to, force, dry_run).await
                 }
                 VolumeAction::Clone => {
                     let snapshot = snapshot.ok_or_else(|| missing("snapshot"))?;
                     server.clone_volume(CloneVolume { name: of, snapshot, settings, dry_run }).await
                 }
                 VolumeAction::Promote => server.promote_volume(&of, dry_run).await,
-                VolumeAction::Delete => server.delete_volume(&of, force, dry_run).await,
+                VolumeAction::Delete => {
+                    server.delete_volume(pool.as_deref(), &of, force, dry_run).await
+                }
             }
         };
         run(name, dry_run, work).await

@@ -111,6 +111,7 @@ impl Server {
             }
             Err(error) => Err(Problem::conflict(error.to_string())),
         };
+        self.pools.end_opening(name);
         self.try_open(name, devices, "", false).await;
         set?;
         self.pools.open_pool(name).map(|_| outcome)
@@ -124,6 +125,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         self.pools.writable()?;
+        self.pools.end_opening(name);
         let slot = self.pools.slot(name)?;
         let outcome = Outcome::changed(format!(
             "pool {name} continues without the writes that only its log device had"

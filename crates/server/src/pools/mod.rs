@@ -12,13 +12,16 @@ mod device_orders;
 mod fullness;
 mod log_orders;
 mod log_search;
+mod opening;
 mod orders;
+mod retire;
 pub(crate) mod scrub;
 pub(crate) mod settings;
 mod snapshot_orders;
 mod state_directory;
 mod stream_orders;
 mod volume_orders;
+mod volume_state;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -47,12 +50,13 @@ pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
 pub(crate) use stream_orders::ReceivePart;
 pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
+use volume_state::VolumeOrder;
 
 use crate::http::Problem;
 use crate::limits::POOL_PAUSE;
 use crate::serve::{ServeError, Server};
 use crate::stack::CountedLayer;
-use crate::subsystems::{add_subsystem, nqn};
+use crate::subsystems::add_subsystem;
 use crate::volume::{PoolPlace, ServedVolume};
 
 /// Pools of a server.
@@ -62,12 +66,15 @@ pub(crate) struct Pools {
     slots: RefCell<BTreeMap<String, PoolSlot>>,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
+    openings: opening::Openings,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
     /// Paths of the log devices by pool.
     logs: RefCell<BTreeMap<String, String>>,
     /// Memory of map caches by pool, in bytes, where it is not the default.
     map_caches: RefCell<BTreeMap<String, u64>>,
+    /// Volumes out of service whose commands have not ended.
+    endings: retire::Endings,
     order: Rc<Semaphore>,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
@@ -139,7 +146,7 @@ impl Pools {
             Ok((state, entries)) => (Ok(state), entries),
             Err(why) => (Err(why), Vec::new()),
         };
-        let not_yet = || OpenPoolError::from("it is not open yet".to_owned());
+        let not_yet = || OpenPoolError::from(opening::OPENING.to_owned());
         let logs =
             entries.iter().filter_map(|entry| Some((entry.name.clone(), entry.log.clone()?)));
         let logs = logs.collect();
@@ -154,9 +161,11 @@ impl Pools {
             slots: RefCell::new(slots.collect()),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
+            openings: opening::Openings::default(),
             receivers: RefCell::default(),
             logs: RefCell::new(logs),
             map_caches: RefCell::new(map_caches),
+            endings: retire::Endings::default(),
             order: Semaphore::new(1),
             next_number: Cell::new(first_number),
         }
@@ -261,6 +270,7 @@ impl Pools {
 
     /// Checkpoints and closes every pool, at shutdown.
     pub(crate) async fn close(&self) {
+        self.openings.borrow_mut().clear();
         for (name, slot) in self.slots() {
             self.halt_scrub(&name).await;
             self.removals.borrow_mut().remove(&name);
@@ -358,17 +368,7 @@ async fn open_recorded(
 }
 
 impl Server {
-    /// Opens the pools, and serves their volumes.
-    pub(crate) async fn open_pools(self: &Rc<Self>) {
-        let _order = self.pools.order().await;
-        for (name, slot) in self.pools.slots() {
-            if let PoolState::Closed { reason, .. } = slot.state {
-                self.try_open(&name, slot.set, &reason, false).await;
-            }
-        }
-    }
-
-    /// Opens a closed pool, and logs a new reason for a failure.
+    /// Opens a closed pool, and logs a new reason for a failure. The caller has the order.
     async fn try_open(
         self: &Rc<Self>,
         name: &str,
@@ -377,7 +377,18 @@ impl Server {
         give_up_tail: bool,
     ) {
         let log = self.pools.log_path(name);
-        match open_recorded(name, &set, log.as_ref(), give_up_tail).await {
+        let opened = open_recorded(name, &set, log.as_ref(), give_up_tail).await;
+        self.end_open(name, set, last_reason, opened).await;
+    }
+
+    async fn end_open(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        last_reason: &str,
+        opened: Result<Pool, OpenPoolError>,
+    ) {
+        match opened {
             Ok(pool) => {
                 let set = self.adjust_devices(name, set, &pool).await;
                 let removing = set.removing.clone();
@@ -429,10 +440,8 @@ impl Server {
     pub(crate) async fn keep_pools(self: Rc<Self>) {
         loop {
             time::sleep(POOL_PAUSE).await;
-            let is_closed = |slot: &PoolSlot| matches!(slot.state, PoolState::Closed { .. });
-            if self.pools.slots.borrow().values().any(is_closed) {
-                self.open_pools().await;
-            }
+            self.begin_openings();
+            self.serve_ended().await;
             self.pools.watch();
         }
     }
@@ -458,7 +467,7 @@ impl Server {
     /// # Errors
     /// Why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
-        stream_orders::check_received(info)?;
+        self.pools.state_of(info).check(&info.name, VolumeOrder::Serve)?;
         let settings = settings::from_properties(&info.properties)?;
         let checked = settings::volume(&self.config, name, &info.name, &settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::text(&mistakes))?;
@@ -466,7 +475,7 @@ impl Server {
         self.check_access(&subsystem)?;
         let device = pool.open_volume(&info.name).map_err(|error| error.to_string())?;
         let uuid = volume.uuid.unwrap_or_else(|| Uuid::from_bytes(info.uuid.0));
-        let place = PoolPlace { pool: name.to_owned(), settings };
+        let place = PoolPlace { pool: name.to_owned(), id: info.uuid, settings };
         let served = self.serve_new(volume, subsystem, uuid, place, device);
         served.map_err(|error| error.to_string())?;
         if let Some(slot) = self.pools.slots.borrow_mut().get_mut(name) {
@@ -565,28 +574,6 @@ impl Server {
         check_block_size(volume, &device)?;
         layers.reverse();
         Ok((device, layers, limiter))
-    }
-
-    /// Takes a volume out of service: its hosts are disconnected, and their commands have ended.
-    ///
-    /// # Errors
-    /// Commands did not end in time; hosts are disconnected.
-    async fn retire(&self, volume: &ServedVolume) -> Result<(), String> {
-        self.volumes.borrow_mut().retain(|other| other.number != volume.number);
-        let export = self.exports.remove(&volume.config.nbd_export);
-        self.nbd.disconnect(&volume.config.nbd_export);
-        let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
-        let _ = self.target.suspend_connects(&nqn);
-        let _ = self.target.remove_namespace(&nqn, volume.nsid);
-        let ended = async {
-            let _ = self.target.drained(&nqn).await;
-            while export.as_ref().is_some_and(|export| Arc::strong_count(export) > 1) {
-                time::sleep(crate::connections::DRAIN_PERIOD).await;
-            }
-        };
-        let ended = time::timeout(crate::limits::RETIRE_PATIENCE, ended).await;
-        let _ = self.target.remove_subsystem(&nqn);
-        ended.map_err(|_| format!("commands of volume {} have not ended", volume.name()))
     }
 
     /// The own limit of a volume, live.

@@ -81,6 +81,7 @@ impl Server {
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
+        self.pools.end_opening(name);
         if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
             return Ok(outcome);
         }
@@ -208,6 +209,7 @@ impl Server {
     pub(crate) async fn import_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let MakePool { name, devices, log, dry_run, .. } = &order;
+        self.pools.end_opening(name);
         self.pools.writable()?;
         let set = DeviceSet::from(devices.clone());
         check_entry(&PoolEntry::new(name, &set, log.clone())).map_err(Problem::invalid)?;
@@ -238,8 +240,12 @@ impl Server {
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
         let volumes = pool.status().volumes;
-        Ok(Outcome::changed(format!("pool {name} is open and has {volumes} volumes"))
-            .with_next(format!("flagstone pool status {name}")))
+        let mut outcome = format!("pool {name} is open and has {volumes} volumes");
+        let unserved: Vec<String> = self.pools.slot(name)?.unserved.into_keys().collect();
+        if !unserved.is_empty() {
+            outcome += &format!(", of which are not served: {}", unserved.join(", "));
+        }
+        Ok(Outcome::changed(outcome).with_next(format!("flagstone pool status {name}")))
     }
 
     /// Changes the memory of a pool's map cache, at once and for later openings.
@@ -284,6 +290,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let DestroyPool { name, force, dry_run } = &order;
+        self.pools.end_opening(name);
         let slot = self.pools.slot(name)?;
         let loss = match &slot.state {
             PoolState::Open(pool) if pool.status().failed.is_none() => {
@@ -321,6 +328,7 @@ impl Server {
     pub(crate) async fn destroy_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let DestroyPool { name, force, dry_run } = &order;
+        self.pools.end_opening(name);
         self.pools.writable()?;
         let Ok(slot) = self.pools.slot(name) else {
             return Ok(Outcome::unchanged(format!("there is no pool {name}: nothing to do")));

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::orders::Outcome;
 use super::settings::{self, Settings};
 use super::volume_orders::{Found, problem};
+use super::volume_state::{RECEIVING_KEY, VolumeOrder};
 use super::{PoolState, failed};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -35,7 +36,7 @@ fn parts(full: &str) -> Result<(&str, &str), Problem> {
 }
 
 /// Names that are plain in a path, a shell and a log.
-fn is_name(name: &str) -> bool {
+pub(super) fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || "-_.:".contains(c);
     !name.is_empty() && name.chars().all(plain)
 }
@@ -93,7 +94,9 @@ impl Server {
                     "snapshots that are taken together have one name: {own} and {snapshot} differ"
                 )));
             }
-            let Found { pool_name, pool, .. } = self.required(volume)?;
+            let found = self.required(volume)?;
+            found.check(VolumeOrder::TakeSnapshot)?;
+            let Found { pool_name, pool, .. } = found;
             if volumes.contains(&volume) {
                 return Err(Problem::invalid(format!("volume {volume} is named twice")));
             }
@@ -143,7 +146,10 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let (volume, own) = parts(full)?;
-        let (Found { pool_name, pool, info, served }, snapshot) = self.find_snapshot(full)?;
+        self.settle(volume).await;
+        let (found, snapshot) = self.find_snapshot(full)?;
+        found.check(VolumeOrder::Rollback)?;
+        let Found { pool_name, pool, info, served, .. } = found;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
@@ -159,7 +165,14 @@ impl Server {
         if let Some(served) = &served {
             self.retire(served).await.map_err(failed)?;
         }
-        let done = pool.rollback(volume, own).await;
+        // A client that streams into the volume has to begin again.
+        self.pools.receivers.borrow_mut().remove(volume);
+        let mut properties = info.properties.clone();
+        let is_received = properties.remove(RECEIVING_KEY).is_some();
+        let mut done = pool.rollback(volume, own).await;
+        if is_received && done.is_ok() {
+            done = pool.set_volume(volume, info.thick, properties).await;
+        }
         let serving = self.serve_again(&pool_name, &pool, None, volume).await;
         done.map_err(|error| problem(&pool_name, error))?;
         serving?;
@@ -174,12 +187,16 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let (volume, _) = parts(full)?;
+        // A pool from elsewhere may have any name: it can at least be deleted.
+        let (volume, _) = full.split_once('@').map_or_else(|| parts(full), Ok)?;
         let found = self.find_in_pools(volume)?;
         let snapshot = found.as_ref().and_then(|found| find(&found.pool, full));
-        let (Some(Found { pool_name, pool, .. }), Some(snapshot)) = (found, snapshot) else {
+        let (Some(found), Some(snapshot)) = (found, snapshot) else {
+            parts(full)?;
             return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
         };
+        found.check(VolumeOrder::DeleteSnapshot)?;
+        let Found { pool_name, pool, .. } = found;
         if snapshot.users.len() > 1 {
             let error = flagstone_pool::VolumeError::InUse {
                 snapshot: full.to_owned(),
@@ -239,7 +256,9 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let Found { pool_name, pool, info, .. } = self.required(name)?;
+        let found = self.required(name)?;
+        found.check(VolumeOrder::Promote)?;
+        let Found { pool_name, pool, info, .. } = found;
         let Some(origin) = &info.origin else {
             return Ok(Outcome::unchanged(format!(
                 "volume {name} is no clone, or owns the snapshots from which it continues: \

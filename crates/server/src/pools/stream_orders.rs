@@ -1,25 +1,24 @@
 //! Sending and receiving snapshots.
 //!
-//! A volume that is being received has the property `receiving`: it is not served until its snapshot
-//! is complete, also after a crash. Receiving the stream again from its beginning starts over.
+//! A volume that is being received is not served until its snapshot is complete, also after a crash:
+//! see [`VolumeState`]. Receiving the stream again from its beginning starts over.
 
 use std::sync::Arc;
 
 use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::stream::send::StreamPart;
-use flagstone_pool::{PoolId, PoolVolume, VolumeInfo, VolumeOptions};
+use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
 use flagstone_units::size_text;
 
 use super::failed;
 use super::settings::{self, Settings};
+use super::snapshot_orders::is_name;
 use super::volume_orders::{Found, problem};
+use super::volume_state::{RECEIVING_KEY, ReceiveStep, VolumeOrder, VolumeState};
 use crate::api::pool_document::ReceiveDocument;
 use crate::http::Problem;
 use crate::serve::Server;
-
-/// Property of a volume that is being received: the identifier of the snapshot.
-pub(super) const RECEIVING_KEY: &str = "receiving";
 
 /// Where a stream goes.
 pub(crate) struct ReceivePart<'a> {
@@ -30,18 +29,6 @@ pub(crate) struct ReceivePart<'a> {
     pub(crate) force: bool,
     /// Whole frames.
     pub(crate) bytes: &'a [u8],
-}
-
-/// Why a volume is not served, if it is being received.
-pub(super) fn check_received(info: &VolumeInfo) -> Result<(), String> {
-    match info.properties.contains_key(RECEIVING_KEY) {
-        true => Err(format!(
-            "it was not received in full: run flagstone volume receive {0} with the whole stream, or \
-             flagstone volume delete {0}",
-            info.name
-        )),
-        false => Ok(()),
-    }
 }
 
 impl Server {
@@ -122,58 +109,64 @@ impl Server {
         start: &StreamStart,
     ) -> Result<Option<Receiver>, Problem> {
         let name = part.name;
-        let receiver = |device| Some(Receiver::new(device, snapshot, start.clone()));
+        if !is_name(&start.name) {
+            return Err(Problem::invalid(format!(
+                "the stream names its snapshot {:?}: a name has letters, digits, `-`, `_`, `.` or `:`",
+                start.name
+            )));
+        }
+        let receiver =
+            |device, empty_from| Some(Receiver::new(device, snapshot, start.clone(), empty_from));
+        self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
-            let device = self.create_received(part, snapshot, start).await?;
-            return Ok(receiver(device));
+            if start.base.is_some() {
+                return Err(Problem::conflict(format!(
+                    "there is no volume {name}: a stream with a base is received by a volume that \
+                     has the base as a snapshot"
+                )));
+            }
+            let pool_name = part.pool.ok_or_else(|| {
+                Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
+            })?;
+            let device = self.create_received(name, pool_name, snapshot, start).await?;
+            return Ok(receiver(device, 0));
         };
-        let Found { pool_name, pool, info, .. } = &found;
+        let Found { pool_name, pool, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
-        match same.map(|other| other.id == snapshot) {
-            Some(true) if check_received(info).is_ok() => return Ok(None),
-            Some(false) => {
-                return Err(Problem::conflict(format!("there is another snapshot {full} already")));
-            }
-            // The snapshot was taken, and the crash came before the volume was served.
-            Some(true) => {
+        if same.as_ref().is_some_and(|other| other.id != snapshot) {
+            return Err(Problem::conflict(format!("there is another snapshot {full} already")));
+        }
+        let step = state.receive(name, snapshot, same.is_some(), start.base.is_some());
+        match step.map_err(Problem::conflict)? {
+            ReceiveStep::Done => Ok(None),
+            ReceiveStep::Serve => {
                 self.serve_received(&found).await?;
-                return Ok(None);
+                Ok(None)
             }
-            None => {}
-        }
-        let receiving = info.properties.get(RECEIVING_KEY);
-        match start.base {
-            None => {
-                let is_own = receiving == Some(&snapshot.to_string());
-                if !is_own || info.size_bytes != start.size_bytes {
-                    return Err(Problem::conflict(format!(
-                        "volume {name} exists already: receive the stream under another name"
-                    )));
-                }
+            // A new volume is empty, so that zeroes need not be written.
+            ReceiveStep::StartOver => {
+                let deleted = pool.delete_volume(name).await;
+                deleted.map_err(|error| problem(pool_name, error))?;
+                let device = self.create_received(name, pool_name, snapshot, start).await?;
+                Ok(receiver(device, 0))
             }
-            Some(base) => self.prepare_base(part, &found, snapshot, base, start).await?,
+            ReceiveStep::Rebase { is_complete } => {
+                let base_bytes =
+                    self.prepare_base(part, &found, snapshot, start, is_complete).await?;
+                let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
+                Ok(receiver(device, base_bytes))
+            }
         }
-        let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
-        Ok(receiver(device))
     }
 
     async fn create_received(
         &self,
-        part: &ReceivePart<'_>,
+        name: &str,
+        pool_name: &str,
         snapshot: PoolId,
         start: &StreamStart,
     ) -> Result<Arc<PoolVolume>, Problem> {
-        let name = part.name;
-        if start.base.is_some() {
-            return Err(Problem::conflict(format!(
-                "there is no volume {name}: a stream with a base is received by a volume that has \
-                 the base as a snapshot"
-            )));
-        }
-        let pool_name = part.pool.ok_or_else(|| {
-            Problem::invalid(format!("volume {name} is new: name its pool with --pool"))
-        })?;
         let pool = self.pools.open_pool(pool_name)?;
         self.checked(pool_name, name, &Settings::new(), None)?;
         let mut properties = settings::to_properties(&Settings::new());
@@ -184,7 +177,7 @@ impl Server {
         let device = created.map_err(|error| problem(pool_name, error))?;
         if let (Some(info), Some(slot)) =
             (device.info(), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = check_received(&info)
+            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
         {
             slot.unserved.insert(name.to_owned(), why);
         }
@@ -192,18 +185,19 @@ impl Server {
         Ok(device)
     }
 
-    /// Takes a volume out of service and gives it the content of the base.
+    /// Takes a volume out of service and gives it the content of the base, whose size is returned.
     async fn prepare_base(
         &self,
         part: &ReceivePart<'_>,
         found: &Found,
         snapshot: PoolId,
-        base: PoolId,
         start: &StreamStart,
-    ) -> Result<(), Problem> {
-        let Found { pool_name, pool, info, served } = found;
+        is_complete: bool,
+    ) -> Result<u64, Problem> {
+        let Found { pool_name, pool, info, served, .. } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
+        let base = start.base.unwrap_or_default();
         let base = pool
             .snapshots()
             .into_iter()
@@ -217,19 +211,33 @@ impl Server {
         if start.size_bytes < base.size_bytes {
             return Err(Problem::invalid("the stream is smaller than its base"));
         }
-        let is_again = info.properties.contains_key(RECEIVING_KEY);
-        if !is_again && !part.force && pool.has_changed(name, &base.name).await.map_err(of_pool)? {
-            return Err(Problem::conflict(format!(
-                "volume {name} was written since {}: use --force to discard that",
-                base.name
-            )));
-        }
+        let check_unchanged = async || {
+            let matters = is_complete && !part.force;
+            match matters && pool.has_changed(name, &base.name).await.map_err(of_pool)? {
+                false => Ok(()),
+                true => Err(Problem::conflict(format!(
+                    "volume {name} was written since {}: use --force to discard that",
+                    base.name
+                ))),
+            }
+        };
+        check_unchanged().await?;
         self.check_detached(served.as_slice(), part.force)?;
-        let mut properties = info.properties.clone();
-        properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
-        pool.set_volume(name, info.thick, properties).await.map_err(of_pool)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(failed)?;
+        }
+        let marked = async {
+            // A host may have connected and written meanwhile. From here on none can.
+            check_unchanged().await?;
+            let mut properties = info.properties.clone();
+            properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
+            pool.set_volume(name, info.thick, properties).await.map_err(of_pool)
+        };
+        if let Err(refused) = marked.await {
+            if served.is_some() {
+                self.serve_again(pool_name, pool, None, name).await?;
+            }
+            return Err(refused);
         }
         let base_name = base.name.trim_start_matches(&own);
         pool.rollback(name, base_name).await.map_err(of_pool)?;
@@ -238,17 +246,24 @@ impl Server {
         }
         if let (Some(info), Some(slot)) =
             (pool.volume(name), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = check_received(&info)
+            && let Err(why) = VolumeState::of(&info).check(name, VolumeOrder::Serve)
         {
             slot.unserved.insert(name.to_owned(), why);
         }
-        Ok(())
+        Ok(base.size_bytes)
     }
 
     /// Takes the snapshot of a volume that has everything, and serves the volume.
     async fn end_receive(&self, name: &str, receiver: &Receiver) -> Result<(), Problem> {
         let found = self.required(name)?;
         let of_pool = |error| problem(&found.pool_name, error);
+        let receiving = VolumeState::Receiving { snapshot: receiver.snapshot.to_string() };
+        let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
+        if !is_own || found.state != receiving {
+            return Err(Problem::conflict(format!(
+                "volume {name} was changed while it was being received: begin with the first frame"
+            )));
+        }
         let prepared =
             found.pool.prepare_snapshot(&[name], &receiver.start.name, receiver.snapshot).await;
         prepared.map_err(of_pool)?.take().await.map_err(of_pool)?;

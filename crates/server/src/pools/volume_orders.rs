@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::orders::Outcome;
 use super::settings::{self, Settings};
-use super::stream_orders::check_received;
+use super::volume_state::{VolumeOrder, VolumeState};
 use super::{PoolState, failed};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -46,35 +46,79 @@ pub(crate) struct Found {
     pub(crate) pool: Pool,
     pub(crate) info: VolumeInfo,
     pub(crate) served: Option<Rc<ServedVolume>>,
+    pub(super) state: VolumeState,
+}
+
+impl Found {
+    /// # Errors
+    /// 409 if the state of the volume does not allow the order.
+    pub(super) fn check(&self, order: VolumeOrder) -> Result<(), Problem> {
+        self.state.check(&self.info.name, order).map_err(Problem::conflict)
+    }
 }
 
 impl Server {
     /// Finds a volume of a pool; `None` if there is none of this name.
     ///
     /// # Errors
-    /// 409 for a volume of the configuration.
+    /// 409 for a volume of the configuration, and for a name that two pools have.
     pub(super) fn find_in_pools(&self, name: &str) -> Result<Option<Found>, Problem> {
-        for (pool_name, slot) in self.pools.slots() {
-            let PoolState::Open(pool) = slot.state else { continue };
+        self.find_in(None, name)
+    }
+
+    /// Finds a volume of a pool, or only of the pool `only`.
+    ///
+    /// # Errors
+    /// 409 without `only` for a volume of the configuration, and for a name that two pools have: an
+    /// order must not reach the one that is not served. 404 for an unknown pool, 409 for a closed one.
+    fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<Found>, Problem> {
+        let is_configured =
+            |volume: &Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
+        let mut all = Vec::new();
+        match only {
+            Some(only) => all.push((only.to_owned(), self.pools.open_pool(only)?)),
+            None if self.volumes().iter().any(is_configured) => {
+                return Err(Problem::conflict(format!(
+                    "volume {name} is in the configuration, not in a pool: change it there"
+                )));
+            }
+            None => {
+                all.extend(self.pools.slots().into_iter().filter_map(
+                    |(name, slot)| match slot.state {
+                        PoolState::Open(pool) => Some((name, pool)),
+                        PoolState::Closed { .. } => None,
+                    },
+                ))
+            }
+        }
+        let mut found: Option<Found> = None;
+        for (pool_name, pool) in all {
             let Some(info) = pool.volume(name) else { continue };
+            if let Some(other) = found {
+                return Err(Problem::conflict(format!(
+                    "the pools {} and {pool_name} both have a volume {name}: run flagstone volume \
+                     rename or delete with --pool",
+                    other.pool_name
+                )));
+            }
             let is_own = |volume: &&Rc<ServedVolume>| {
                 let place = volume.pool.as_ref();
                 volume.name() == name && place.is_some_and(|place| place.pool == pool_name)
             };
             let served = self.volumes().iter().find(is_own).cloned();
-            return Ok(Some(Found { pool_name, pool, info, served }));
+            let state = self.pools.state_of(&info);
+            found = Some(Found { pool_name, pool, info, served, state });
         }
-        match self.volumes().iter().any(|volume| volume.name() == name) {
-            true => Err(Problem::conflict(format!(
-                "volume {name} is in the configuration, not in a pool: change it there"
-            ))),
-            false => Ok(None),
-        }
+        Ok(found)
     }
 
     pub(super) fn required(&self, name: &str) -> Result<Found, Problem> {
+        self.required_in(None, name)
+    }
+
+    fn required_in(&self, only: Option<&str>, name: &str) -> Result<Found, Problem> {
         let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
-        self.find_in_pools(name)?.ok_or_else(|| {
+        self.find_in(only, name)?.ok_or_else(|| {
             Problem::not_found(format!("no pool has a volume `{name}`"))
                 .accepting(known().map(|volume| volume.name().to_owned()))
         })
@@ -103,6 +147,7 @@ impl Server {
         let mut settings = settings.clone();
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
+            found.check(VolumeOrder::Create)?;
             let same = found.pool_name == *pool_name
                 && found.info.size_bytes == *size_bytes
                 && found.info.thick == *thick
@@ -174,7 +219,9 @@ impl Server {
         if let Some(served) = self.volumes().iter().find(is_plain) {
             return self.resize_plain(served, size_bytes, dry_run);
         }
-        let Found { pool_name, pool, info, served } = self.required(name)?;
+        let found = self.required(name)?;
+        found.check(VolumeOrder::Resize)?;
+        let Found { pool_name, pool, info, served, .. } = found;
         let size_bytes = size_bytes.ok_or_else(|| {
             Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
         })?;
@@ -264,8 +311,10 @@ impl Server {
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
-        let Found { pool_name, pool, info, served } = self.required(name)?;
-        check_received(&info).map_err(Problem::conflict)?;
+        self.settle(name).await;
+        let found = self.required(name)?;
+        found.check(VolumeOrder::Set)?;
+        let Found { pool_name, pool, info, served, .. } = found;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
         settings::merge(&mut settings, change);
@@ -352,20 +401,25 @@ impl Server {
     }
 
     /// Renames a volume. Its UUID stays; its NQN and export change with the name unless they are
-    /// set.
+    /// set. `only` is the pool, for a name that two pools have.
     pub(crate) async fn rename_volume(
         &self,
+        only: Option<&str>,
         name: &str,
         to: &str,
         force: bool,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        if self.find_in_pools(name)?.is_none() && self.find_in_pools(to)?.is_some() {
+        self.settle(name).await;
+        self.settle(to).await;
+        if self.find_in(only, name)?.is_none() && self.find_in_pools(to)?.is_some() {
             let outcome = format!("there is a volume {to}, and none named {name}: nothing to do");
             return Ok(Outcome::unchanged(outcome));
         }
-        let Found { pool_name, pool, info, served } = self.required(name)?;
+        let found = self.required_in(only, name)?;
+        found.check(VolumeOrder::Rename)?;
+        let Found { pool_name, pool, info, served, .. } = found;
         if name == to {
             return Ok(Outcome::unchanged(format!("the volume is named {to} already")));
         }
@@ -390,17 +444,20 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Deletes a volume with its data.
+    /// Deletes a volume with its data. `only` is the pool, for a name that two pools have.
     pub(crate) async fn delete_volume(
         &self,
+        only: Option<&str>,
         name: &str,
         force: bool,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let Some(Found { pool_name, pool, info, served }) = self.find_in_pools(name)? else {
+        let Some(found) = self.find_in(only, name)? else {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
+        found.check(VolumeOrder::Delete)?;
+        let Found { pool_name, pool, info, served, .. } = found;
         let own = format!("{name}@");
         let snapshots = pool.snapshots();
         let snapshots = snapshots.iter().filter(|snapshot| snapshot.name.starts_with(&own)).count();
