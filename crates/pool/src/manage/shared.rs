@@ -531,7 +531,11 @@ impl State {
             Admission::Now => Some(Ok(())),
             Admission::Full => Some(Err(IoError::NoSpace)),
             Admission::AfterCheckpoint => {
-                self.wanted.checkpoint = true;
+                // Admitted changes can be merged when they have taken effect, which wakes this one:
+                // until then, checkpoints would follow each other without any use.
+                let merges =
+                    self.admitted == (0, 0) || !self.active.is_empty() || self.deleting > 0;
+                self.wanted.checkpoint |= merges;
                 None
             }
             Admission::AfterCleaning => {
