@@ -2,8 +2,10 @@
 //! invalid handshakes.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
+
+use rustix::net;
 
 /// Longest wait for bytes or the end of a stream. A safety net: they come at once.
 const STREAM_WAIT: Duration = Duration::from_secs(60);
@@ -13,6 +15,9 @@ const NVME_INITIALIZED_BYTES: usize = 128;
 
 /// Length of an NBD server's greeting: two magic numbers and the handshake flags.
 const NBD_GREETING_BYTES: usize = 18;
+
+/// Name of the host of [`nvme_connect`].
+pub const NVME_HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:6a2f43a5-0e4f-4bd1-9c3e-0d3a41a6c5f1";
 
 /// Connects to a port of this machine.
 ///
@@ -24,6 +29,19 @@ pub fn connect(port: u16) -> TcpStream {
     let stream = stream.unwrap_or_else(|error| panic!("connecting to port {port}: {error}"));
     stream.set_read_timeout(Some(STREAM_WAIT)).expect("the wait is not zero");
     stream
+}
+
+/// Connects to a port of this machine from an address of its loopback network, 127.0.0.0/8.
+///
+/// # Panics
+///
+/// If no server listens there.
+pub fn connect_from(source: [u8; 4], port: u16) -> TcpStream {
+    let socket = net::socket(net::AddressFamily::INET, net::SocketType::STREAM, None);
+    let socket = socket.expect("a socket");
+    net::bind(&socket, &SocketAddr::from((source, 0))).expect("an address of loopback");
+    net::connect(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, port))).expect("a listener");
+    socket.into()
 }
 
 /// An ICReq: no digests, no alignment, one R2T.
@@ -73,8 +91,7 @@ pub fn nvme_connect(subsystem: &str, queue: u16, entries: u16) -> Vec<u8> {
     data[..16].copy_from_slice(b"flagstone tests!");
     data[16..18].copy_from_slice(&0xFFFF_u16.to_le_bytes());
     data[256..256 + subsystem.len()].copy_from_slice(subsystem.as_bytes());
-    let host = b"nqn.2014-08.org.nvmexpress:uuid:6a2f43a5-0e4f-4bd1-9c3e-0d3a41a6c5f1";
-    data[512..512 + host.len()].copy_from_slice(host);
+    data[512..512 + NVME_HOST.len()].copy_from_slice(NVME_HOST.as_bytes());
     pdu
 }
 

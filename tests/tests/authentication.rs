@@ -4,6 +4,7 @@
 //! Left out: Linux's own host, whose kernel here has no DH-HMAC-CHAP, and memory dumps.
 
 use std::fs::{self, Permissions};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,6 +14,7 @@ use flagstone_tests::mirror::{Pair, Setup};
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server, binary};
+use flagstone_tests::wire;
 use rustix::process::{Pid, Signal, kill_process};
 
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6";
@@ -163,4 +165,35 @@ fn generated_keys_are_those_of_nvme_cli() {
     }
     let (made, text) = flagstone(&["key", "generate", "--length", "33"]);
     assert!(!made && text.contains("32, 48 or 64"), "{text}");
+}
+
+/// Exchanges that begin and stall. Without a shorter time limit in a crowd, the places would be free
+/// after ten minutes.
+#[test]
+fn stalled_exchanges_of_few_addresses_lock_nobody_out() {
+    let scratch = Scratch::new();
+    let key = generate(&scratch, "server.key");
+    let file = scratch.join("flagstone.toml");
+    let text = format!(
+        "[server.nvme]\nhandshake_timeout = \"10m\"\n\
+         [host.db1]\nnqn = \"{HOST}\"\nkey_file = {key:?}\n\
+         [host.other]\nnqn = \"{}\"\nkey_file = {key:?}\n\
+         [volume.db]\ndevice = \"memory:16MiB\"\n",
+        wire::NVME_HOST
+    );
+    fs::write(&file, text).expect("the configuration can be written");
+    let file = file.to_str().expect("UTF-8");
+    let server = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0"], &[file]);
+    let connect = wire::nvme_connect(&format!("{NQN_PREFIX}db"), 0, 32);
+    let held: Vec<_> = (2..6)
+        .flat_map(|last| [last; 32])
+        .map(|last| {
+            let mut stream = wire::connect_from([127, 0, 0, last], server.port("nvme-tcp"));
+            wire::nvme_open(&mut stream).expect("the server answers");
+            stream.write_all(&connect).expect("the server receives");
+            stream
+        })
+        .collect();
+    until("a host attaches", || attach(&server, Some(&key)).is_ok(), || server.output());
+    drop(held);
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use flagstone_lab::ports::free_ports;
-use flagstone_tests::http::ask;
+use flagstone_tests::http::{Answer, ask};
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::{Pair, Setup};
 use flagstone_tests::process::{resident_bytes, until};
@@ -220,6 +220,125 @@ fn stalled_tls_handshakes_are_bounded() {
     drop(held);
     let lines = server.output().lines().count();
     assert!(lines < 500, "{lines} lines for 1000 refusals");
+}
+
+/// Without a shorter time limit in a crowd, the places would be free after ten minutes.
+#[test]
+fn stalled_handshakes_of_few_addresses_lock_nobody_out() {
+    let scratch = Scratch::new();
+    let key = generate(&scratch, "server.key");
+    let configuration = format!(
+        "[server.nvme]\nhandshake_timeout = \"10m\"\n\
+         [host.db1]\nnqn = \"{HOST}\"\ntls_key_file = {key:?}\n\
+         [volume.db]\ndevice = \"memory:16MiB\"\n"
+    );
+    let server = serve(&scratch, "nvme-tcp://127.0.0.1:0?tls=required", &configuration);
+    let held: Vec<_> = (2..6)
+        .flat_map(|last| [last; 32])
+        .map(|last| {
+            let mut stream = wire::connect_from([127, 0, 0, last], server.port("nvme-tcp"));
+            stream.write_all(&[0x16]).expect("the server receives");
+            stream
+        })
+        .collect();
+    let attached = || attach(&server, Some(&key)).is_ok();
+    until("a host attaches", attached, || server.output());
+    let made_room = || failures(&server, "flagstone_tls_failures_total", "timeout") > 0;
+    until("a stalled handshake has ended", made_room, || server.output());
+    drop(held);
+}
+
+fn reload(server: &Server) -> Answer {
+    ask(&server.api(), "POST", "/v1/reload")
+}
+
+/// A key that one file withdraws must not stay in use because of another file.
+#[test]
+fn reload_changes_nothing_while_a_key_file_is_unusable() {
+    let scratch = Scratch::new();
+    let [key, other] = ["server.key", "other.key"].map(|name| generate(&scratch, name));
+    let psks = scratch.join("psk");
+    private(&psks, &format!("alice:{PSK}\n"));
+    let configuration = format!(
+        "[server.nbd]\ntls_psk_file = {psks:?}\n\
+         [host.db1]\nnqn = \"{HOST}\"\ntls_key_file = {key:?}\n\
+         [volume.db]\nlimit.iops = 50000\ndevice = \"memory:16MiB\"\n"
+    );
+    let file = scratch.join("flagstone.toml");
+    fs::write(&file, &configuration).expect("the configuration can be written");
+    let listeners = ["nvme-tcp://127.0.0.1:0?tls=required", "nbd://127.0.0.1:0?tls=required"];
+    let server = Server::start_with(&[], &listeners, &[text(&file)]);
+    let mine = scratch.join("mine.key");
+    private(&mine, &fs::read_to_string(&key).expect("it can be read"));
+    attach(&server, Some(&mine)).expect("the key in use");
+    // Another key, other limits, and a file that others may read.
+    private(&key, &fs::read_to_string(&other).expect("it can be read"));
+    fs::write(&file, configuration.replace("50000", "40000")).expect("it can be written");
+    fs::set_permissions(&psks, Permissions::from_mode(0o644)).expect("its mode can be set");
+    let refused = reload(&server);
+    assert_eq!(refused.status, 422, "{refused:?}");
+    let problem = refused.json();
+    assert_eq!(problem["type"], "urn:flagstone:problem:key-files");
+    let unusable = problem["unusable"].as_array().expect("a list");
+    let named = |path: &Path| unusable.iter().any(|one| one.to_string().contains(text(path)));
+    assert!(unusable.len() == 1 && named(&psks), "{problem:#}");
+    attach(&server, Some(&mine)).expect("the key that stays in use");
+    let (reloaded, said) = flagstone(&["reload", "--api", text(&server.api())]);
+    assert!(!reloaded && said.contains(text(&psks)), "{said}");
+    // Both files are named, of which no contents are.
+    fs::write(&key, "NVMeTLSkey-1:01:canary:").expect("it can be written");
+    let problem = reload(&server).json();
+    let said = problem.to_string();
+    assert_eq!(problem["unusable"].as_array().map(Vec::len), Some(2), "{problem:#}");
+    assert!(said.contains(text(&key)) && !said.contains("canary"), "{said}");
+    private(&key, &fs::read_to_string(&other).expect("it can be read"));
+    private(&psks, &format!("alice:{PSK}\n"));
+    let (reloaded, said) = flagstone(&["reload", "--api", text(&server.api())]);
+    assert!(reloaded && said.contains("1 limits changed"), "{said}");
+    attach(&server, Some(&mine)).expect_err("the key that was withdrawn");
+    attach(&server, Some(&other)).expect("the new key");
+}
+
+/// A client that runs on, while its key is replaced at both sides.
+#[test]
+fn nbd_keys_rotate_at_a_running_client() {
+    let scratch = Scratch::new();
+    let [old, new] = [PSK.to_owned(), PSK.replace('8', "9")];
+    let (psks, own) = (scratch.join("psk"), scratch.join("own"));
+    let write = |path: &Path, keys: &[&str]| {
+        let lines: String = keys.iter().map(|key| format!("alice:{key}\n")).collect();
+        private(path, &lines);
+    };
+    write(&psks, &[&old]);
+    write(&own, &[&old]);
+    let configuration =
+        format!("[server.nbd]\ntls_psk_file = {psks:?}\n[volume.db]\ndevice = \"memory:8MiB\"\n");
+    let mut server = serve(&scratch, "nbd://127.0.0.1:0?tls=required", &configuration);
+    let device =
+        format!("nbds://alice@127.0.0.1:{}/db?tls-psk-file={}", server.port("nbd"), own.display());
+    let file = scratch.join("client.toml");
+    fs::write(&file, format!("[volume.far]\ndevice = {device:?}\n")).expect("it can be written");
+    let client = Server::start_with(&[], &["nbd://127.0.0.1:0"], &[text(&file)]);
+    let reads = || {
+        let uri = client.nbd_uri("far");
+        flagstone(&["load", &uri, "--rw", "randread", "--ios", "10"]).0
+    };
+    until("the client serves", &reads, || client.output());
+    // Both keys at the server, the new one at the client, then the new one alone at the server.
+    write(&psks, &[&new, &old]);
+    assert_eq!(reload(&server).status, 200);
+    write(&own, &[&new]);
+    assert_eq!(reload(&client).status, 200);
+    write(&psks, &[&new]);
+    assert_eq!(reload(&server).status, 200);
+    server.kill();
+    server.restart();
+    until("the client is connected with its new key", &reads, || client.output());
+    // A third key of one name.
+    write(&psks, &[&old, &new, &old]);
+    let refused = reload(&server);
+    assert!(refused.status == 422 && refused.body.contains("line 3"), "{refused:?}");
+    assert!(![&server, &client].iter().any(|one| one.output().contains(&new)));
 }
 
 #[test]

@@ -3,16 +3,18 @@
 //! Prints how many attempts were refused. It runs on one core, and lets the target compute more than it
 //! computes itself only as far as the protocol does.
 //!
-//! `handshake_flood ADDRESS NQN HOSTNQN [--connections N] [--seconds S]`
+//! `handshake_flood ADDRESS NQN HOSTNQN [--tls] [--connections N] [--seconds S]`; `--tls` guesses the key of
+//! TLS
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the runtime")]
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_auth::{Hash, KeyPair, KeyRing, Secret};
+use flagstone_auth::tls::TlsKey;
+use flagstone_auth::{Hash, KeyPair, KeyRing, Secret, TlsRing};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{HostOptions, RemoteDevice};
+use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{RuntimeConfig, run, spawn, time};
 
@@ -22,6 +24,7 @@ struct Plan {
     host: Nqn,
     connections: u64,
     seconds: u64,
+    tls: bool,
 }
 
 impl Plan {
@@ -33,8 +36,12 @@ impl Plan {
             |what: &str| Nqn::new(&word(what)?).map_err(|error| format!("{what}: {error}"));
         let (subsystem, host) = (nqn("NQN")?, nqn("HOSTNQN")?);
         let address = Address::Tcp(address);
-        let mut plan = Plan { address, subsystem, host, connections: 128, seconds: 3 };
+        let mut plan = Plan { address, subsystem, host, connections: 128, seconds: 3, tls: false };
         while let Some(flag) = args.next() {
+            if flag == "--tls" {
+                plan.tls = true;
+                continue;
+            }
             let value = args.next().and_then(|value| value.parse().ok());
             let value = value.ok_or_else(|| format!("{flag} takes a number"))?;
             match flag.as_str() {
@@ -47,6 +54,12 @@ impl Plan {
     }
 
     fn options(&self) -> HostOptions {
+        if self.tls {
+            let guess = TlsKey::new(&[7; 32], None).expect("32 bytes are a key");
+            let tls = HostTls { keys: TlsRing::new(vec![guess]), allow_plain: false };
+            let host_nqn = Some(self.host);
+            return HostOptions { host_nqn, tls: Some(tls), ..HostOptions::default() };
+        }
         let guess = Secret::new(&[7; 32], Some(Hash::Sha256)).expect("32 bytes are a secret");
         let keys = KeyPair { host: KeyRing::new(vec![guess]), controller: None };
         HostOptions { host_nqn: Some(self.host), keys: Some(keys), ..HostOptions::default() }

@@ -24,6 +24,7 @@ use crate::logging::LogFormat;
 use crate::mirror::args::MirrorArgs;
 use crate::plan::args::PlanArgs;
 use crate::pool::args::{PoolArgs, SnapshotArgs, VolumeArgs};
+use crate::reload::ReloadArgs;
 use crate::status::StatusArgs;
 use crate::words::{CRASHES, IO_ENGINES, PATTERNS, one_of};
 
@@ -49,6 +50,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Show the volumes of a running server, their hosts and their traffic
     Status(StatusArgs),
+    /// Have a running server read its configuration and its key files again
+    Reload(ReloadArgs),
     /// Create, watch and control the mirrors of volumes
     Mirror(MirrorArgs),
     /// Create, watch and control pools, from which volumes are made while the server runs

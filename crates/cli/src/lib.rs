@@ -22,6 +22,7 @@ mod output;
 pub mod panic;
 mod plan;
 mod pool;
+mod reload;
 mod serve;
 mod status;
 mod support;
@@ -41,6 +42,7 @@ pub fn run() -> Exit {
         Command::Serve(args) => serve::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Mirror(args) => mirror::run(&args),
         Command::Pool(args) => pool::run_pool(&args),
         Command::Volume(args) => pool::run_volume(&args),

@@ -260,6 +260,7 @@ fn cli_reference_matches_clap() {
         ("options:key-convert".to_owned(), options(&find(&["key", "convert"]))),
         ("options:key-identity".to_owned(), options(&find(&["key", "identity"]))),
         ("options:status".to_owned(), status),
+        ("options:reload".to_owned(), of("reload")),
         ("options:doctor".to_owned(), of("doctor")),
         ("options:completions".to_owned(), of("completions")),
         ("options:serve".to_owned(), of("serve")),

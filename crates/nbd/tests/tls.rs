@@ -11,13 +11,14 @@ use flagstone_blockdev::BlockDevice;
 use flagstone_nbd::client::negotiate::NegotiationError;
 use flagstone_nbd::{
     ClientOptions, ConnectError, Drain, Export, Exports, NbdDevice, NbdServer, NbdTls,
-    ServerOptions,
+    NbdTlsClient, ServerOptions,
 };
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::tls::{
     PskChoice, PskHash, PskRefusal, PskServer, TlsClient, TlsPsk, TlsServer,
 };
-use flagstone_runtime::{JoinHandle, buf, spawn};
+use flagstone_runtime::{JoinHandle, buf, spawn, time};
+use flagstone_transport::limits::FAILURE_DELAY;
 
 fn psk(name: &str, byte: u8) -> TlsPsk {
     let (identity, secret) = (name.as_bytes().to_vec(), vec![byte; 32].into());
@@ -69,7 +70,7 @@ impl Secured {
         match key {
             None => NbdDevice::connect(address, export, options).await,
             Some(key) => {
-                let tls = TlsClient::with_psks(vec![key]).unwrap();
+                let tls = NbdTlsClient::new(TlsClient::with_psks(vec![key]).unwrap());
                 NbdDevice::connect_tls(address, export, options, tls).await
             }
         }
@@ -137,10 +138,23 @@ fn wrong_and_unknown_keys_are_refused() {
         }
         // A server without TLS is not used without.
         let plain = common::Running::with(memory(1 << 20, 512));
-        let tls = TlsClient::with_psks(vec![psk("alice", 1)]).unwrap();
+        let tls = NbdTlsClient::new(TlsClient::with_psks(vec![psk("alice", 1)]).unwrap());
         let (address, options) = (plain.address.clone(), ClientOptions::default());
         let refused = NbdDevice::connect_tls(address, "disk", options, tls).await.unwrap_err();
         assert!(refused.to_string().contains("refuses TLS"), "{refused}");
         plain.stop().await;
+    });
+}
+
+#[test]
+fn wrong_keys_delay_their_source() {
+    on_each_real_driver(async || {
+        let secured = Secured::start(true);
+        for _ in 0..3 {
+            assert!(secured.connect("disk", Some(psk("alice", 3))).await.is_err());
+        }
+        let begun = time::now();
+        check_io(&secured.connect("disk", Some(psk("alice", 1))).await.unwrap()).await;
+        assert!(begun.elapsed() >= FAILURE_DELAY * 4, "{:?}", begun.elapsed());
     });
 }

@@ -1,8 +1,9 @@
 //! TLS of a connection to a target.
 
-use flagstone_auth::tls::{PskHash as Hash, offered};
+use flagstone_auth::tls::offered;
 use flagstone_runtime::net::{Socket, Stream};
-use flagstone_runtime::tls::{PskHash, TlsClient, TlsPsk};
+use flagstone_runtime::tls::TlsClient;
+use flagstone_transport::tls_psk;
 
 use super::HostError;
 use super::connect::ConnectParams;
@@ -13,14 +14,7 @@ pub(super) async fn connect(params: &ConnectParams) -> Result<Socket, HostError>
     let Some(tls) = &params.options.tls else { return Ok(stream.into()) };
     let key = tls.keys.first().ok_or(HostError::Options("there is no TLS key"))?;
     let (host, subsystem) = (params.host_nqn.to_string(), params.subnqn.to_string());
-    let psks = offered(&key, &host, &subsystem).into_iter().map(|psk| TlsPsk {
-        identity: psk.identity,
-        secret: psk.secret,
-        hash: match psk.hash {
-            Hash::Sha256 => PskHash::Sha256,
-            Hash::Sha384 => PskHash::Sha384,
-        },
-    });
+    let psks = offered(&key, &host, &subsystem).into_iter().map(tls_psk);
     let client = TlsClient::with_psks(psks.collect());
     let client = client.map_err(|_| HostError::Options("the TLS key cannot be used"))?;
     let failed = match client.connect(stream, &[]).await {

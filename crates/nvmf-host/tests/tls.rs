@@ -4,6 +4,8 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +25,8 @@ use flagstone_nvmf_target::{
 use flagstone_runtime::net::{Address, Listener, Socket, Stream};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::tls::{self, TlsClient, TlsPsk};
-use flagstone_runtime::{Buf, buf, spawn, spawn_detached, time};
+use flagstone_runtime::{Buf, buf, spawn, spawn_blocking, spawn_detached, time};
+use rustix::io::ioctl_fionread;
 
 fn host() -> Nqn {
     Nqn::from_uuid([7; 16])
@@ -69,6 +72,15 @@ impl Secured {
     fn failures(&self, reason: TlsFailureReason) -> u64 {
         let at = TlsFailureReason::ALL.iter().position(|known| *known == reason).unwrap();
         self.server.target.tls_totals().failed[at]
+    }
+
+    async fn wait_for_no_controller(&self) {
+        let gone = async {
+            while self.server.target.controllers() > 0 {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        time::timeout(Duration::from_secs(60), gone).await.expect("the controllers end");
     }
 
     /// Handshake with exactly these pre-shared keys.
@@ -195,6 +207,164 @@ async fn receive(socket: &Socket, bytes: usize) -> Vec<u8> {
     received
 }
 
+fn connect_pdu(subsystem: &Nqn, host: &Nqn) -> Vec<u8> {
+    let command = ConnectCommand::new(1, 0, 32, 0, false).unwrap();
+    let data = ConnectData::new([9; 16], CONTROLLER_ID_DYNAMIC, subsystem, host);
+    let mut pdu = vec![0; ENCODED_HEADER_MAX_BYTES];
+    let encoder = Encoder::new(Digests::default(), 0);
+    let bytes = data.bytes().len() as u32;
+    let header = encoder.capsule_cmd(&mut pdu, &command.command(), bytes).unwrap();
+    pdu.truncate(header);
+    pdu.extend_from_slice(data.bytes());
+    pdu
+}
+
+/// Property Get of the controller's status.
+fn property_get_pdu() -> Vec<u8> {
+    const PROPERTY_GET: u8 = 4;
+    const CSTS: u8 = 0x1c;
+    let mut pdu = vec![0; 72];
+    (pdu[0], pdu[2], pdu[4]) = (4, 72, 72);
+    (pdu[8], pdu[9], pdu[12], pdu[8 + 44]) = (0x7f, 0x40, PROPERTY_GET, CSTS);
+    pdu
+}
+
+/// OpenSSL's client, of which input letters at the beginning of a write are commands.
+struct OpenSsl {
+    child: Child,
+    seen: Vec<u8>,
+}
+
+impl OpenSsl {
+    fn connect(port: u16, psk: &Psk) -> OpenSsl {
+        let secret: String = psk.secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let child = Command::new("openssl")
+            .args(["s_client", "-tls1_3", "-connect", &format!("127.0.0.1:{port}")])
+            .args(["-ciphersuites", "TLS_AES_128_GCM_SHA256", "-psk", &secret, "-psk_identity"])
+            .arg(String::from_utf8(psk.identity.clone()).unwrap())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        OpenSsl { child: child.unwrap(), seen: Vec::new() }
+    }
+
+    /// Sends, and waits until the client has read it, because a command begins a read.
+    fn send(&mut self, bytes: &[u8]) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        stdin.write_all(bytes).unwrap();
+        while ioctl_fionread(&*stdin).unwrap() > 0 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Updates the keys of the client: `K` asks for those of the server too, `k` does not.
+    fn update_keys(&mut self, command: u8) {
+        self.send(&[command]);
+        let mut said = Vec::new();
+        while !said.ends_with(b"KEYUPDATE\n") {
+            let mut byte = [0];
+            self.child.stderr.as_mut().unwrap().read_exact(&mut byte).unwrap();
+            said.extend(byte);
+        }
+    }
+
+    /// Receives up to the end of a PDU of this type and length, past what the client prints.
+    fn receive(&mut self, kind: u8, length: u8) {
+        let begin = |at: &[u8]| at[0] == kind && at[2..] == [length, 0, length, 0, 0, 0];
+        loop {
+            if let Some(at) = self.seen.windows(8).position(begin)
+                && self.seen.len() >= at + usize::from(length)
+            {
+                self.seen.drain(..at + usize::from(length));
+                return;
+            }
+            let mut part = [0; 4096];
+            let count = self.child.stdout.as_mut().unwrap().read(&mut part).unwrap();
+            assert!(count > 0, "{}", String::from_utf8_lossy(&self.seen));
+            self.seen.extend_from_slice(&part[..count]);
+        }
+    }
+}
+
+impl Drop for OpenSsl {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// KeyUpdate between PDUs and within one, with and without a request for the target's keys.
+#[test]
+fn openssl_updates_keys_while_it_is_served() {
+    const INITIALIZE_RESPONSE: u8 = 1;
+    const CAPSULE_RESPONSE: u8 = 5;
+    if Command::new("openssl").arg("version").output().is_err() {
+        eprintln!("skipped: openssl is not installed");
+        return;
+    }
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
+        let Address::Tcp(address) = secured.address else { panic!("not TCP") };
+        let psk = offered(&key(1), host().as_str(), subnqn().as_str()).remove(0);
+        let work = move || {
+            let mut client = OpenSsl::connect(address.port(), &psk);
+            client.send(InitializeRequest::new(Digests::default(), 0, 1).bytes());
+            client.receive(INITIALIZE_RESPONSE, 128);
+            client.update_keys(b'K');
+            let connect = connect_pdu(&subnqn(), &host());
+            client.send(&connect[..700]);
+            client.update_keys(b'K');
+            client.send(&connect[700..]);
+            client.receive(CAPSULE_RESPONSE, 24);
+            for command in [b'k', b'K', b'k', b'k', b'K'] {
+                client.update_keys(command);
+                client.send(&property_get_pdu());
+                client.receive(CAPSULE_RESPONSE, 24);
+            }
+            client
+        };
+        let client = spawn_blocking("openssl", work).await.unwrap();
+        assert_eq!(secured.server.target.controllers(), 1);
+        drop(client);
+        secured.wait_for_no_controller().await;
+    });
+}
+
+/// A closure alert within a PDU, and one within a PDU after others.
+#[test]
+fn closure_within_a_pdu_ends_the_connection() {
+    on_cores(1, async || {
+        let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
+        let psks = offered(&key(1), host().as_str(), subnqn().as_str());
+        let initialize = InitializeRequest::new(Digests::default(), 0, 1).bytes().to_vec();
+        let connect = connect_pdu(&subnqn(), &host());
+        let complete = [&initialize[..], &connect].concat();
+        let started = [&complete[..], &property_get_pdu()[..20]].concat();
+        for bytes in [&[][..], &initialize[..5], &initialize[..100], &complete[..700], &started] {
+            let stream = Stream::connect(&secured.address).await.unwrap();
+            let stream = client(psks.clone()).connect(stream, &[]).await.unwrap();
+            let socket = Socket::from(stream.clone());
+            if !bytes.is_empty() {
+                socket.send_buf(Buf::copy_of(bytes).unwrap()).await.unwrap();
+            }
+            stream.close().await.unwrap();
+            let end = async {
+                loop {
+                    match socket.recv(buf::alloc(4096).await).await.0 {
+                        Ok(0) | Err(_) => return,
+                        Ok(_) => {}
+                    }
+                }
+            };
+            let ended = time::timeout(Duration::from_secs(60), end).await;
+            ended.unwrap_or_else(|_| panic!("open after {} bytes", bytes.len()));
+        }
+        secured.connect(with(key(1))).await.unwrap().disconnect().await;
+        secured.wait_for_no_controller().await;
+    });
+}
+
 /// Relay between two hosts, and a host that proves its key for one subsystem and asks for another.
 #[test]
 fn connect_names_whom_tls_has_proven() {
@@ -217,14 +387,7 @@ fn connect_names_whom_tls_has_proven() {
             let request = InitializeRequest::new(Digests::default(), 0, 1);
             socket.send_buf(Buf::copy_of(request.bytes()).unwrap()).await.unwrap();
             receive(&socket, 128).await;
-            let command = ConnectCommand::new(1, 0, 32, 0, false).unwrap();
-            let data = ConnectData::new([9; 16], CONTROLLER_ID_DYNAMIC, &subsystem, &name);
-            let mut pdu = vec![0; ENCODED_HEADER_MAX_BYTES];
-            let encoder = Encoder::new(Digests::default(), 0);
-            let bytes = data.bytes().len() as u32;
-            let header = encoder.capsule_cmd(&mut pdu, &command.command(), bytes).unwrap();
-            pdu.truncate(header);
-            pdu.extend_from_slice(data.bytes());
+            let pdu = connect_pdu(&subsystem, &name);
             socket.send_buf(Buf::copy_of(&pdu).unwrap()).await.unwrap();
             let response = receive(&socket, 24).await;
             let field = u16::from_le_bytes([response[22], response[23]]);

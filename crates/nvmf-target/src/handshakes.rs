@@ -12,9 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use flagstone_auth::Explanation;
-use flagstone_runtime::time::{self, Instant};
-use flagstone_transport::{FailureDelays, InFlight, InFlightPlace};
-use parking_lot::Mutex;
+use flagstone_runtime::time;
+use flagstone_transport::{FailureKind, InFlight, InFlightPlace, SharedDelays};
 
 use crate::limits::{HANDSHAKES, HANDSHAKES_PER_SOURCE};
 
@@ -107,7 +106,7 @@ pub struct AuthenticationTotals {
 #[derive(Debug)]
 pub(crate) struct Handshakes {
     in_flight: Arc<InFlight>,
-    delays: Mutex<FailureDelays<Instant>>,
+    delays: SharedDelays,
     succeeded: AtomicU64,
     failed: [AtomicU64; FailureReason::ALL.len()],
 }
@@ -116,7 +115,7 @@ impl Default for Handshakes {
     fn default() -> Self {
         Self {
             in_flight: InFlight::new(HANDSHAKES, HANDSHAKES_PER_SOURCE),
-            delays: Mutex::default(),
+            delays: SharedDelays::default(),
             succeeded: AtomicU64::default(),
             failed: Default::default(),
         }
@@ -131,7 +130,7 @@ impl Handshakes {
             self.count(FailureReason::Busy);
             return None;
         };
-        Some(Handshake { all: self.clone(), source, ended: false, _place: place })
+        Some(Handshake { all: self.clone(), source, ended: false, place })
     }
 
     /// Time that a new handshake of `source` has to wait.
@@ -142,12 +141,16 @@ impl Handshakes {
     /// Records a failure of `source`.
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
-        self.delay_source(source);
+        let kind = match reason {
+            FailureReason::Abandoned | FailureReason::Busy => FailureKind::Unfinished,
+            _ => FailureKind::Guess,
+        };
+        self.delays.lock().failed(source, kind, time::now());
     }
 
-    /// Delays the next handshakes of `source`.
-    pub(crate) fn delay_source(&self, source: Option<IpAddr>) {
-        self.delays.lock().failed(source, time::now());
+    /// Delays of sources, which handshakes of TLS share.
+    pub(crate) fn delays(&self) -> SharedDelays {
+        self.delays.clone()
     }
 
     fn count(&self, reason: FailureReason) {
@@ -170,7 +173,7 @@ pub(crate) struct Handshake {
     all: Arc<Handshakes>,
     source: Option<IpAddr>,
     ended: bool,
-    _place: InFlightPlace,
+    place: InFlightPlace,
 }
 
 impl Handshake {
@@ -178,6 +181,11 @@ impl Handshake {
     pub(crate) fn succeed(mut self) {
         self.ended = true;
         self.all.succeeded.fetch_add(1, Relaxed);
+    }
+
+    /// True if it is evicted, and has to end.
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.place.is_evicted()
     }
 
     /// Records its failure, once; the host may still have to fetch the reason. True if it was the
@@ -219,15 +227,17 @@ mod tests {
             let mut held: Vec<_> =
                 (0..HANDSHAKES_PER_SOURCE).map(|_| all.begin(source(1)).unwrap()).collect();
             assert!(all.begin(source(1)).is_none());
-            for other in 2.. {
-                match all.begin(source(other)) {
-                    Some(more) => held.push(more),
-                    None => break,
-                }
-            }
-            assert_eq!(held.len(), HANDSHAKES);
+            let others = (HANDSHAKES - HANDSHAKES_PER_SOURCE) as u8;
+            held.extend((0..others).map(|other| all.begin(source(2 + other)).unwrap()));
+            assert!(!held[0].is_evicted());
+            held.push(all.begin(source(254)).unwrap());
+            assert!(held[0].is_evicted() && !held[1].is_evicted());
+            assert!(all.begin(source(1)).is_none());
             assert_eq!(failures(&all, FailureReason::Busy), 2);
+            // The evicted one frees its source, and only the other frees a place.
             held.remove(0).succeed();
+            assert!(all.begin(source(1)).is_none());
+            drop(held.remove(0));
             assert!(all.begin(source(1)).is_some());
             drop(held);
             assert_eq!(all.totals().succeeded, 1);

@@ -56,7 +56,7 @@ use flagstone_runtime::{cores, time};
 use parking_lot::Mutex;
 
 use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
-use flagstone_transport::{RefusalLog, grace_period};
+use flagstone_transport::{PskChooser, RefusalLog, grace_period};
 
 pub(crate) use admin::admin_data_bytes;
 pub use config::{ConfigError, TargetConfig};
@@ -181,6 +181,8 @@ impl Target {
         };
         let discovery = Subsystem::new(discovery, SubsystemKind::Discovery)
             .map_err(|_| ConfigError { field: "serial", expected: "printable" })?;
+        let handshakes = Arc::<Handshakes>::default();
+        let tls = Arc::new(TlsKeys::new(handshakes.delays()));
         Ok(Arc::new(Target {
             config,
             served: Mutex::default(),
@@ -189,9 +191,9 @@ impl Target {
             controllers: AtomicU32::new(0),
             draining: AtomicBool::new(false),
             refusals: RefusalLog::new("NVMe/TCP Connect"),
-            handshakes: Arc::default(),
+            handshakes,
             authentication_refusals: RefusalLog::new("NVMe/TCP authentication"),
-            tls: Arc::default(),
+            tls,
             tls_server: OnceLock::new(),
             tls_refusals: RefusalLog::new("TLS of NVMe/TCP"),
             shares: OnceLock::new(),
@@ -474,7 +476,7 @@ impl Target {
         if let Some(server) = self.tls_server.get() {
             return Ok(server.clone());
         }
-        let made = TlsServer::with_psks(self.tls.clone())?;
+        let made = TlsServer::with_psks(Arc::new(PskChooser(self.tls.clone())))?;
         Ok(self.tls_server.get_or_init(|| made).clone())
     }
 

@@ -3,18 +3,17 @@
 //! Invariants:
 //! - a key opens one pair of host and subsystem, which its identity names, and the discovery
 //!   subsystem for that host. Connect has to give the same names (`connection::tls`);
-//! - handshakes in flight are bounded, in all and for each source address;
+//! - handshakes are admitted by [`HandshakeAdmission`];
 //! - each failed handshake is counted once, with its reason.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use flagstone_auth::TlsRing;
-use flagstone_auth::tls::{Hello, Identity, PskHash as Hash, TlsKey, derived};
+use flagstone_auth::tls::{Identity, Psk, TlsKey, derived};
 use flagstone_nvme::Nqn;
-use flagstone_runtime::tls::{PskChoice, PskHash, PskRefusal, PskServer, TlsFailure, TlsPsk};
-use flagstone_transport::InFlight;
+use flagstone_runtime::tls::{PskRefusal, TlsFailure};
+use flagstone_transport::{HandshakeAdmission, InFlight, PskKeys, SharedDelays};
 use parking_lot::RwLock;
 
 use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
@@ -158,23 +157,23 @@ type HostKeys = BTreeMap<Nqn, HostTls>;
 pub(crate) struct TlsKeys {
     /// By subsystem and host.
     keys: RwLock<BTreeMap<Nqn, HostKeys>>,
-    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) admission: HandshakeAdmission,
     succeeded: AtomicU64,
     failed: [AtomicU64; TlsFailureReason::ALL.len()],
 }
 
-impl Default for TlsKeys {
-    fn default() -> Self {
+impl TlsKeys {
+    /// No keys yet. `delays` are those of all handshakes of the target.
+    pub(crate) fn new(delays: SharedDelays) -> Self {
+        let in_flight = InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE);
         Self {
             keys: RwLock::default(),
-            in_flight: InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE),
+            admission: HandshakeAdmission::new(in_flight, delays),
             succeeded: AtomicU64::default(),
             failed: Default::default(),
         }
     }
-}
 
-impl TlsKeys {
     pub(crate) fn set(&self, subsystem: &Nqn, hosts: HostKeys) {
         let mut keys = self.keys.write();
         match hosts.is_empty() {
@@ -235,34 +234,13 @@ impl TlsKeys {
     }
 }
 
-impl PskServer for TlsKeys {
-    fn choose(&self, hello: &[u8]) -> PskChoice {
-        let Ok(hello) = Hello::parse(hello) else {
-            return PskChoice::Refuse(PskRefusal::Malformed);
+impl PskKeys for TlsKeys {
+    fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
+        let (Some(names), Some(parsed)) = (ProvenNames::of(identity), Identity::parse(identity))
+        else {
+            return Vec::new();
         };
-        let Some(first) = hello.identities.first() else { return PskChoice::NoneOffered };
-        let mut known = None;
-        for (index, offered) in hello.identities.iter().enumerate() {
-            let Some(identity) = Identity::parse(offered) else { continue };
-            let Some(names) = ProvenNames::of(offered) else { continue };
-            for key in self.keys_of(names) {
-                for psk in derived(&key, &identity) {
-                    if hello.proves(index, &psk) {
-                        let hash = match psk.hash {
-                            Hash::Sha256 => PskHash::Sha256,
-                            Hash::Sha384 => PskHash::Sha384,
-                        };
-                        let (identity, secret) = (psk.identity, psk.secret);
-                        return PskChoice::Use(TlsPsk { identity, secret, hash });
-                    }
-                    known = Some(offered.to_vec());
-                }
-            }
-        }
-        PskChoice::Refuse(match known {
-            Some(identity) => PskRefusal::WrongKey(identity),
-            None => PskRefusal::UnknownIdentity(first.to_vec()),
-        })
+        self.keys_of(names).iter().flat_map(|key| derived(key, &parsed)).collect()
     }
 }
 
@@ -281,7 +259,7 @@ mod tests {
 
     #[test]
     fn keys_open_their_pair_and_discovery() {
-        let all = TlsKeys::default();
+        let all = TlsKeys::new(SharedDelays::default());
         all.set(&nqn("a"), keys("host", 1, true));
         all.set(&nqn("b"), keys("host", 2, true));
         let found = |host, subsystem| all.keys_of(ProvenNames { host, subsystem }).len();
@@ -294,7 +272,7 @@ mod tests {
 
     #[test]
     fn required_tls_holds_for_hosts_without_keys_too() {
-        let all = TlsKeys::default();
+        let all = TlsKeys::new(SharedDelays::default());
         let (host, other) = (nqn("host"), nqn("other"));
         let requires = |host, keyed| all.requires(&nqn("a"), host, keyed);
         assert!(!requires(Some(&host), false));

@@ -108,7 +108,8 @@ fn zeroes_of_an_empty_range_write_nothing() {
         let expected = [[0; 2 * BLOCK as usize].as_slice(), &[7; BLOCK as usize]].concat();
         assert!(found[..] == expected[..]);
         assert_eq!(to.status().checkpoints, used.checkpoints);
-    });
+    })
+    .unwrap();
 }
 
 #[test]
@@ -134,7 +135,8 @@ fn changes_of_other_volumes_do_not_count() {
         db.write(0, Buf::copy_of(&[9; BLOCK as usize]).unwrap(), false).await.unwrap();
         assert!(pool.has_changed("db", "db@a").await.unwrap());
         drop(busy);
-    });
+    })
+    .unwrap();
 }
 
 #[test]

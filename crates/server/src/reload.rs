@@ -1,14 +1,117 @@
-//! Rate limits of a running server: applies a reloaded configuration, and lifts the limits at shutdown.
+//! Reload of a running server: the numbers of existing limits, and the files of keys, certificates and
+//! tokens. Other changes need a restart.
 //!
-//! A reload changes only the numbers of existing limits. Other changes need a restart.
+//! Invariant: everything is read before anything changes. If the configuration or any file cannot be
+//! used, nothing changes, so a key is never withdrawn for some of its users only.
 
 use std::sync::Arc;
+
+use flagstone_nbd::NbdTlsClient;
+use flagstone_runtime::tls::{TlsClient, TlsServer};
 
 use flagstone_limit::{Limit, Limiter};
 
 use crate::api::document::ReloadDocument;
-use flagstone_config::{Config, Diagnostics, Layer, Provisioned, Volume};
-use flagstone_stack::keys;
+use crate::http::access::Credentials;
+use crate::serve::Server;
+use flagstone_config::{Config, Diagnostics, Layer, Nbd, Provisioned, Volume};
+use flagstone_stack::tls_files::TlsFileError;
+use flagstone_stack::{keys, tls_files};
+
+/// Why a reload changed nothing.
+#[derive(Debug)]
+pub(crate) enum ReloadRefusal {
+    /// The configuration has errors.
+    Configuration(Diagnostics),
+    /// These files cannot be used. No text has a part of a file's contents.
+    Files(Vec<String>),
+}
+
+/// Contents of all files of keys, certificates and tokens, read again.
+struct FilesRead {
+    rings: keys::ReadAgain,
+    nbd_server: Option<TlsServer>,
+    nbd_clients: Vec<(NbdTlsClient, TlsClient)>,
+    users: Option<Credentials>,
+}
+
+impl Server {
+    /// Applies a configuration that was read again, and the files of keys that it names.
+    ///
+    /// # Errors
+    /// Something cannot be used, and nothing was changed.
+    pub(crate) fn reload(
+        &self,
+        read: Result<Config, Diagnostics>,
+    ) -> Result<ReloadDocument, ReloadRefusal> {
+        let read = read.map_err(|diagnostics| {
+            let errors = diagnostics.render(false);
+            tracing::error!("nothing was changed: the configuration has errors\n{errors}");
+            ReloadRefusal::Configuration(diagnostics)
+        })?;
+        let files = self.read_files(&read).map_err(|unusable| {
+            for error in &unusable {
+                tracing::error!("nothing was changed: {error}");
+            }
+            ReloadRefusal::Files(unusable)
+        })?;
+        let reloaded = self.limits.reload(&self.config, &read);
+        self.apply_files(files);
+        Ok(reloaded)
+    }
+
+    fn read_files(&self, read: &Config) -> Result<FilesRead, Vec<String>> {
+        let texts =
+            |errors: Vec<TlsFileError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let rings = keys::ReadAgain::new(read);
+        let rings = rings.map_err(|errors| errors.iter().map(ToString::to_string).collect());
+        let nbd_server = self.read_nbd_server(read).map_err(|error| texts(vec![error]));
+        let nbd_clients = tls_files::read_clients_again(read).map_err(texts);
+        let users = self.read_users(read).map_err(|error| vec![error.to_string()]);
+        match (rings, nbd_server, nbd_clients, users) {
+            (Ok(rings), Ok(nbd_server), Ok(nbd_clients), Ok(users)) => {
+                Ok(FilesRead { rings, nbd_server, nbd_clients, users })
+            }
+            (rings, nbd_server, nbd_clients, users) => {
+                let errors = [rings.err(), nbd_server.err(), nbd_clients.err(), users.err()];
+                Err(errors.into_iter().flatten().flatten().collect())
+            }
+        }
+    }
+
+    /// Keys of the NBD listeners, `None` without TLS. Files that `next`, the configuration of the next
+    /// start, does not name any more may be missing.
+    fn read_nbd_server(&self, next: &Config) -> Result<Option<TlsServer>, TlsFileError> {
+        let files = |nbd: &Nbd| (nbd.tls_certificates.clone(), nbd.tls_psk_file.clone());
+        let (running, next) = (&self.config.server.nbd, &next.server.nbd);
+        if self.nbd_tls.is_none() {
+            return Ok(None);
+        }
+        match tls_files::server(running) {
+            Err(error) if files(running) != files(next) => {
+                tracing::warn!("its keys stay in use until the next start: {error}");
+                Ok(None)
+            }
+            read => read.map(Some),
+        }
+    }
+
+    fn apply_files(&self, files: FilesRead) {
+        let keys_changed = files.rings.apply();
+        if keys_changed > 0 {
+            tracing::info!(keys_changed, "connections made from now on use the changed keys");
+        }
+        if let (Some(tls), Some(server)) = (&self.nbd_tls, files.nbd_server) {
+            tls.replace(server);
+        }
+        for (client, again) in files.nbd_clients {
+            client.replace(again);
+        }
+        if let (Some(users), Some(credentials)) = (self.api_users.get(), files.users) {
+            users.replace(credentials);
+        }
+    }
+}
 
 pub(crate) struct Limits {
     /// Limiters of [`Config::limits`], in its order.
@@ -18,32 +121,17 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Applies the limits of `read`, unless it has errors, to a server that runs with `running`.
-    pub(crate) fn reload(
-        &self,
-        running: &Config,
-        read: Result<Config, Diagnostics>,
-    ) -> Result<ReloadDocument, Diagnostics> {
-        let read = read.inspect_err(|diagnostics| {
-            let errors = diagnostics.render(false);
-            tracing::error!("nothing was changed: the configuration has errors\n{errors}");
-        })?;
-        let limits_changed = self.apply(running, &read);
+    /// Applies the limits of `read` to a server that runs with `running`.
+    fn reload(&self, running: &Config, read: &Config) -> ReloadDocument {
+        let limits_changed = self.apply(running, read);
         let changed = limits_changed;
         tracing::info!(changed, "reloaded the configuration and applied its limits");
-        let (keys_changed, unusable) = keys::reload();
-        if keys_changed > 0 {
-            tracing::info!(keys_changed, "connections made from now on use the changed keys");
-        }
-        for error in unusable {
-            tracing::error!("the keys that were read before stay in use: {error}");
-        }
-        let next_start_keys = running.keys_for_next_start(&read);
+        let next_start_keys = running.keys_for_next_start(read);
         if !next_start_keys.is_empty() {
             let keys = next_start_keys.join(", ");
             tracing::warn!("changed keys that take effect at the next start: {keys}");
         }
-        Ok(ReloadDocument { limits_changed, next_start_keys })
+        ReloadDocument { limits_changed, next_start_keys }
     }
 
     /// Removes all limits, so that they do not delay the shutdown.
@@ -166,19 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn invalid_configuration_changes_nothing() {
+    fn reload_names_the_keys_for_the_next_start() {
         block_on(async {
             let running = parse(RUNNING);
             let limits = open(&running).await;
-            let read = Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\n"));
-            assert!(read.is_err());
-            assert!(limits.reload(&running, read).is_err());
-            assert_eq!(limits.shared[0].limit(), running.limits[0].limit.numbers);
-            let read =
-                Config::parse("f", &(RUNNING.replace("100", "200") + "[limit.x]\niops = 1\n"));
+            let read = parse(&(RUNNING.replace("100", "200") + "[limit.x]\niops = 1\n"));
             let next_start_keys = vec!["limit.x".to_owned()];
             let expected = ReloadDocument { limits_changed: 1, next_start_keys };
-            assert_eq!(limits.reload(&running, read).ok(), Some(expected));
+            assert_eq!(limits.reload(&running, &read), expected);
         })
         .unwrap();
     }

@@ -17,7 +17,6 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::announcement;
-use crate::api::document::ReloadDocument;
 use crate::api::{self, ReloadConfig};
 use crate::connections::Connections;
 use crate::http::access::Users;
@@ -185,7 +184,7 @@ pub async fn serve(
                 // `reload` logs the result.
                 let reloaded = server.reload(reload_config());
                 let refused =
-                    "the new configuration has errors, and the old one stays: see the log";
+                    "nothing was reloaded, the configuration or a key file has errors: see the log";
                 manager.ready(if reloaded.is_ok() { &serving } else { refused }).await;
             }
             signal => break signal,
@@ -338,28 +337,6 @@ impl Server {
     /// Addresses that volumes are served on, with the assigned ports.
     pub(crate) fn bound(&self) -> &[ListenSpec] {
         self.bound.get().map_or(&[], Vec::as_slice)
-    }
-
-    /// Applies a configuration that was read again, unless it has errors.
-    pub(crate) fn reload(
-        &self,
-        read: Result<Config, Diagnostics>,
-    ) -> Result<ReloadDocument, Diagnostics> {
-        if let Ok(read) = &read {
-            self.reload_users(read);
-        }
-        let reloaded = self.limits.reload(&self.config, read)?;
-        if let Some(tls) = &self.nbd_tls {
-            match tls_files::server(&self.config.server.nbd) {
-                Ok(server) => tls.replace(server),
-                Err(error) => {
-                    tracing::error!(
-                        "the TLS keys of NBD that were read before stay in use: {error}"
-                    );
-                }
-            }
-        }
-        Ok(reloaded)
     }
 
     /// The mirror of the volume at `index`, if it has one and is open.

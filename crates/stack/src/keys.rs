@@ -1,7 +1,7 @@
 //! Key files: one or two secrets or TLS keys, one on each line, read with the checks that OpenSSH makes.
 //!
-//! Every user of a path has the same ring. [`reload`] reads all files again and replaces the secrets
-//! of the rings, so that connections made later use them. An error never contains a secret.
+//! Every user of a path has the same ring. [`ReadAgain`] reads all files again and replaces the
+//! secrets of the rings, so that connections made later use them. An error never contains a secret.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -98,28 +98,63 @@ pub fn pair(host: &Path, controller: Option<&Path>) -> Result<KeyPair, KeyError>
     Ok(KeyPair { host: ring(host)?, controller: controller.map(ring).transpose()? })
 }
 
-/// Reads every file in use again. Returns the number of rings that changed, and what could not be
-/// read, of which the known secrets stay.
-pub fn reload() -> (usize, Vec<KeyError>) {
-    let mut errors = Vec::new();
-    let changed = reload_among(&RINGS, &mut errors) + reload_among(&TLS_RINGS, &mut errors);
-    (changed, errors)
+/// Secrets that were read again, for the rings in use.
+#[derive(Debug)]
+pub struct ReadAgain {
+    secrets: Vec<(KeyRing, Vec<Secret>)>,
+    tls: Vec<(TlsRing, Vec<TlsKey>)>,
 }
 
-fn reload_among<K: FileKey>(rings: &Rings<K>, errors: &mut Vec<KeyError>) -> usize {
-    let rings = rings.lock().clone();
-    let mut changed = 0;
-    for (path, ring) in rings {
-        match read_keys(&path) {
-            Ok(keys) => changed += usize::from(ring.replace(keys)),
-            Err(error) => errors.push(error),
+impl ReadAgain {
+    /// Reads every file in use. Nothing changes before [`ReadAgain::apply`]. A file that `next`, the
+    /// configuration of the next start, does not name any more may be missing: its secrets stay.
+    ///
+    /// # Errors
+    /// All other files that cannot be used.
+    pub fn new(next: &Config) -> Result<ReadAgain, Vec<KeyError>> {
+        let (secrets, tls) = paths(next);
+        match (read_again(&RINGS, &secrets), read_again(&TLS_RINGS, &tls)) {
+            (Ok(secrets), Ok(tls)) => Ok(ReadAgain { secrets, tls }),
+            (secrets, tls) => Err(secrets.err().into_iter().chain(tls.err()).flatten().collect()),
         }
     }
-    changed
+
+    /// Replaces the secrets of the rings, for connections made later. Returns the number of rings
+    /// that changed.
+    pub fn apply(self) -> usize {
+        let secrets = self.secrets.into_iter().filter(|(ring, keys)| ring.replace(keys.clone()));
+        let tls = self.tls.into_iter().filter(|(ring, keys)| ring.replace(keys.clone()));
+        secrets.count() + tls.count()
+    }
+}
+
+type RingKeys<K> = Vec<(Ring<K>, Vec<K>)>;
+
+fn read_again<K: FileKey>(
+    rings: &Rings<K>,
+    named: &BTreeSet<&PathBuf>,
+) -> Result<RingKeys<K>, Vec<KeyError>> {
+    let rings = rings.lock().clone();
+    let (mut read, mut errors) = (Vec::new(), Vec::new());
+    for (path, ring) in rings {
+        match read_keys(&path) {
+            Ok(keys) => read.push((ring, keys)),
+            Err(error) if named.contains(&path) => errors.push(error),
+            Err(error) => tracing::warn!("its keys stay in use until the next start: {error}"),
+        }
+    }
+    if errors.is_empty() { Ok(read) } else { Err(errors) }
 }
 
 /// Key files that a configuration names and that cannot be used.
 pub fn check(config: &Config) -> Vec<KeyError> {
+    let (secrets, tls) = paths(config);
+    let secrets = secrets.into_iter().filter_map(|path| read(path).err());
+    secrets.chain(tls.into_iter().filter_map(|path| read_tls(path).err())).collect()
+}
+
+/// Files of secrets and of TLS keys that a configuration names.
+fn paths(config: &Config) -> (BTreeSet<&PathBuf>, BTreeSet<&PathBuf>) {
     let specs = || {
         let devices = config.volumes.iter().flat_map(|volume| volume.backing.devices());
         devices.filter_map(|device| match device {
@@ -136,12 +171,7 @@ pub fn check(config: &Config) -> Vec<KeyError> {
     let hosts = config.hosts.iter().map(|host| host.tls_key_file.as_ref());
     let peers = config.peers.iter().map(|peer| peer.tls_key_file.as_ref());
     let tls = hosts.chain(peers).chain(specs().map(|spec| spec.tls_key_file.as_ref())).flatten();
-    let secrets = distinct(secrets).filter_map(|path| read(path).err());
-    secrets.chain(distinct(tls).filter_map(|path| read_tls(path).err())).collect()
-}
-
-fn distinct<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> impl Iterator<Item = &'a PathBuf> {
-    paths.collect::<BTreeSet<_>>().into_iter()
+    (secrets.collect(), tls.collect())
 }
 
 /// Reads a key file.
@@ -276,7 +306,7 @@ mod tests {
         assert!(read(&path).unwrap_err().to_string().contains("line 1"));
         let used = tls_ring(&path).unwrap();
         file(&folder, &format!("{TLS}\n# old\n{TLS}\n"), 0o600);
-        assert!(reload().0 >= 1);
+        assert!(ReadAgain::new(&naming(&[])).unwrap().apply() >= 1);
         assert_eq!(used.secrets().len(), 2);
         file(&folder, TLS, 0o644);
         assert!(read_tls(&path).unwrap_err().to_string().contains("chmod 600"));
@@ -293,10 +323,32 @@ mod tests {
         let used = ring(&path).unwrap();
         assert_eq!((used.secrets().len(), ring(&path).unwrap()), (1, used.clone()));
         file(&folder, &format!("{CANARY}\n{CANARY}\n"), 0o400);
-        assert_eq!(reload().0, 1);
+        let other = folder.path().join("other");
+        let both = naming(&[&path, &other]);
+        assert_eq!(ReadAgain::new(&both).unwrap().apply(), 1);
         assert_eq!(used.secrets().len(), 2);
+        assert_eq!(ReadAgain::new(&both).unwrap().apply(), 0);
+        // Another ring has fewer secrets now, and does not change alone.
+        std::fs::write(&other, format!("{CANARY}\n{CANARY}\n")).unwrap();
+        std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let withdrawn = ring(&other).unwrap();
+        std::fs::write(&other, CANARY).unwrap();
         file(&folder, "", 0o600);
-        let (changed, errors) = reload();
-        assert_eq!((changed, errors.len(), used.secrets().len()), (0, 1, 2));
+        let errors = ReadAgain::new(&both).unwrap_err();
+        let said: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        assert!(said.len() == 1 && said[0].contains("/key: it holds 0"), "{said:?}");
+        assert_eq!((used.secrets().len(), withdrawn.secrets().len()), (2, 2));
+        // A host that was removed from the configuration with its file.
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(ReadAgain::new(&naming(&[&other])).unwrap().apply(), 1);
+        assert_eq!((used.secrets().len(), withdrawn.secrets().len()), (2, 1));
+    }
+
+    fn naming(files: &[&Path]) -> Config {
+        let hosts = files.iter().enumerate().map(|(host, file)| {
+            format!("[host.h{host}]\nnqn = \"nqn.2026-01.test:h{host}\"\nkey_file = {file:?}\n")
+        });
+        let text = hosts.collect::<String>() + "[volume.v]\ndevice = \"null:1GiB\"\n";
+        Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"))
     }
 }

@@ -2,6 +2,8 @@
 //! directory with `ca-cert.pem`, `server-cert.pem`, `server-key.pem`, `client-cert.pem` and
 //! `client-key.pem`, and a file with `NAME:HEX` on each line, as `psktool` of GnuTLS makes it.
 //!
+//! A name may have two keys while one replaces the other. A client proves the first one.
+//!
 //! Files of keys pass the checks of [`keys`]. An error never contains a key.
 
 use std::collections::BTreeMap;
@@ -9,13 +11,16 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use flagstone_auth::tls::{Hello, Psk, PskHash as Hash};
-use flagstone_config::device_spec::{NbdTlsSpec, NbdTlsTrust};
+use flagstone_auth::RING_SECRETS;
+use flagstone_auth::tls::{Psk, PskHash};
+use flagstone_config::device_spec::{DeviceSpec, NbdTlsSpec, NbdTlsTrust};
 use flagstone_config::{Config, Nbd};
+use flagstone_nbd::NbdTlsClient;
 use flagstone_runtime::tls::{
-    ClientIdentity, PskChoice, PskHash, PskRefusal, PskServer, TlsClient, TlsConfigError, TlsPsk,
-    TlsServer, Trust,
+    ClientIdentity, PskServer, TlsClient, TlsConfigError, TlsServer, Trust,
 };
+use flagstone_transport::{PskChooser, PskKeys, tls_psk};
+use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
 use crate::keys::{self, KeyError};
@@ -45,6 +50,14 @@ pub enum TlsFileError {
         /// Number of the line.
         line: usize,
     },
+    /// A line with one key too many for its name.
+    #[error("{path}, line {line}: write one key for a name, or two while one replaces the other", path = path.display())]
+    Count {
+        /// Path of the file.
+        path: PathBuf,
+        /// Number of the line.
+        line: usize,
+    },
     /// No key has the name.
     #[error("{path}: it has no key of `{name}`", path = path.display())]
     NoName {
@@ -69,10 +82,10 @@ pub enum TlsFileError {
 /// A file cannot be used.
 pub fn server(nbd: &Nbd) -> Result<TlsServer, TlsFileError> {
     let psks = nbd.tls_psk_file.as_deref().map(read_psks).transpose()?;
-    let psks = psks.map(|psks| Arc::new(NamedPsks(psks)) as Arc<dyn PskServer>);
+    let psks = psks.map(chooser);
     let Some(folder) = &nbd.tls_certificates else {
         let path = nbd.tls_psk_file.clone().unwrap_or_default();
-        let psks = psks.unwrap_or_else(|| Arc::new(NamedPsks(BTreeMap::new())));
+        let psks = psks.unwrap_or_else(|| chooser(Psks::new()));
         return TlsServer::with_psks(psks).map_err(|error| TlsFileError::Refused { path, error });
     };
     let own = identity(folder, "server")?;
@@ -84,25 +97,79 @@ pub fn server(nbd: &Nbd) -> Result<TlsServer, TlsFileError> {
     made.map_err(|error| TlsFileError::Refused { path: folder.clone(), error })
 }
 
+fn chooser(psks: Psks) -> Arc<dyn PskServer> {
+    Arc::new(PskChooser(Arc::new(NamedPsks(psks))))
+}
+
 /// The files of the NBD listeners that cannot be used, if the configuration has such with TLS.
 pub fn check(config: &Config) -> Option<TlsFileError> {
     let encrypts = config.server.listen.iter().any(|one| one.spec.is_nbd_with_tls());
     encrypts.then(|| server(&config.server.nbd).err()).flatten()
 }
 
-/// TLS of a remote NBD export. `host` is its name if the specification has no other.
+/// TLS of remote exports, whose files [`read_clients_again`] reads.
+static CLIENTS: Mutex<Vec<KnownClient>> = Mutex::new(Vec::new());
+
+struct KnownClient {
+    spec: NbdTlsSpec,
+    host: String,
+    client: NbdTlsClient,
+}
+
+/// TLS of a remote NBD export. `host` is its name if the specification has no other. Every export
+/// with the same specification has the same.
 ///
 /// # Errors
 /// A file cannot be used.
-pub fn client(spec: &NbdTlsSpec, host: &str) -> Result<TlsClient, TlsFileError> {
+pub fn client(spec: &NbdTlsSpec, host: &str) -> Result<NbdTlsClient, TlsFileError> {
+    let read = read_client(spec, host)?;
+    let mut clients = CLIENTS.lock();
+    if let Some(known) = clients.iter().find(|known| known.spec == *spec && known.host == host) {
+        known.client.replace(read);
+        return Ok(known.client.clone());
+    }
+    let client = NbdTlsClient::new(read);
+    let host = host.to_owned();
+    clients.push(KnownClient { spec: spec.clone(), host, client: client.clone() });
+    Ok(client)
+}
+
+/// Reads the files of all remote exports. Nothing changes before the caller replaces the clients. Those
+/// of an export that `next`, the configuration of the next start, does not name any more may be
+/// missing: its keys stay.
+///
+/// # Errors
+/// All other files that cannot be used.
+pub fn read_clients_again(
+    next: &Config,
+) -> Result<Vec<(NbdTlsClient, TlsClient)>, Vec<TlsFileError>> {
+    let devices = next.volumes.iter().flat_map(|volume| volume.backing.devices());
+    let named: Vec<_> = devices
+        .filter_map(|device| match device {
+            DeviceSpec::Nbd(spec) => spec.tls.as_ref(),
+            _ => None,
+        })
+        .collect();
+    let (mut read, mut errors) = (Vec::new(), Vec::new());
+    for KnownClient { spec, host, client } in CLIENTS.lock().iter() {
+        match read_client(spec, host) {
+            Ok(again) => read.push((client.clone(), again)),
+            Err(error) if named.contains(&spec) => errors.push(error),
+            Err(error) => tracing::warn!("its keys stay in use until the next start: {error}"),
+        }
+    }
+    if errors.is_empty() { Ok(read) } else { Err(errors) }
+}
+
+fn read_client(spec: &NbdTlsSpec, host: &str) -> Result<TlsClient, TlsFileError> {
     let (path, made) = match &spec.trust {
         NbdTlsTrust::Psk { file, name } => {
-            let mut psks = read_psks(file)?;
+            let psks = read_psks(file)?;
             let missing = || TlsFileError::NoName { path: file.clone(), name: name.clone() };
-            let secret = psks.remove(name.as_bytes()).ok_or_else(missing)?;
-            let identity = name.clone().into_bytes();
-            let psk = TlsPsk { identity, secret, hash: PskHash::Sha256 };
-            (file.clone(), TlsClient::with_psks(vec![psk]))
+            let secrets = psks.get(name.as_bytes()).ok_or_else(missing)?;
+            let identity = name.as_bytes();
+            let first = secrets.iter().take(1).map(|secret| psk(identity, secret, PskHash::Sha256));
+            (file.clone(), TlsClient::with_psks(first.map(tls_psk).collect()))
         }
         NbdTlsTrust::Certificates { folder } => {
             let has_own = folder.join("client-cert.pem").exists();
@@ -141,7 +208,8 @@ fn certificate(path: &Path) -> Result<Vec<u8>, TlsFileError> {
     Ok(contents)
 }
 
-type Psks = BTreeMap<Vec<u8>, Zeroizing<Vec<u8>>>;
+/// Secrets by name, at least one each.
+type Psks = BTreeMap<Vec<u8>, Vec<Zeroizing<Vec<u8>>>>;
 
 fn read_psks(path: &Path) -> Result<Psks, TlsFileError> {
     let text = keys::read_private(path, FILE_BYTES)?;
@@ -153,7 +221,11 @@ fn read_psks(path: &Path) -> Result<Psks, TlsFileError> {
         let named = line.rsplit_once(':').and_then(|(name, hex)| Some((name, secret(hex)?)));
         let bad = || TlsFileError::Line { path: path.to_owned(), line: index + 1 };
         let (name, secret) = named.filter(|(name, _)| !name.is_empty()).ok_or_else(bad)?;
-        psks.insert(name.as_bytes().to_vec(), secret);
+        let secrets = psks.entry(name.as_bytes().to_vec()).or_default();
+        if secrets.len() == RING_SECRETS {
+            return Err(TlsFileError::Count { path: path.to_owned(), line: index + 1 });
+        }
+        secrets.push(secret);
     }
     Ok(psks)
 }
@@ -166,33 +238,16 @@ fn secret(hex: &str) -> Option<Zeroizing<Vec<u8>>> {
 /// Keys by name.
 struct NamedPsks(Psks);
 
-impl PskServer for NamedPsks {
-    fn choose(&self, hello: &[u8]) -> PskChoice {
-        let Ok(hello) = Hello::parse(hello) else {
-            return PskChoice::Refuse(PskRefusal::Malformed);
-        };
-        let Some(first) = hello.identities.first() else { return PskChoice::NoneOffered };
-        let mut known = None;
-        for (index, offered) in hello.identities.iter().enumerate() {
-            let Some(secret) = self.0.get(*offered) else { continue };
-            for hash in [Hash::Sha256, Hash::Sha384] {
-                let psk = Psk { identity: offered.to_vec(), secret: secret.clone(), hash };
-                if hello.proves(index, &psk) {
-                    let hash = match hash {
-                        Hash::Sha256 => PskHash::Sha256,
-                        Hash::Sha384 => PskHash::Sha384,
-                    };
-                    let Psk { identity, secret, .. } = psk;
-                    return PskChoice::Use(TlsPsk { identity, secret, hash });
-                }
-            }
-            known = Some(offered.to_vec());
-        }
-        PskChoice::Refuse(match known {
-            Some(identity) => PskRefusal::WrongKey(identity),
-            None => PskRefusal::UnknownIdentity(first.to_vec()),
-        })
+impl PskKeys for NamedPsks {
+    fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
+        let secrets = self.0.get(identity).into_iter().flatten();
+        let both = [PskHash::Sha256, PskHash::Sha384];
+        secrets.flat_map(|secret| both.map(|hash| psk(identity, secret, hash))).collect()
     }
+}
+
+fn psk(identity: &[u8], secret: &Zeroizing<Vec<u8>>, hash: PskHash) -> Psk {
+    Psk { identity: identity.to_vec(), secret: secret.clone(), hash }
 }
 
 #[cfg(test)]
@@ -214,16 +269,56 @@ mod tests {
         let good = "# pool\nalice:000102030405060708090a0b0c0d0e0f\n\na:b:FF0102030405060708090A0B0C0D0E0F\n";
         let psks = read_psks(&file(&folder, good, 0o600)).unwrap();
         assert_eq!(psks.len(), 2);
-        assert_eq!(psks[&b"alice"[..]][15], 15);
-        assert_eq!(psks[&b"a:b"[..]][0], 255);
+        assert_eq!(psks[&b"alice"[..]][0][15], 15);
+        assert_eq!(psks[&b"a:b"[..]][0][0], 255);
         for (text, mode, part) in [
             ("alice:0001", 0o600, "line 1"),
             ("alice:000102030405060708090a0b0c0d0e0g", 0o600, "line 1"),
             (":000102030405060708090a0b0c0d0e0f", 0o600, "line 1"),
             (good, 0o644, "chmod 600"),
+            (&good.replace("a:b:FF", "alice:00").repeat(2), 0o600, "line 6: write one key"),
         ] {
             let error = read_psks(&file(&folder, text, mode)).unwrap_err().to_string();
             assert!(error.contains(part) && !error.contains("0001"), "{error}");
         }
+    }
+
+    #[test]
+    fn name_with_two_keys_accepts_both_and_proves_the_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let [old, new] = ["000102030405060708090a0b0c0d0e0f", "ff0102030405060708090a0b0c0d0e0f"];
+        let both = format!("alice:{new}\nbob:{old}\nalice:{old}\n");
+        let path = file(&folder, &both, 0o600);
+        let psks = NamedPsks(read_psks(&path).unwrap());
+        let known = |name: &[u8]| -> Vec<_> {
+            psks.candidates(name).iter().map(|psk| (psk.secret[0], psk.hash)).collect()
+        };
+        let (short, long) = (PskHash::Sha256, PskHash::Sha384);
+        assert_eq!(known(b"alice"), [(255, short), (255, long), (0, short), (0, long)]);
+        assert_eq!(known(b"bob"), [(0, short), (0, long)]);
+        assert!(known(b"carol").is_empty());
+    }
+
+    #[test]
+    fn clients_are_read_again_together() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file(&folder, "alice:000102030405060708090a0b0c0d0e0f\n", 0o600);
+        let spec = |name: &str| NbdTlsSpec {
+            trust: NbdTlsTrust::Psk { file: path.clone(), name: name.to_owned() },
+            server_name: None,
+        };
+        client(&spec("alice"), "host").unwrap();
+        assert!(client(&spec("bob"), "host").is_err());
+        client(&spec("alice"), "host").unwrap();
+        let device = format!("nbds://alice@host/x?tls-psk-file={}", path.display());
+        let text = format!("[volume.v]\ndevice = {device:?}\n");
+        let config = Config::parse("f", &text).unwrap_or_else(|error| panic!("{error}"));
+        let none = Config::parse("f", "[volume.v]\ndevice = \"null:1GiB\"\n");
+        assert_eq!(read_clients_again(&config).unwrap().len(), 1);
+        file(&folder, "bob:000102030405060708090a0b0c0d0e0f\n", 0o600);
+        client(&spec("bob"), "host").unwrap();
+        assert_eq!(read_clients_again(&none.ok().unwrap()).unwrap().len(), 1, "bob's");
+        let errors = read_clients_again(&config).unwrap_err();
+        assert!(matches!(&errors[..], [TlsFileError::NoName { name, .. }] if name == "alice"));
     }
 }

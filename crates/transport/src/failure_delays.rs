@@ -5,11 +5,13 @@
 //! network of IPv6 hosts (/64) is one source, because a single host may use all its addresses.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Sub;
 use std::time::Duration;
 
-use crate::limits::{FAILED_SOURCES, FAILURE_DELAY, FAILURE_DELAY_MAX, FAILURE_MEMORY};
+use crate::limits::{
+    FAILED_SOURCES, FAILURE_DELAY, FAILURE_DELAY_MAX, FAILURE_MEMORY, UNFINISHED_DELAY_MAX,
+};
 
 /// A source of connections; `None` for a Unix socket.
 pub type Source = Option<IpAddr>;
@@ -25,9 +27,25 @@ pub fn source_of(address: IpAddr) -> IpAddr {
     }
 }
 
+/// The source of a connection, from the address of its peer.
+pub fn source_of_peer(peer: &str) -> Source {
+    peer.parse::<SocketAddr>().ok().map(|address| source_of(address.ip()))
+}
+
+/// How a handshake failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The peer has no key, or another one.
+    Guess,
+    /// The handshake was not completed, as when a link is cut. The delay of these stays below the
+    /// connect timeouts of peers, which otherwise could not connect again.
+    Unfinished,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Failures<I> {
-    count: u32,
+    guesses: u32,
+    unfinished: u32,
     last: I,
 }
 
@@ -49,15 +67,14 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
         let recent = |one: &&Failures<I>| now - one.last < FAILURE_MEMORY;
         match self.sources.get(&source.map(source_of)).filter(recent) {
             None => Duration::ZERO,
-            // Beyond 16 doublings it is at its maximum.
-            Some(known) => {
-                (FAILURE_DELAY * (1 << (known.count - 1).min(16))).min(FAILURE_DELAY_MAX)
-            }
+            Some(known) => doubled(known.guesses)
+                .min(FAILURE_DELAY_MAX)
+                .max(doubled(known.unfinished).min(UNFINISHED_DELAY_MAX)),
         }
     }
 
     /// Records a failure of `source`.
-    pub fn failed(&mut self, source: Source, now: I) {
+    pub fn failed(&mut self, source: Source, kind: FailureKind, now: I) {
         let source = source.map(source_of);
         let sources = &mut self.sources;
         if sources.len() >= FAILED_SOURCES && !sources.contains_key(&source) {
@@ -67,11 +84,26 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
                 sources.remove(&oldest);
             }
         }
-        let known = sources.entry(source).or_insert(Failures { count: 0, last: now });
+        let none = Failures { guesses: 0, unfinished: 0, last: now };
+        let known = sources.entry(source).or_insert(none);
         if now - known.last >= FAILURE_MEMORY {
-            known.count = 0;
+            *known = none;
         }
-        *known = Failures { count: known.count.saturating_add(1), last: now };
+        known.last = now;
+        let count = match kind {
+            FailureKind::Guess => &mut known.guesses,
+            FailureKind::Unfinished => &mut known.unfinished,
+        };
+        *count = count.saturating_add(1);
+    }
+}
+
+/// Delay after `failures`, which doubles with each.
+fn doubled(failures: u32) -> Duration {
+    match failures.checked_sub(1) {
+        None => Duration::ZERO,
+        // Beyond 16 doublings it is at any maximum.
+        Some(further) => FAILURE_DELAY * (1 << further.min(16)),
     }
 }
 
@@ -99,7 +131,7 @@ mod tests {
         let mut delays = FailureDelays::default();
         let mut seen = Vec::new();
         for _ in 0..8 {
-            delays.failed(source("192.0.2.1"), Ms(5));
+            delays.failed(source("192.0.2.1"), FailureKind::Guess, Ms(5));
             seen.push(delays.delay(source("192.0.2.1"), Ms(5)));
         }
         assert_eq!(seen[..3], [1, 2, 4].map(|times| FAILURE_DELAY * times));
@@ -108,15 +140,31 @@ mod tests {
         assert_eq!(delays.delay(None, Ms(5)), Duration::ZERO);
         let later = Ms(5 + FAILURE_MEMORY.as_millis() as u64);
         assert_eq!(delays.delay(source("192.0.2.1"), later), Duration::ZERO);
-        delays.failed(source("192.0.2.1"), later);
+        delays.failed(source("192.0.2.1"), FailureKind::Guess, later);
         assert_eq!(delays.delay(source("192.0.2.1"), later), FAILURE_DELAY);
+    }
+
+    #[test]
+    fn unfinished_handshakes_delay_for_less() {
+        let mut delays = FailureDelays::default();
+        let one = source("192.0.2.1");
+        for _ in 0..8 {
+            delays.failed(one, FailureKind::Unfinished, Ms(5));
+        }
+        assert_eq!(delays.delay(one, Ms(5)), UNFINISHED_DELAY_MAX);
+        delays.failed(one, FailureKind::Guess, Ms(5));
+        assert_eq!(delays.delay(one, Ms(5)), UNFINISHED_DELAY_MAX);
+        for _ in 0..7 {
+            delays.failed(one, FailureKind::Guess, Ms(5));
+        }
+        assert_eq!(delays.delay(one, Ms(5)), FAILURE_DELAY_MAX);
     }
 
     #[test]
     fn addresses_of_one_host_are_one_source() {
         let mut delays = FailureDelays::default();
-        delays.failed(source("2001:db8::1"), Ms(0));
-        delays.failed(source("192.0.2.1"), Ms(0));
+        delays.failed(source("2001:db8::1"), FailureKind::Guess, Ms(0));
+        delays.failed(source("192.0.2.1"), FailureKind::Guess, Ms(0));
         for same in ["2001:db8::2", "2001:db8:0:0:ffff::9", "::ffff:192.0.2.1"] {
             assert_eq!(delays.delay(source(same), Ms(0)), FAILURE_DELAY, "{same}");
         }
@@ -127,7 +175,7 @@ mod tests {
     fn remembered_sources_are_bounded() {
         let mut delays = FailureDelays::default();
         for ip in 0..FAILED_SOURCES as u32 + 10 {
-            delays.failed(Some(IpAddr::from(ip.to_be_bytes())), Ms(ip.into()));
+            delays.failed(Some(IpAddr::from(ip.to_be_bytes())), FailureKind::Guess, Ms(ip.into()));
         }
         assert_eq!(delays.sources.len(), FAILED_SOURCES);
         assert!(!delays.sources.contains_key(&source("0.0.0.0")));

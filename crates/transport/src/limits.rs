@@ -65,9 +65,16 @@ pub const FAILURE_DELAY: Duration = Duration::from_millis(100);
 /// Longest such delay.
 pub const FAILURE_DELAY_MAX: Duration = Duration::from_secs(4);
 
+/// Longest delay for handshakes that were not completed: less than the shortest connect timeout.
+pub const UNFINISHED_DELAY_MAX: Duration = Duration::from_millis(400);
+
 /// Failures of a source address are forgotten after this time without another.
 pub(crate) const FAILURE_MEMORY: Duration = Duration::from_secs(60);
 
 /// Source addresses whose failures are remembered, of about 64 B each; beyond it, the address that
 /// failed longest ago is forgotten.
 pub(crate) const FAILED_SOURCES: usize = 4096;
+
+/// Time limit of a handshake while more than half of all places are taken. A peer needs two round
+/// trips and some milliseconds of computation.
+pub const CROWDED_PATIENCE: Duration = Duration::from_secs(1);

@@ -17,6 +17,8 @@ pub const ALL: &[Scenario] = &[
     echo::SCENARIO,
     served::NVME,
     served::NBD,
+    served::NVME_TLS,
+    served::NBD_TLS,
     mirror::SYNC,
     mirror::MEMORY,
     mirror::BLOCK_ON_PEER_LOSS,
@@ -32,6 +34,7 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_ASYNC,
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
+    chain::CHAIN_TLS,
 ];
 
 /// Finds a scenario by name.

@@ -1,22 +1,34 @@
 //! Volume on a file, served over a simulated network to one client, through all faults.
 //!
-//! The server, the client and the file device are the real code. TLS, authentication and multiple
-//! hosts are left out.
+//! The server, the client and the file device are the real code, with and without TLS. Authentication
+//! and multiple hosts are left out.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_auth::TlsRing;
+use flagstone_auth::tls::{Psk, PskHash, TlsKey};
 use flagstone_blockdev::{FileDevice, FileOptions, IoFuture, SharedDevice};
-use flagstone_nbd::{ClientOptions, Drain, Export, Exports, NbdDevice, NbdServer, ServerOptions};
+use flagstone_nbd::{
+    ClientOptions, Drain, Export, Exports, NbdDevice, NbdServer, NbdTls, NbdTlsClient,
+    ServerOptions,
+};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvmf_host::{HostOptions, RemoteDevice};
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
+use flagstone_nvmf_target::{
+    self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode, serve_listener,
+};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{DiskConfig, NodeId, SimConfig, Simulation};
+use flagstone_runtime::tls::{TlsClient, TlsServer};
 use flagstone_runtime::{JoinHandle, random_u64, spawn_detached, time};
+
+use flagstone_transport::{PskChooser, PskKeys, tls_psk};
+use zeroize::Zeroizing;
 
 use crate::load::{Ended, LoadOptions, run as load, verify};
 use crate::model::Shared;
@@ -37,6 +49,21 @@ pub const NVME: Scenario = Scenario {
     run: |seed| run(seed, &NVME_FRONT, |device| device),
 };
 
+/// Over NVMe/TCP with TLS.
+pub const NVME_TLS: Scenario = Scenario {
+    name: "nvme-tcp-tls",
+    about: "a volume over NVMe/TCP with TLS, whose handshakes and records are cut and stalled: the \
+            same",
+    run: |seed| run(seed, &NVME_TLS_FRONT, |device| device).with_random_contents(),
+};
+
+/// Over NBD with TLS.
+pub const NBD_TLS: Scenario = Scenario {
+    name: "nbd-tls",
+    about: "a volume over NBD with TLS: the same",
+    run: |seed| run(seed, &NBD_TLS_FRONT, |device| device).with_random_contents(),
+};
+
 const DISK: &str = "/dev/disk";
 /// Longer than any disk or server needs to finish its pending work.
 const QUIET: Duration = Duration::from_secs(60);
@@ -55,12 +82,23 @@ struct Front {
 
 const NBD_FRONT: Front = Front { port: 10809, serve: serve_nbd, attach: attach_nbd };
 
+const NBD_TLS_FRONT: Front = Front { port: 10809, serve: serve_nbd_tls, attach: attach_nbd_tls };
+
 fn serve_nbd(device: SharedDevice, address: Address) -> IoFuture<()> {
+    serve_nbd_with(device, address, None)
+}
+
+fn serve_nbd_tls(device: SharedDevice, address: Address) -> IoFuture<()> {
+    let server = TlsServer::with_psks(Arc::new(PskChooser(Arc::new(OnePsk))));
+    serve_nbd_with(device, address, Some(NbdTls::new(server.expect("a valid key")).required()))
+}
+
+fn serve_nbd_with(device: SharedDevice, address: Address, tls: Option<NbdTls>) -> IoFuture<()> {
     IoFuture::later(async move {
         let exports = Exports::new([Export::new("volume", device)]).expect("one export");
         let listener = Listener::bind(&address).expect("the port is free");
         let options = ServerOptions::default();
-        NbdServer::new(Arc::new(exports), options, Drain::new()).run(listener).await;
+        NbdServer::new(Arc::new(exports), options, Drain::new()).run_tls(listener, tls).await;
         Ok(())
     })
 }
@@ -72,6 +110,40 @@ fn attach_nbd(address: Address) -> IoFuture<Option<SharedDevice>> {
     })
 }
 
+fn attach_nbd_tls(address: Address) -> IoFuture<Option<SharedDevice>> {
+    IoFuture::later(async move {
+        let client =
+            TlsClient::with_psks(OnePsk.candidates(NAME).into_iter().map(tls_psk).collect());
+        let client = NbdTlsClient::new(client.expect("a valid key"));
+        let options = ClientOptions::default();
+        let device = NbdDevice::connect_tls(address, "volume", options, client).await;
+        Ok(device.ok().map(|device| -> SharedDevice { device }))
+    })
+}
+
+const NAME: &[u8] = b"client";
+
+/// The key of the client.
+struct OnePsk;
+
+impl PskKeys for OnePsk {
+    fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
+        let (secret, hash) = (Zeroizing::new(vec![7; 32]), PskHash::Sha256);
+        let psk = Psk { identity: NAME.to_vec(), secret, hash };
+        Vec::from_iter((identity == NAME).then_some(psk))
+    }
+}
+
+const NVME_TLS_FRONT: Front = Front { port: 4420, serve: serve_nvme_tls, attach: attach_nvme_tls };
+
+fn host_nqn() -> Nqn {
+    Nqn::from_uuid([7; 16])
+}
+
+fn nvme_key() -> TlsRing {
+    TlsRing::new(vec![TlsKey::new(&[7; 32], None).expect("a valid length")])
+}
+
 const NVME_FRONT: Front = Front { port: 4420, serve: serve_nvme, attach: attach_nvme };
 const NVME_SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:volume";
 
@@ -80,6 +152,14 @@ fn subsystem() -> Nqn {
 }
 
 fn serve_nvme(device: SharedDevice, address: Address) -> IoFuture<()> {
+    serve_nvme_with(device, address, TlsMode::Off)
+}
+
+fn serve_nvme_tls(device: SharedDevice, address: Address) -> IoFuture<()> {
+    serve_nvme_with(device, address, TlsMode::Required)
+}
+
+fn serve_nvme_with(device: SharedDevice, address: Address, mode: TlsMode) -> IoFuture<()> {
     IoFuture::later(async move {
         let target = Target::new(TargetConfig::default()).expect("the default is valid");
         let (nqn, serial) = (subsystem(), "1".to_owned());
@@ -89,22 +169,33 @@ fn serve_nvme(device: SharedDevice, address: Address) -> IoFuture<()> {
         let namespace = NamespaceConfig { nsid: None, device, uuid: [1; 16], read_only: false };
         target.add_namespace(&nqn, namespace).expect("it is the first");
         let listener = Listener::bind(&address).expect("the port is free");
-        target.add_listener(&address).expect("an address of TCP");
+        target.add_tls_listener(&address, mode).expect("an address of TCP");
+        let tls = target::HostTls { keys: nvme_key(), required: mode == TlsMode::Required };
+        target.set_tls_keys(&nqn, BTreeMap::from([(host_nqn(), tls)]));
         while let Ok(stream) = listener.accept().await {
-            spawn_detached(serve(target.clone(), stream));
+            spawn_detached(serve_listener(target.clone(), stream, mode));
         }
         Ok(())
     })
 }
 
 fn attach_nvme(address: Address) -> IoFuture<Option<SharedDevice>> {
+    attach_nvme_with(address, None)
+}
+
+fn attach_nvme_tls(address: Address) -> IoFuture<Option<SharedDevice>> {
+    attach_nvme_with(address, Some(HostTls { keys: nvme_key(), allow_plain: false }))
+}
+
+fn attach_nvme_with(address: Address, tls: Option<HostTls>) -> IoFuture<Option<SharedDevice>> {
     IoFuture::later(async move {
         let digests = Digests {
             header: random_u64().is_multiple_of(4),
             data: random_u64().is_multiple_of(4),
         };
         let queues = 1 + (random_u64() % 3) as u16;
-        let options = HostOptions { digests, queues, ..HostOptions::default() };
+        let options = HostOptions { digests, queues, tls, ..HostOptions::default() };
+        let options = HostOptions { host_nqn: Some(host_nqn()), ..options };
         let device = RemoteDevice::connect(address, &subsystem(), options).await;
         Ok(device.ok().map(|device| -> SharedDevice { device }))
     })
@@ -269,6 +360,13 @@ mod tests {
     fn nbd_keeps_guarantees_and_replays() {
         for seed in 0..5 {
             run_seed(&NBD, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
+
+    #[test]
+    fn tls_keeps_guarantees_and_replays() {
+        for (scenario, seed) in (0..5).flat_map(|seed| [(NVME_TLS, seed), (NBD_TLS, seed)]) {
+            run_seed(&scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
         }
     }
 

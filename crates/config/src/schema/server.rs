@@ -110,7 +110,7 @@ pub static NBD: Section = Section {
         "tls_verify_clients", Kind::Flag, "false" =>
             "Clients show a certificate that `ca-cert.pem` has signed.";
         "tls_psk_file", Kind::Text("path"), "" =>
-            "Pre-shared keys (mode 0600), as `psktool` makes them: `NAME:HEX` on each line.";
+            "Pre-shared keys (mode 0600), as `psktool` makes them: `NAME:HEX` on each line; two lines of a name while one key replaces the other.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit of each step of a negotiation, with 3 minutes for all; of all steps while more than half of the connections negotiate.";
         "stall_timeout", time(100, DAY_MS), "30s" =>

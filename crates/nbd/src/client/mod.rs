@@ -26,16 +26,17 @@ mod relay;
 mod replies;
 mod slots;
 mod target;
+mod tls;
 
 use std::rc::Rc;
 use std::sync::Arc;
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::net::Address;
-use flagstone_runtime::tls::TlsClient;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn_detached};
 
 pub use target::{ClientOptions, ConnectError};
+pub use tls::NbdTlsClient;
 
 use crate::limits::{CLIENT_EFFECT_BYTES, CLIENT_ZERO_PIECE_BYTES, MAX_REQUEST_BYTES};
 use crate::wire::link::LinkId;
@@ -71,7 +72,7 @@ impl NbdDevice {
         address: Address,
         export: &str,
         options: ClientOptions,
-        tls: TlsClient,
+        tls: NbdTlsClient,
     ) -> Result<Arc<NbdDevice>, ConnectError> {
         NbdDevice::connect_with(address, export, options, Some(tls)).await
     }
@@ -80,7 +81,7 @@ impl NbdDevice {
         address: Address,
         export: &str,
         options: ClientOptions,
-        tls: Option<TlsClient>,
+        tls: Option<NbdTlsClient>,
     ) -> Result<Arc<NbdDevice>, ConnectError> {
         let id = LinkId(random_u64());
         let (target, first) = RemoteExport::open(address, export, options, tls, id).await?;

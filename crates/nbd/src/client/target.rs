@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::net::{Address, Socket, Stream, may_pass};
-use flagstone_runtime::tls::{TlsClient, TlsFailure};
+use flagstone_runtime::tls::TlsFailure;
 use flagstone_runtime::{Buf, time};
 use flagstone_transport::Rx;
 
 use crate::client::negotiate::{Negotiation, NegotiationError, NegotiationStep, ServerInfo};
+use crate::client::tls::NbdTlsClient;
 use crate::limits::{CONNECT_TIMEOUT, REQUEST_TIMEOUT, STALL_TIMEOUT};
 use crate::server::Drain;
 use crate::wire::link::LinkId;
@@ -91,7 +92,7 @@ pub(crate) struct RemoteExport {
     pub(crate) address: Address,
     pub(crate) export: String,
     pub(crate) options: ClientOptions,
-    tls: Option<TlsClient>,
+    tls: Option<NbdTlsClient>,
     pub(crate) info: ServerInfo,
     /// The device was dropped.
     pub(crate) closing: Drain,
@@ -111,7 +112,7 @@ impl RemoteExport {
         address: Address,
         export: &str,
         options: ClientOptions,
-        tls: Option<TlsClient>,
+        tls: Option<NbdTlsClient>,
         link: LinkId,
     ) -> Result<(RemoteExport, EstablishedConnection), ConnectError> {
         let established =
@@ -203,7 +204,7 @@ async fn establish(
     address: &Address,
     export: &str,
     link: LinkId,
-    tls: Option<&TlsClient>,
+    tls: Option<&NbdTlsClient>,
     timeout: Duration,
 ) -> Result<EstablishedConnection, ConnectError> {
     let negotiated = time::timeout(timeout, negotiate(address, export, link, tls)).await;
@@ -214,7 +215,7 @@ async fn negotiate(
     address: &Address,
     export: &str,
     link: LinkId,
-    tls: Option<&TlsClient>,
+    tls: Option<&NbdTlsClient>,
 ) -> Result<EstablishedConnection, ConnectError> {
     let mut socket = Socket::from(Stream::connect(address).await?);
     let mut rx = Rx::new(socket.clone());
@@ -233,7 +234,7 @@ async fn negotiate(
             NegotiationStep::StartTls => {
                 // Whatever arrived with the answer is not protected.
                 if let (Some(tls), 0) = (tls, rx.available()) {
-                    socket = tls.connect(socket.stream().clone(), &[]).await?.into();
+                    socket = tls.current().connect(socket.stream().clone(), &[]).await?.into();
                     rx = Rx::new(socket.clone());
                     negotiation.secured(&mut out);
                     send(&socket, &mut out).await?;

@@ -13,9 +13,9 @@ mod attached;
 mod connection;
 mod drain;
 mod execute;
-mod negotiations;
 mod partial;
 mod receiver;
+mod refusal_counts;
 mod tls;
 mod watchdog;
 
@@ -30,7 +30,7 @@ use flagstone_runtime::buf::{self, BufferShares, Protocol};
 use flagstone_runtime::limits::BUF_MIN_BYTES;
 use flagstone_runtime::net::{Listener, Socket, Stream};
 use flagstone_runtime::{Buf, spawn, task, time};
-use flagstone_transport::{RefusalLog, Rx, RxError};
+use flagstone_transport::{InFlight, RefusalLog, Rx, RxError, source_of_peer};
 
 pub use attached::AttachedClient;
 pub use drain::Drain;
@@ -39,14 +39,15 @@ pub use tls::NbdTls;
 use crate::export::Exports;
 use crate::handshake::{Handshake, HandshakeError, HandshakeStep, NbdRefusal, NbdRefusalReason};
 use crate::limits::{
-    HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, NEGOTIATION_TIMEOUT, PEER_TIMEOUT,
+    HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, NEGOTIATION_TIMEOUT, NEGOTIATIONS_PER_SOURCE,
+    PEER_TIMEOUT,
 };
 use crate::links::LinkOwner;
 use crate::session::NbdSession;
 use crate::wire::request::BadRequestMagic;
 use attached::ClientRegistry;
 use connection::NbdConnection;
-use negotiations::Negotiations;
+use refusal_counts::RefusalCounts;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ServerOptions {
@@ -109,7 +110,10 @@ pub struct NbdServer {
     connections: AtomicUsize,
     attached: ClientRegistry,
     shares: OnceLock<Arc<BufferShares>>,
-    negotiations: Negotiations,
+    /// Negotiations in progress. One address has at most half of all connections, so that a client
+    /// that opens many and completes none leaves room for others.
+    negotiations: Arc<InFlight>,
+    refusal_counts: RefusalCounts,
     refusals: RefusalLog,
 }
 
@@ -117,6 +121,8 @@ impl NbdServer {
     /// Creates a server of `exports` that shuts down when `drain` is set.
     pub fn new(exports: Arc<Exports>, options: ServerOptions, drain: Drain) -> Arc<NbdServer> {
         let (connections, attached) = (AtomicUsize::new(0), ClientRegistry::default());
+        let per_source = NEGOTIATIONS_PER_SOURCE.max(options.max_connections / 2);
+        let negotiations = InFlight::new(options.max_connections, per_source);
         Arc::new(NbdServer {
             exports,
             options,
@@ -124,7 +130,8 @@ impl NbdServer {
             connections,
             attached,
             shares: OnceLock::new(),
-            negotiations: Negotiations::default(),
+            negotiations,
+            refusal_counts: RefusalCounts::default(),
             refusals: RefusalLog::new("NBD negotiation"),
         })
     }
@@ -151,7 +158,7 @@ impl NbdServer {
 
     /// Refused requests of negotiations since the start, by the name of their reason.
     pub fn refusals(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        self.negotiations.refusals()
+        self.refusal_counts.all()
     }
 
     /// Closes the connections of clients attached to an export.
@@ -258,8 +265,7 @@ impl NbdServer {
         tls: Option<&NbdTls>,
     ) -> Result<NbdSession, DisconnectReason> {
         let peer = socket.stream().peer();
-        let Some(_negotiating) = self.negotiations.begin(&peer, self.options.max_connections)
-        else {
+        let Some(_negotiating) = self.negotiations.begin(source_of_peer(&peer)) else {
             let (export, reason) = (String::new(), NbdRefusalReason::Busy);
             self.refused(socket.stream(), &NbdRefusal { export, reason });
             return Err(DisconnectReason::Busy);
@@ -269,11 +275,14 @@ impl NbdServer {
         let handshake = Handshake::new(self.exports.clone(), &mut out);
         let mut handshake = handshake.with_security(tls::security(tls));
         loop {
-            let many = self.negotiations.count() > self.options.max_connections / 2;
             let step_max = self.options.handshake_timeout;
-            let all_max = if many { step_max } else { NEGOTIATION_TIMEOUT.max(step_max) };
+            let all_max = if self.negotiations.is_crowded() {
+                step_max
+            } else {
+                NEGOTIATION_TIMEOUT.max(step_max)
+            };
             let left = all_max.saturating_sub(begun.elapsed()).min(step_max);
-            let step = negotiation_step(socket, rx, &mut handshake, &mut out, tls);
+            let step = negotiation_step(socket, rx, &mut handshake, &mut out, (tls, left));
             let result = time::timeout(left, step).await;
             if let Some(refusal) = handshake.take_refusal() {
                 self.refused(socket.stream(), &refusal);
@@ -303,7 +312,7 @@ impl NbdServer {
     }
 
     fn refused(&self, stream: &Stream, refusal: &NbdRefusal) {
-        self.negotiations.refused(&refusal.reason);
+        self.refusal_counts.refused(&refusal.reason);
         self.refusals.refused(&stream.peer(), refusal.export.as_bytes(), &refusal.reason);
     }
 
@@ -381,7 +390,7 @@ async fn negotiation_step(
     rx: &mut Rx,
     handshake: &mut Handshake,
     out: &mut Vec<u8>,
-    tls: Option<&NbdTls>,
+    (tls, patience): (Option<&NbdTls>, Duration),
 ) -> Result<Option<NbdSession>, DisconnectReason> {
     let mut scratch = Vec::new();
     loop {
@@ -394,7 +403,7 @@ async fn negotiation_step(
         match progress {
             HandshakeStep::Again => {}
             HandshakeStep::StartTls => {
-                handshake.secured(tls::begin(socket, rx, tls).await?);
+                handshake.secured(tls::begin(socket, rx, tls, patience).await?);
             }
             HandshakeStep::Begin(session) => return Ok(Some(session)),
             HandshakeStep::Close(refusal) => return Err(refusal.into()),

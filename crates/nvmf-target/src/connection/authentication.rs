@@ -70,6 +70,15 @@ impl Authentication {
         matches!(self, Self::NotRequired | Self::Passed(_))
     }
 
+    /// True if the exchange of a host that is not authenticated was evicted for those of others.
+    pub(super) fn is_evicted(&self) -> bool {
+        match self {
+            Self::Required(Stage::Admitted(handshake)) => handshake.is_evicted(),
+            Self::Required(Stage::Exchanging(exchange)) => exchange.handshake.is_evicted(),
+            _ => false,
+        }
+    }
+
     /// True if an exchange of an authenticated host has lasted for longer than `patience`.
     pub(super) fn is_overdue(&self, patience: Duration) -> bool {
         let began = match self {

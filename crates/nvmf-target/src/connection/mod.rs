@@ -36,7 +36,7 @@ mod waiting;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -55,7 +55,7 @@ use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
-use flagstone_transport::{Rx, RxError, Tx};
+use flagstone_transport::{Rx, RxError, Tx, source_of_peer};
 use fused::ParkedHalf;
 use transfer::Transfers;
 use waiting::WaitingCommand;
@@ -380,7 +380,8 @@ impl Connection {
             let (connected, overdue) =
                 self.session.borrow().as_ref().map_or((false, false), |session| {
                     let authentication = &session.authentication;
-                    (authentication.is_open(), authentication.is_overdue(handshake))
+                    let ends = authentication.is_evicted() || authentication.is_overdue(handshake);
+                    (authentication.is_open(), ends)
                 });
             self.refresh();
             if self.queue.get().is_some_and(|queue| !queue.is_open()) {
@@ -485,7 +486,7 @@ impl Connection {
 
     /// Source address of the connection; `None` for a Unix socket.
     pub(super) fn source(&self) -> Option<IpAddr> {
-        self.stream.peer().parse::<SocketAddr>().ok().map(|address| address.ip())
+        source_of_peer(&self.stream.peer())
     }
 
     /// This queue's controller.

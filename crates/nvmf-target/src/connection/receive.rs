@@ -511,6 +511,16 @@ impl Connection {
         data: &ConnectData,
     ) -> Result<Connected, ConnectRefusal> {
         self.check_names(data)?;
+        let (subsystem, _) = data.check()?;
+        if self.target.subsystem(&subsystem).is_some_and(|one| one.requires_authentication()) {
+            // Before the exchange takes a place, which others could use. A refusal waits too: a
+            // source that guesses would repeat it without end.
+            let most = self.target.config().handshake_timeout / 2;
+            let delay = self.target.handshakes.delay(self.source()).min(most);
+            if !delay.is_zero() {
+                time::sleep(delay).await;
+            }
+        }
         let begin = time::now();
         loop {
             let hangup = Box::new(self.stream.clone());
@@ -520,18 +530,6 @@ impl Connection {
             let in_use =
                 connected.as_ref().is_err_and(|refusal| *refusal == ConnectRefusal::QUEUE_IN_USE);
             if !in_use || begin.elapsed() >= QUEUE_RELEASE_TIMEOUT {
-                // A refusal waits, too: a source that guesses would repeat it without end.
-                let authenticates = match &connected {
-                    Ok(connected) => connected.handshake.is_some(),
-                    Err(refusal) => refusal.reason.is_some(),
-                };
-                if authenticates {
-                    let most = self.target.config().handshake_timeout / 2;
-                    let delay = self.target.handshakes.delay(self.source()).min(most);
-                    if !delay.is_zero() {
-                        time::sleep(delay).await;
-                    }
-                }
                 return connected;
             }
             time::sleep(QUEUE_RELEASE_PERIOD).await;

@@ -2,7 +2,6 @@
 //!
 //! The first byte decides: a TLS record with a ClientHello begins with 16h, an ICReq with 00h.
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use flagstone_nvme::Status;
@@ -10,7 +9,7 @@ use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::time;
 use flagstone_runtime::tls::{CLIENT_HELLO_FIRST_BYTE, PeerIdentity, TlsFailure};
-use flagstone_transport::Rx;
+use flagstone_transport::{FailureKind, Rx, failure_kind, source_of_peer};
 
 use super::Connection;
 use crate::Target;
@@ -44,19 +43,14 @@ pub(super) async fn secure(
             }
         }
         Ok(Ok(())) if mode == TlsMode::Allowed => return Some((stream.clone().into(), None, rx)),
-        Ok(Ok(())) => Failed { reason: TlsFailureReason::Plain, text: None, name: Vec::new() },
+        Ok(Ok(())) => Failed::of(TlsFailureReason::Plain),
         // A host that connects and sends nothing is no news.
         Ok(Err(_)) => return None,
-        Err(_) => Failed { reason: TlsFailureReason::Timeout, text: None, name: Vec::new() },
+        Err(_) => Failed::of(TlsFailureReason::Timeout),
     };
     target.tls.failed(failed.reason);
-    let is_guess = failed.is_guess();
     let text = failed.text.unwrap_or_else(|| failed.reason.to_string());
     target.tls_refusals.refused(&stream.peer(), &failed.name, &text);
-    if is_guess {
-        let source = source_of(stream);
-        target.handshakes.delay_source(source);
-    }
     None
 }
 
@@ -66,11 +60,14 @@ struct Failed {
     text: Option<String>,
     /// Identity, as received.
     name: Vec<u8>,
+    /// How it counts for the delay of its source.
+    kind: Option<FailureKind>,
 }
 
 impl Failed {
-    fn is_guess(&self) -> bool {
-        matches!(self.reason, TlsFailureReason::UnknownIdentity | TlsFailureReason::WrongKey)
+    fn of(reason: TlsFailureReason) -> Failed {
+        let kind = Some(FailureKind::Unfinished);
+        Failed { reason, text: None, name: Vec::new(), kind }
     }
 }
 
@@ -81,7 +78,7 @@ impl From<TlsFailure> for Failed {
             TlsFailure::Psk(refusal) => refusal.identity().to_vec(),
             _ => Vec::new(),
         };
-        Failed { reason, text: Some(failure.to_string()), name }
+        Failed { reason, text: Some(failure.to_string()), name, kind: failure_kind(&failure) }
     }
 }
 
@@ -90,31 +87,25 @@ async fn handshake(
     stream: &Stream,
     received: &[u8],
 ) -> Result<(Socket, ProvenNames), Failed> {
-    let source = source_of(stream);
-    let failed = |reason| Failed { reason, text: None, name: Vec::new() };
-    let _place =
-        target.tls.in_flight.begin(source).ok_or_else(|| failed(TlsFailureReason::Busy))?;
+    let failed = Failed::of;
     let patience = target.config().handshake_timeout;
-    let delay = target.handshakes.delay(source).min(patience / 2);
-    if !delay.is_zero() {
-        time::sleep(delay).await;
-    }
-    let server = target.tls_server().map_err(|error| Failed {
-        text: Some(error.to_string()),
-        ..failed(TlsFailureReason::Protocol)
-    })?;
-    let accepted = time::timeout(patience, server.accept(stream.clone(), received)).await;
-    let accepted = accepted.map_err(|_| failed(TlsFailureReason::Timeout))??;
-    let names = match accepted.peer_identity() {
-        PeerIdentity::Psk(identity) => ProvenNames::of(identity),
-        PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
+    let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), patience / 2).await;
+    let admitted = admitted.ok_or_else(|| failed(TlsFailureReason::Busy))?;
+    let accepting = async {
+        let server = target.tls_server().map_err(|error| Failed {
+            text: Some(error.to_string()),
+            ..failed(TlsFailureReason::Protocol)
+        })?;
+        let accepted = server.accept(stream.clone(), received).await?;
+        let names = match accepted.peer_identity() {
+            PeerIdentity::Psk(identity) => ProvenNames::of(identity),
+            PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
+        };
+        let names = names.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
+        Ok((accepted.into(), names))
     };
-    let names = names.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
-    Ok((accepted.into(), names))
-}
-
-fn source_of(stream: &Stream) -> Option<IpAddr> {
-    stream.peer().parse::<SocketAddr>().ok().map(|address| address.ip())
+    let accepted = admitted.run(patience, accepting, |failed: &Failed| failed.kind).await;
+    accepted.unwrap_or_else(|| Err(failed(TlsFailureReason::Timeout)))
 }
 
 impl Connection {

@@ -50,7 +50,11 @@ struct Reserved<'a> {
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         if !self.written {
-            tracing::error!(pool = self.shared.name, self.sequence, "a chunk was abandoned");
+            tracing::error!(
+                pool = self.shared.name,
+                sequence = self.sequence,
+                "a chunk was abandoned"
+            );
             self.shared.state.lock().fail(IoError::WriteFault);
             self.shared.progress.notify();
         }

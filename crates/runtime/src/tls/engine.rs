@@ -40,6 +40,13 @@ impl Engine {
         &self.0
     }
 
+    /// Sends a KeyUpdate before the next data.
+    #[cfg(test)]
+    pub(super) fn update_keys(&mut self) {
+        let request = s2n_tls::enums::PeerKeyUpdate::KeyUpdateNotRequested;
+        self.0.request_key_update(request).expect("TLS 1.3 has it");
+    }
+
     /// Continues the handshake.
     pub(super) fn negotiate(
         &mut self,

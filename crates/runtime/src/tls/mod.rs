@@ -24,6 +24,8 @@ mod config;
 mod engine;
 mod error;
 mod handshake;
+#[cfg(test)]
+mod record_tests;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -113,6 +113,12 @@ impl TlsStream {
         std::cell::Ref::map(self.session.engine.borrow(), Engine::connection)
     }
 
+    /// Sends a KeyUpdate before the next data.
+    #[cfg(test)]
+    pub(super) fn update_keys(&self) {
+        self.session.engine.borrow_mut().update_keys();
+    }
+
     /// Identity that the peer has proven.
     pub fn peer_identity(&self) -> &PeerIdentity {
         &self.session.peer

@@ -31,7 +31,7 @@ impl PskServer for OneKey {
     }
 }
 
-fn server(psk: TlsPsk) -> TlsServer {
+pub(super) fn server(psk: TlsPsk) -> TlsServer {
     TlsServer::with_psks(Arc::new(OneKey(psk))).unwrap()
 }
 
@@ -42,7 +42,7 @@ async fn streams() -> (Stream, Stream) {
     (client, listener.accept().await.unwrap())
 }
 
-async fn handshake(
+pub(super) async fn handshake(
     server: &TlsServer,
     client: &TlsClient,
 ) -> (Result<TlsStream, TlsFailure>, Result<TlsStream, TlsFailure>) {
@@ -60,7 +60,7 @@ async fn pair(hash: PskHash) -> (TlsStream, TlsStream) {
     (accepted.unwrap(), connected.unwrap())
 }
 
-fn list(bytes: &[u8], piece: usize) -> SendList {
+pub(super) fn list(bytes: &[u8], piece: usize) -> SendList {
     let mut list = SendList::new();
     for part in bytes.chunks(piece) {
         list.push(Buf::copy_of(part).unwrap());
@@ -68,7 +68,7 @@ fn list(bytes: &[u8], piece: usize) -> SendList {
     list
 }
 
-async fn send_all(stream: &TlsStream, mut list: SendList) {
+pub(super) async fn send_all(stream: &TlsStream, mut list: SendList) {
     while !list.is_empty() {
         let (result, rest) = stream.send(list).await;
         assert!(result.unwrap() > 0);
@@ -168,6 +168,31 @@ fn both_directions_work_at_a_time() {
         sending.await.unwrap();
         client.close().await.unwrap();
         echo.await.unwrap();
+    })
+    .unwrap();
+}
+
+/// Every send of either side begins with new keys, in sizes that fill their buffers.
+#[test]
+fn key_updates_of_both_sides_keep_data_intact() {
+    block_on(async {
+        let (server, client) = pair(PskHash::Sha256).await;
+        for round in 1..100_usize {
+            for (from, to) in [(&client, &server), (&server, &client)] {
+                let sent = round * 997 % 70_000 + 1;
+                from.update_keys();
+                let (data, sender) = (vec![round as u8; sent], from.clone());
+                let sending = spawn(async move { send_all(&sender, list(&data, 4096)).await });
+                let mut received = 0;
+                while received < sent {
+                    let (result, place) = to.recv(buf::try_alloc(8192).unwrap()).await;
+                    let count = result.unwrap();
+                    assert!(place[..count].iter().all(|byte| *byte == round as u8));
+                    received += count;
+                }
+                sending.await.unwrap();
+            }
+        }
     })
     .unwrap();
 }
@@ -298,7 +323,7 @@ async fn pass(to: &Stream, bytes: &[u8]) -> bool {
 }
 
 /// Receives until the end or an error.
-async fn receive_all(stream: &TlsStream) -> (Vec<u8>, std::io::Result<()>) {
+pub(super) async fn receive_all(stream: &TlsStream) -> (Vec<u8>, std::io::Result<()>) {
     let mut all = Vec::new();
     loop {
         let (result, place) = stream.recv(buf::try_alloc(300).unwrap()).await;

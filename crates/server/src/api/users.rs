@@ -105,17 +105,17 @@ pub fn check_users(config: &Config) -> Option<String> {
 }
 
 impl Server {
-    /// Applies the users and certificates of `read` to a running API. The old ones stay if these
-    /// cannot be used.
-    pub(crate) fn reload_users(&self, read_config: &Config) {
-        let (Some(users), Some(tls)) = (self.api_users.get(), &read_config.server.api_tls) else {
-            return;
-        };
-        match read(tls, &read_config.api_users) {
-            Ok(credentials) => users.replace(credentials),
-            Err(error) => {
-                tracing::error!("the users of the API that were read before stay: {error}");
-            }
+    /// The users and certificates of `read_config`; `None` without an API over TCP.
+    ///
+    /// # Errors
+    /// A file cannot be used.
+    pub(crate) fn read_users(
+        &self,
+        read_config: &Config,
+    ) -> Result<Option<Credentials>, UsersError> {
+        match (self.api_users.get(), &read_config.server.api_tls) {
+            (Some(_), Some(tls)) => read(tls, &read_config.api_users).map(Some),
+            _ => Ok(None),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use axum::http::{HeaderMap, Method, header};
 use flagstone_config::ApiRole as Role;
 use flagstone_runtime::net::PeerUser;
-use flagstone_transport::FailureDelays;
+use flagstone_transport::{FailureDelays, FailureKind};
 use parking_lot::{Mutex, RwLock};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::server::ParsedCertificate;
@@ -210,7 +210,7 @@ impl Users {
         self.refused[at.expect("all reasons are listed")].fetch_add(1, Relaxed);
         match refusal {
             AccessRefusal::Handshake | AccessRefusal::Token | AccessRefusal::Certificate => {
-                self.delays.lock().failed(Some(source), Instant::now());
+                self.delays.lock().failed(Some(source), FailureKind::Guess, Instant::now());
             }
             AccessRefusal::NoProof | AccessRefusal::Role | AccessRefusal::Site => {}
         }

@@ -20,7 +20,9 @@ use flagstone_mirror::{Ack, Mirror, Mode, OnPeerLoss, PeerOptions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, serve};
+use flagstone_nvmf_target::{
+    NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode, serve_listener,
+};
 use flagstone_replication::{NvmePeer, replication_nqn, serve_replica};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
@@ -29,6 +31,7 @@ use flagstone_runtime::{spawn_detached, time};
 use super::Profile;
 use super::history::History;
 use super::hosts::{self, HostPlan};
+use super::tls::{self, LinkTls};
 
 pub(super) const DATA: &str = "/dev/data";
 const PORT: u16 = 4420;
@@ -42,11 +45,11 @@ pub(super) fn volume_nqn() -> Nqn {
     Nqn::new("nqn.2026-01.io.flagstone:db").expect("a valid name")
 }
 
-fn replica_nqn() -> Nqn {
+pub(super) fn replica_nqn() -> Nqn {
     replication_nqn(&volume_nqn()).expect("a short name")
 }
 
-fn node_nqn(index: usize) -> Nqn {
+pub(super) fn node_nqn(index: usize) -> Nqn {
     Nqn::new(&format!("nqn.2026-01.io.flagstone:node:{}", ["a", "b"][index])).expect("valid")
 }
 
@@ -55,6 +58,10 @@ pub(super) struct World {
     pub(super) history: History,
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) devices: RefCell<[Option<Arc<ReopenableDevice>>; 2]>,
+    /// Targets of the nodes that are up.
+    pub(super) targets: RefCell<[Option<Arc<Target>>; 2]>,
+    /// Configured TLS of the link at each node.
+    pub(super) link_tls: [Cell<LinkTls>; 2],
     /// Node that served last.
     pub(super) source: Cell<usize>,
     /// Node that the operator promotes while the source is down.
@@ -164,6 +171,8 @@ impl Cluster {
             history: History::new(sim.world(), seed, usable),
             mirrors: RefCell::default(),
             devices: RefCell::default(),
+            targets: RefCell::default(),
+            link_tls: [LinkTls::Off; 2].map(Cell::new),
             source: Cell::new(0),
             failing_over: Cell::new(None),
             gives_up: Cell::new(false),
@@ -217,13 +226,16 @@ impl Cluster {
             keep_alive: LINK_TIMEOUT,
             command_timeout: LINK_TIMEOUT,
             connect_timeout: LINK_TIMEOUT,
+            tls: self.world.link_tls[index].get().of_host(),
             ..HostOptions::default()
         };
         let peer = NvmePeer::new(self.address(1 - index), replica_nqn(), options);
         let mut peer = PeerOptions::new(Arc::new(peer));
         (peer.mode, peer.ack) = (self.world.mode, self.world.ack);
         (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
-        self.sim.spawn_on(self.nodes[index], node(world, index, here, peer, unverified));
+        let mode = tls::listener(self.profile.tls);
+        let process = node(world, index, (here, mode), peer, unverified);
+        self.sim.spawn_on(self.nodes[index], process);
     }
 
     /// Starts the hosts, which run until the end.
@@ -262,6 +274,7 @@ impl Cluster {
         }
         self.world.mirrors.borrow_mut()[index] = None;
         self.world.devices.borrow_mut()[index] = None;
+        self.world.targets.borrow_mut()[index] = None;
     }
 
     pub(super) fn restart(&self, index: usize) {
@@ -364,6 +377,7 @@ impl Drop for Cluster {
         }
         self.world.mirrors.take();
         self.world.devices.take();
+        self.world.targets.take();
     }
 }
 
@@ -380,7 +394,7 @@ async fn device() -> Arc<ReopenableDevice> {
 async fn node(
     world: Rc<World>,
     index: usize,
-    here: [Address; 2],
+    (here, mode): ([Address; 2], TlsMode),
     peer: PeerOptions,
     unverified: bool,
 ) {
@@ -399,12 +413,14 @@ async fn node(
     world.devices.borrow_mut()[index] = Some(device);
     world.mirrors.borrow_mut()[index] = Some(mirror.clone());
     let target = target_of(index, &mirror);
+    world.link_tls[index].get().set_keys(&target, index);
+    world.targets.borrow_mut()[index] = Some(target.clone());
     for address in here {
         let listener = Listener::bind(&address).expect("the port is free");
         let accepting = target.clone();
         spawn_detached(async move {
             while let Ok(stream) = listener.accept().await {
-                spawn_detached(serve(accepting.clone(), stream));
+                spawn_detached(serve_listener(accepting.clone(), stream, mode));
             }
         });
     }

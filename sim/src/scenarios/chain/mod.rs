@@ -24,7 +24,7 @@
 //! disks that fail and hang, too.
 //!
 //! Left out: the daemon (its few lines that make the ANA state follow the role, and that reopen
-//! failed devices, are repeated here), configuration, TLS and authentication, more than one target,
+//! failed devices, are repeated here), configuration, TLS of hosts, authentication, more than one target,
 //! discards, growth, host crashes, lost logs and memory limits (see the `mirror-*` scenarios and
 //! `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are left out too:
 //! without checksums, no promise covers them.
@@ -36,6 +36,7 @@ mod hosts;
 mod operator;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::time::Duration;
 
@@ -73,6 +74,14 @@ pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
     run: |seed| run(seed, &Profile::new(Mode::Async, true)),
 };
 
+/// Synchronous, while the operator changes the link to TLS.
+pub const CHAIN_TLS: Scenario = Scenario {
+    name: "chain-tls",
+    about: "the synchronous chain, whose link changes to TLS at one node after the other: handshakes \
+            are cut and stalled, and the pair gets in sync in every mixture",
+    run: |seed| run(seed, &Profile { tls: true, ..Profile::new(Mode::Sync, false) }),
+};
+
 /// Faults and commands of a scenario.
 #[derive(Clone, Copy, Debug)]
 struct Profile {
@@ -80,6 +89,8 @@ struct Profile {
     /// Also failing reads, writes and flushes, disks that hang longer than any timeout, clean stops
     /// of an asynchronous source, hosts with two paths to a node.
     all: bool,
+    /// The operator changes the link to TLS.
+    tls: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
     /// scenario notices.
     sabotage: fn(&Cluster),
@@ -87,7 +98,7 @@ struct Profile {
 
 impl Profile {
     const fn new(mode: Mode, all: bool) -> Profile {
-        Profile { mode, all, sabotage: |_| {} }
+        Profile { mode, all, tls: false, sabotage: |_| {} }
     }
 }
 
@@ -107,8 +118,15 @@ fn run(seed: u64, profile: &Profile) -> Outcome {
         let longest = if sim.chance(0.3) { 4000 } else { 250 };
         cluster.pass(sim.random_span(Duration::ZERO, Duration::from_millis(longest)));
     }
+    if profile.tls {
+        tls::change_all(&cluster);
+    }
     operator::settle(&cluster);
+    if profile.tls {
+        tls::check_link(&cluster);
+    }
     (profile.sabotage)(&cluster);
     checks::at_rest(&cluster);
-    Outcome::of(sim, cluster.world.history.checks(), steps)
+    let outcome = Outcome::of(sim, cluster.world.history.checks(), steps);
+    if profile.tls { outcome.with_random_contents() } else { outcome }
 }

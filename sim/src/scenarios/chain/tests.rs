@@ -7,7 +7,7 @@ use flagstone_runtime::sim::DiskFaults;
 
 use super::cluster::{Cluster, DATA};
 use super::operator::recover;
-use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, Profile, run};
+use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, CHAIN_TLS, Profile, run};
 use crate::runner::run_seed;
 use crate::scenarios::liar::caught;
 
@@ -22,6 +22,13 @@ fn chain_keeps_guarantees_and_replays() {
 fn asynchronous_chain_keeps_guarantees_and_replays() {
     for (scenario, seed) in (0..4).flat_map(|seed| [(CHAIN_ASYNC, seed), (CHAIN_ASYNC_ALL, seed)]) {
         run_seed(&scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn chain_changes_to_tls_and_replays() {
+    for seed in 0..6 {
+        run_seed(&CHAIN_TLS, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 

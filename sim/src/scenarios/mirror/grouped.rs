@@ -546,7 +546,7 @@ mod tests {
     /// The log of a target is idle: that its device has failed shows when the target is to serve.
     #[test]
     fn failover_with_a_dead_log_serves_no_volume() {
-        for volume in 0..VOLUMES {
+        for (volume, name) in NAMES.into_iter().enumerate() {
             let (cluster, source, target) = in_sync(3);
             cluster.end(source, false);
             break_log(&cluster, target, volume);
@@ -554,14 +554,14 @@ mod tests {
             let done =
                 cluster.sim.spawn_on(cluster.nodes[target], async move { mirror.failover().await });
             let done = cluster.sim.block_on(done).expect("the task is not aborted");
-            assert!(done.is_err(), "{}: {done:?}", NAMES[volume]);
-            assert_eq!(cluster.serving(target), [false; VOLUMES], "{}", NAMES[volume]);
+            assert!(done.is_err(), "{}: {done:?}", name);
+            assert_eq!(cluster.serving(target), [false; VOLUMES], "{}", name);
         }
     }
 
     #[test]
     fn switchover_to_a_dead_log_moves_no_volume() {
-        for volume in 0..VOLUMES {
+        for (volume, name) in NAMES.into_iter().enumerate() {
             let (cluster, source, target) = in_sync(3);
             break_log(&cluster, target, volume);
             let mirror = cluster.mirror(source, 0);
@@ -569,8 +569,8 @@ mod tests {
                 .sim
                 .spawn_on(cluster.nodes[source], async move { mirror.switchover(0).await });
             let done = cluster.sim.block_on(done).expect("the task is not aborted");
-            assert!(done.is_err(), "{}: {done:?}", NAMES[volume]);
-            assert_eq!(cluster.serving(source), [true; VOLUMES], "{}", NAMES[volume]);
+            assert!(done.is_err(), "{}: {done:?}", name);
+            assert_eq!(cluster.serving(source), [true; VOLUMES], "{}", name);
         }
     }
 

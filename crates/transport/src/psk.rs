@@ -1,0 +1,63 @@
+//! Pre-shared keys of a TLS server: the known keys of each identity that a ClientHello offers, and the
+//! binder that proves one of them.
+
+use std::sync::Arc;
+
+use flagstone_auth::tls::{Hello, Psk, PskHash as Hash};
+use flagstone_runtime::tls::{PskChoice, PskHash, PskRefusal, PskServer, TlsFailure, TlsPsk};
+
+use crate::failure_delays::FailureKind;
+
+/// Pre-shared keys by identity.
+pub trait PskKeys: Send + Sync {
+    /// The keys that may belong to an identity, as received; none if it is unknown. Called off the
+    /// cores.
+    fn candidates(&self, identity: &[u8]) -> Vec<Psk>;
+}
+
+/// Server that takes the first key that a client proves.
+#[derive(Debug)]
+pub struct PskChooser<K>(pub Arc<K>);
+
+impl<K: PskKeys> PskServer for PskChooser<K> {
+    fn choose(&self, hello: &[u8]) -> PskChoice {
+        let Ok(hello) = Hello::parse(hello) else {
+            return PskChoice::Refuse(PskRefusal::Malformed);
+        };
+        let Some(first) = hello.identities.first() else { return PskChoice::NoneOffered };
+        let mut known = None;
+        for (index, identity) in hello.identities.iter().enumerate() {
+            let candidates = self.0.candidates(identity);
+            if !candidates.is_empty() {
+                known = Some(identity.to_vec());
+            }
+            if let Some(proven) = candidates.into_iter().find(|psk| hello.proves(index, psk)) {
+                return PskChoice::Use(tls_psk(proven));
+            }
+        }
+        PskChoice::Refuse(match known {
+            Some(identity) => PskRefusal::WrongKey(identity),
+            None => PskRefusal::UnknownIdentity(first.to_vec()),
+        })
+    }
+}
+
+/// How the failure of a handshake counts: `None` if it ended at the ClientHello, before this side
+/// computed. Names are no secret, and a node whose peer does not have its key yet tries it at each
+/// connection, in vain.
+pub fn failure_kind(failure: &TlsFailure) -> Option<FailureKind> {
+    match failure {
+        TlsFailure::Psk(PskRefusal::WrongKey(_)) => Some(FailureKind::Guess),
+        TlsFailure::Psk(_) => None,
+        _ => Some(FailureKind::Unfinished),
+    }
+}
+
+/// The same key, for handshakes.
+pub fn tls_psk(psk: Psk) -> TlsPsk {
+    let hash = match psk.hash {
+        Hash::Sha256 => PskHash::Sha256,
+        Hash::Sha384 => PskHash::Sha384,
+    };
+    TlsPsk { identity: psk.identity, secret: psk.secret, hash }
+}
