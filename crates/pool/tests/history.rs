@@ -15,7 +15,10 @@ use std::time::Duration;
 use common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
-use flagstone_pool::{CreateOptions, DeviceSet, NamedDevice, Pool, VolumeError, VolumeOptions};
+use flagstone_pool::{
+    COMPRESSION_PROPERTY, Compression, CreateOptions, DeviceSet, NamedDevice, Pool, VolumeError,
+    VolumeOptions,
+};
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn, time};
@@ -100,6 +103,8 @@ fn fill(block: u64, stamp: u64) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     if stamp != 0 {
         data.chunks_mut(8).zip(0..).for_each(|(word, index)| {
+            // Sectors repeat, so the data compresses, and a torn block shows in each of them.
+            let index = index % 64;
             word.copy_from_slice(&mix64(stamp << 20 ^ block ^ (index << 50)).to_le_bytes());
         });
         data[..8].copy_from_slice(&stamp.to_le_bytes());
@@ -201,7 +206,7 @@ async fn archivist(
 ) {
     let at = rng.below(own.snapshots.len().max(1) as u64) as usize;
     match (rng.below(5), own.snapshots.get(at).cloned()) {
-        (0..2, _) if own.snapshots.len() + own.clones.len() < own.most => {
+        (0..2, _) if own.snapshots.len() + own.clones.len() < own.plan.snapshots => {
             let mut names = vec![("db".to_owned(), 1 << 20)];
             names.extend(own.clones.iter().filter(|_| rng.chance(0.5)).cloned());
             let of = |(name, blocks): &(String, u64)| (format!("{name}@s{number}"), *blocks);
@@ -218,10 +223,12 @@ async fn archivist(
             }
             own.snapshots.extend(snapshots);
         }
-        (2, Some((snapshot, blocks))) if own.snapshots.len() + own.clones.len() < own.most => {
+        (2, Some((snapshot, blocks)))
+            if own.snapshots.len() + own.clones.len() < own.plan.snapshots =>
+        {
             let name = format!("c{number}");
             let step = recorder.begin(Change::Create { name: name.clone(), blocks }, true);
-            pool.clone_volume(&snapshot, &name, BTreeMap::new()).await.unwrap();
+            pool.clone_volume(&snapshot, &name, own.plan.properties(rng)).await.unwrap();
             recorder.end(step);
             own.clones.push((name, blocks));
             own.used.push(snapshot);
@@ -247,10 +254,8 @@ async fn archivist(
 }
 
 /// Snapshots and clones that exist, by name and blocks, and snapshots that cannot be deleted.
-#[derive(Default)]
 struct Archive {
-    /// Most snapshots and clones.
-    most: usize,
+    plan: Plan,
     snapshots: Vec<(String, u64)>,
     clones: Vec<(String, u64)>,
     used: Vec<String>,
@@ -357,7 +362,7 @@ impl DiskChanger {
 }
 
 async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
-    let mut archive = Archive { most: plan.snapshots, ..Archive::default() };
+    let mut archive = Archive { plan, snapshots: Vec::new(), clones: Vec::new(), used: Vec::new() };
     let mut names: Vec<(String, u64)> = Vec::new();
     for number in 0..plan.steps / 2 {
         let size = |blocks: u64| blocks * BLOCK as u64;
@@ -368,13 +373,21 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
                 let (name, blocks) = (format!("v{number}"), 1 + rng.below(1000));
                 let create = Change::Create { name: name.clone(), blocks };
                 let step = recorder.begin(create, true);
-                let options =
-                    VolumeOptions { size_bytes: size(blocks), ..VolumeOptions::default() };
+                let properties = plan.properties(&mut rng);
+                let options = VolumeOptions {
+                    size_bytes: size(blocks),
+                    properties,
+                    ..VolumeOptions::default()
+                };
                 let volume = pool.create_volume(&name, &options).await.unwrap();
                 recorder.end(step);
                 let block = Buf::copy_of(&fill(0, number + 1)).unwrap();
                 volume.write(0, block, false).await.unwrap();
                 names.push((name, blocks));
+            }
+            2 if plan.compression == Compression::Auto && rng.chance(0.5) => {
+                let properties = plan.properties(&mut rng);
+                pool.set_volume("db", false, properties).await.unwrap();
             }
             2 => pool.checkpoint().await.unwrap(),
             3 if !names.is_empty() => {
@@ -566,6 +579,20 @@ struct Plan {
     every: usize,
     /// Disks that may be added, beside those that were removed.
     spares: usize,
+    compression: Compression,
+}
+
+impl Plan {
+    /// Each volume has a setting of its own; `auto` stands for any of them.
+    fn properties(&self, rng: &mut Rng) -> BTreeMap<String, String> {
+        let setting = match self.compression {
+            // Other histories stay as they are.
+            Compression::Off => return BTreeMap::new(),
+            Compression::Auto => Compression::ALL[rng.below(4) as usize],
+            other => other,
+        };
+        BTreeMap::from([(COMPRESSION_PROPERTY.to_owned(), setting.name().to_owned())])
+    }
 }
 
 #[derive(Default)]
@@ -587,7 +614,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let all = devices.clone();
     devices.truncate(plan.disks);
     let pool = Pool::create(devices, &options).await.unwrap();
-    let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
+    let properties = plan.properties(&mut rng);
+    let db = VolumeOptions { size_bytes: 1 << 32, properties, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
     let from = trace.lock().now();
     let history = Shared::default();
@@ -714,53 +742,87 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
     total
 }
 
+const PLAN: Plan = Plan {
+    writers: 2,
+    steps: 30,
+    disks: 1,
+    segments: 150,
+    snapshots: 20,
+    every: 1,
+    spares: 0,
+    compression: Compression::Off,
+};
+
+/// Histories of a few writes.
+const SHORT: Plan = Plan { steps: 4, segments: 64, snapshots: 2, ..PLAN };
+
 #[test]
 fn crash_at_any_write_leaves_a_flushed_prefix() {
-    let plan =
-        Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1, spares: 0 };
-    run(0..6, plan);
+    run(0..6, Plan { writers: 3, ..PLAN });
 }
 
 #[test]
 fn crash_of_two_disks_leaves_a_flushed_prefix() {
-    let plan =
-        Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1, spares: 0 };
-    run(1000..1006, plan);
+    run(1000..1006, Plan { disks: 2, segments: 80, ..PLAN });
 }
 
 #[test]
 fn crash_while_cleaning_leaves_a_flushed_prefix() {
-    let plan =
-        Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9, spares: 0 };
+    let plan = Plan { writers: 3, steps: 150, segments: 100, snapshots: 4, every: 9, ..PLAN };
     assert!(run(2000..2004, plan).copied > 100);
 }
 
 #[test]
 fn crash_in_short_histories_leaves_a_flushed_prefix() {
-    let plan =
-        Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1, spares: 0 };
-    run(10_000..11_000, plan);
+    run(10_000..11_000, SHORT);
 }
 
 #[test]
 fn crash_in_short_histories_on_two_disks() {
-    let plan =
-        Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1, spares: 0 };
-    run(20_000..21_000, plan);
+    run(20_000..21_000, Plan { disks: 2, segments: 40, ..SHORT });
 }
 
 #[test]
 fn crash_while_disks_come_and_go() {
-    let plan =
-        Plan { writers: 2, steps: 40, disks: 1, segments: 100, snapshots: 4, every: 3, spares: 2 };
+    let plan = Plan { steps: 40, segments: 100, snapshots: 4, every: 3, spares: 2, ..PLAN };
     let total = run(30_000..30_000 + seeds(24), plan);
     assert!(total.grown > 10 && total.removed > 4, "{} {}", total.grown, total.removed);
 }
 
 #[test]
 fn crash_while_three_disks_come_and_go() {
-    let plan =
-        Plan { writers: 3, steps: 48, disks: 3, segments: 50, snapshots: 6, every: 5, spares: 2 };
+    let plan = Plan {
+        writers: 3,
+        steps: 48,
+        disks: 3,
+        segments: 50,
+        snapshots: 6,
+        every: 5,
+        spares: 2,
+        ..PLAN
+    };
     let total = run(40_000..40_000 + seeds(12), plan);
     assert!(total.grown > 10 && total.removed > 4, "{} {}", total.grown, total.removed);
+}
+
+#[test]
+fn crash_with_compression_leaves_a_flushed_prefix() {
+    run(60_000..60_003, Plan { writers: 3, compression: Compression::Lz4, ..PLAN });
+    let mixed = Compression::Auto;
+    run(61_000..61_003, Plan { disks: 2, segments: 80, compression: mixed, ..PLAN });
+}
+
+#[test]
+fn crash_while_cleaning_compressed_data() {
+    let plan = Plan { writers: 3, steps: 250, segments: 80, snapshots: 3, every: 29, ..PLAN };
+    for (seeds, compression) in
+        [(42_000..42_002, Compression::Zstd), (43_000..43_002, Compression::Auto)]
+    {
+        assert!(run(seeds, Plan { compression, ..plan }).copied > 50);
+    }
+}
+
+#[test]
+fn crash_in_short_compressed_histories() {
+    run(50_000..50_100, Plan { compression: Compression::Auto, ..SHORT });
 }

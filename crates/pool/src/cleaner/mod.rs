@@ -21,7 +21,8 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use crate::checkpoint::METADATA_LEVEL;
-use crate::limits::BLOCK_BYTES;
+use crate::compress::{Compression, compressed, decompressed};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
@@ -30,6 +31,7 @@ use crate::ondisk::chunk::{
 };
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace};
+use crate::ondisk::unit::{Codec, Payload as ChunkPayload, UnitPlace};
 use crate::ondisk::{Block, checksum};
 use gain::Gain;
 use owners::{Node, Owners};
@@ -44,10 +46,17 @@ struct Copies {
     /// With the entries of the copied blocks.
     records: Vec<(Record, Entry)>,
     blocks: Vec<Block>,
+    /// How to compress each of them.
+    codecs: Vec<Option<Codec>>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
     /// A block or page was left, because the next checkpoint would have to copy too many pages.
     skipped: bool,
+    /// Blocks of volumes that may still be copied before the next checkpoint. A stored block has up
+    /// to eight of them, each in a leaf of its own.
+    room: usize,
+    /// Blocks were left for the next pass.
+    limited: bool,
     owners: Owners,
 }
 
@@ -58,6 +67,34 @@ struct Found {
     place: PagePlace,
     birth: u64,
     location: u64,
+}
+
+/// Payload of a chunk that is being cleaned, read when its first live block is found.
+#[derive(Default)]
+struct Payload {
+    bytes: Option<Vec<u8>>,
+    /// The last unit that was decompressed, and the block where it is stored.
+    unit: Option<(u64, Vec<u8>)>,
+}
+
+impl Payload {
+    /// The content of a block of the chunk; `None` if it is damaged.
+    fn content(&mut self, first: u64, entry: Entry) -> Option<Block> {
+        let at = (entry.block() - first) as usize * BLOCK_BYTES;
+        let bytes = self.bytes.as_ref().expect("it was read");
+        let stored = bytes.get(at..at + entry.stored_blocks() * BLOCK_BYTES)?;
+        let Some(place) = entry.unit() else {
+            return entry.matches(stored).then(|| stored.try_into().expect("a block"));
+        };
+        if self.unit.as_ref().is_none_or(|(block, _)| *block != entry.block()) {
+            let data = entry
+                .matches(stored)
+                .then(|| decompressed(stored, place.blocks.into(), <[u8]>::to_vec));
+            self.unit = Some((entry.block(), data??));
+        }
+        let (_, data) = self.unit.as_ref()?;
+        data.get(usize::from(place.index) * BLOCK_BYTES..)?.get(..BLOCK_BYTES)?.try_into().ok()
+    }
 }
 
 impl Shared {
@@ -84,6 +121,8 @@ impl Shared {
                 return Ok(());
             }
             copies.owners = Owners::of(&state);
+            let segment = self.storage.layout.segment_blocks() as usize;
+            copies.room = (state.sizes.recent / 2).max(segment);
         }
         let victims = self.victims();
         let mut is_first_whole = None;
@@ -97,7 +136,10 @@ impl Shared {
             if let Err(error) = done {
                 return Err(self.fail_cleaning(error));
             }
-            is_first_whole.get_or_insert(!copies.skipped);
+            is_first_whole.get_or_insert(!copies.skipped && !copies.limited);
+            if copies.limited {
+                break;
+            }
         }
         if let Err(error) = self.write_copies(&mut copies).await {
             return Err(self.fail_cleaning(error));
@@ -110,10 +152,11 @@ impl Shared {
         let live = self.state.lock().live_in(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
-        state.cleaned.0 += victims.len() as u64;
+        state.cleaned.0 += victims.len() as u64 - u64::from(copies.limited);
         let after = self.room(&mut state);
-        // What is withheld from use is no gain, and no sign of a clean pool.
-        if state.evacuated.is_none() {
+        // What is withheld from use is no gain, and no sign of a clean pool; nor is a segment of
+        // which a part is left.
+        if state.evacuated.is_none() && !copies.limited {
             state.gain.count(before, after);
         }
         // The counted blocks belong to a chunk or map page that is damaged.
@@ -194,7 +237,7 @@ impl Shared {
     }
 
     async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {
-        let mut payload = None;
+        let mut payload = Payload::default();
         let mut at = header.block + 1;
         let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
         for record in &header.records {
@@ -202,6 +245,30 @@ impl Shared {
                 Record::Data { volume, block, .. } => (block_of(*volume, *block), header.sequence),
                 Record::Moved { volume, block, birth, .. } => (block_of(*volume, *block), *birth),
                 Record::Page { place, birth } => (*place, *birth),
+                Record::Unit { volume, block, count, stored } => {
+                    let place = block_of(*volume, *block);
+                    let birth = header.sequence;
+                    let parts = (place.index..).take(usize::from(*count));
+                    let parts = parts.map(|index| (PagePlace { index, ..place }, birth));
+                    let unit = UnitPlace { index: 0, blocks: *count, stored: *stored };
+                    self.clean_unit(header, at, unit, parts, &mut payload, copies).await?;
+                    at += u64::from(*stored);
+                    continue;
+                }
+                Record::MovedUnit { stored, parts } => {
+                    let count = parts.len() as u8;
+                    let parts = parts.iter().map(|part| match part {
+                        Record::Moved { volume, block, birth, .. } => {
+                            (block_of(*volume, *block), *birth)
+                        }
+                        Record::Page { place, birth } => (*place, *birth),
+                        other => unreachable!("{other:?} is no part of a unit"),
+                    });
+                    let unit = UnitPlace { index: 0, blocks: count, stored: *stored };
+                    self.clean_unit(header, at, unit, parts, &mut payload, copies).await?;
+                    at += u64::from(*stored);
+                    continue;
+                }
                 _ => continue,
             };
             for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
@@ -213,6 +280,24 @@ impl Shared {
                 }
             }
             at += record.payload_blocks() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies the live blocks of a unit that is stored at `at`.
+    async fn clean_unit(
+        &self,
+        header: &ChunkHeader,
+        at: u64,
+        unit: UnitPlace,
+        parts: impl Iterator<Item = (PagePlace, u64)>,
+        payload: &mut Payload,
+        copies: &mut Copies,
+    ) -> Result<(), IoError> {
+        for (index, (place, birth)) in (0..unit.blocks).zip(parts) {
+            let location = UnitPlace { index, ..unit }.location(at);
+            let found = Found { place, birth, location };
+            self.copy_if_live(header, found, payload, copies).await?;
         }
         Ok(())
     }
@@ -279,7 +364,7 @@ impl Shared {
         &self,
         header: &ChunkHeader,
         found: Found,
-        payload: &mut Option<Vec<u8>>,
+        payload: &mut Payload,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
         let Found { place, birth, location } = found;
@@ -288,19 +373,21 @@ impl Shared {
         if !top.is_snapshot && self.state.lock().recent(top.id, place.index).is_some() {
             return Ok(());
         }
-        let bytes = match payload {
-            Some(bytes) => bytes,
-            None => {
-                // Writers hold memory while they wait for the cleaner. The buffer is returned
-                // before the copies need one.
-                let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
-                payload.insert(self.storage.read(header.block + 1, memory).await?.to_vec())
-            }
-        };
-        let index = (location - header.block - 1) as usize;
-        let bytes = &bytes[index * BLOCK_BYTES..][..BLOCK_BYTES];
-        if checksum(bytes) != entry.checksum {
+        if payload.bytes.is_none() {
+            // Writers hold memory while they wait for the cleaner. The buffer is returned before
+            // the copies need one.
+            let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
+            payload.bytes = Some(self.storage.read(header.block + 1, memory).await?.to_vec());
+        }
+        let Some(bytes) = payload.content(header.block + 1, entry) else {
             return self.skip_damaged(top.id, place.index, location);
+        };
+        if !top.is_snapshot {
+            copies.limited |= copies.room == 0;
+            if copies.limited {
+                return Ok(());
+            }
+            copies.room -= 1;
         }
         let record = match top.is_snapshot {
             true => Record::Page { place, birth },
@@ -310,11 +397,22 @@ impl Shared {
             return Ok(());
         }
         copies.records.push((record, entry));
-        copies.blocks.push(bytes.try_into().expect("a block"));
+        copies.blocks.push(bytes);
+        let codec = self.cold_codec(top.id).or(entry.unit().map(|_| Codec::Zstd));
+        copies.codecs.push(codec);
         if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
             self.write_copies(copies).await?;
         }
         Ok(())
+    }
+
+    /// How the cleaner compresses the blocks of a volume or snapshot. What is compressed stays so
+    /// whatever the setting: a full pool has no room to unpack it.
+    fn cold_codec(&self, id: u32) -> Option<Codec> {
+        let state = self.state.lock();
+        let source = state.catalog.volumes.get(&id)?.source();
+        let volume = state.catalog.volumes.get(&source)?;
+        Compression::of(&volume.properties).when_cold()
     }
 
     /// A damaged block stays where reads find its damage, instead of getting a new checksum.
@@ -360,26 +458,93 @@ impl Shared {
         if copies.records.is_empty() {
             return Ok(());
         }
-        let mut memory = chunk_memory(copies.blocks.len()).await;
-        let places = memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES);
-        for (block, place) in copies.blocks.drain(..).zip(places) {
-            place.copy_from_slice(&block);
-        }
-        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..).unzip();
-        let is_shared = |record: &Record| matches!(record, Record::Page { .. });
-        let shared: Vec<bool> = records.iter().map(is_shared).collect();
+        let Packed { records, bytes, entries } = pack(copies);
+        let mut memory = chunk_memory(bytes.len() / BLOCK_BYTES).await;
+        memory[BLOCK_BYTES..].copy_from_slice(&bytes);
+        drop(bytes);
         {
             let mut state = self.state.lock();
-            state.admitted.0 += shared.iter().filter(|shared| !**shared).count();
-            state.cleaned.1 += records.len() as u64;
+            state.admitted.0 += entries.iter().filter(|moved| !moved.shared).count();
+            state.cleaned.1 += entries.len() as u64;
         }
         let appended = self.append(records, memory).await?;
         let mut state = self.state.lock();
-        for ((old, location), shared) in entries.into_iter().zip(appended.payload..).zip(shared) {
+        for Moved { old, new, shared } in entries {
             if shared {
-                state.moving.blocks.insert(old.location, Entry { location, ..old });
+                let location = new.location + appended.payload;
+                state.moving.blocks.insert(old, Entry { location, ..new });
             }
         }
         Ok(())
     }
+}
+
+/// A copied block.
+struct Moved {
+    /// Old location.
+    old: u64,
+    /// New entry, whose location counts from the payload of the chunk.
+    new: Entry,
+    /// Snapshots have it.
+    shared: bool,
+}
+
+/// Copies as the content of a chunk.
+struct Packed {
+    records: Vec<Record>,
+    bytes: Vec<u8>,
+    entries: Vec<Moved>,
+}
+
+/// The volume that wrote a copied block.
+fn owner(record: &Record) -> u32 {
+    match record {
+        Record::Moved { volume, .. } => *volume,
+        Record::Page { place, .. } => place.volume,
+        other => unreachable!("{other:?} is no copy"),
+    }
+}
+
+/// Packs copies into units where they shrink, and empties the list.
+fn pack(copies: &mut Copies) -> Packed {
+    let blocks = std::mem::take(&mut copies.blocks);
+    let codecs = std::mem::take(&mut copies.codecs);
+    // Blocks of different volumes share no unit.
+    let owners: Vec<u32> = copies.records.iter().map(|(record, _)| owner(record)).collect();
+    let mut records = copies.records.drain(..);
+    let mut out = Packed { records: Vec::new(), bytes: Vec::new(), entries: Vec::new() };
+    let mut at = 0;
+    while at < blocks.len() {
+        let codec = codecs[at];
+        let same = codecs[at..].iter().zip(&owners[at..]).take(UNIT_BLOCKS);
+        let count = same.take_while(|same| *same == (&codec, &owners[at])).count();
+        let unit = blocks[at..at + count].as_flattened();
+        let stored = codec.and_then(|codec| compressed(codec, unit, <[u8]>::to_vec));
+        let parts: Vec<(Record, Entry)> = records.by_ref().take(count).collect();
+        at += count;
+        let first = (out.bytes.len() / BLOCK_BYTES) as u64;
+        let is_unit = stored.is_some();
+        let bytes = stored.as_deref().unwrap_or(unit);
+        let checksums: Vec<u32> = bytes.chunks(BLOCK_BYTES).map(checksum).collect();
+        let mut payload = ChunkPayload::of(first, 0, &checksums);
+        let new: Vec<Entry> = match is_unit {
+            true => payload.unit(count as u8, checksums.len() as u8).collect(),
+            false => (0..count).map(|_| payload.block()).collect(),
+        };
+        for ((record, old), new) in parts.iter().zip(new) {
+            let shared = matches!(record, Record::Page { .. });
+            let new = Entry { birth: old.birth, ..new };
+            out.entries.push(Moved { old: old.location, new, shared });
+        }
+        let parts = parts.into_iter().map(|(record, _)| record);
+        match is_unit {
+            true => {
+                let stored = checksums.len() as u8;
+                out.records.push(Record::MovedUnit { stored, parts: parts.collect() });
+            }
+            false => out.records.extend(parts),
+        }
+        out.bytes.extend_from_slice(bytes);
+    }
+    out
 }

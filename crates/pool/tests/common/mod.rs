@@ -275,3 +275,13 @@ impl BlockDevice for CrashDisk {
         IoFuture::ready(Err(IoError::Unsupported))
     }
 }
+
+/// Content of the disks when every write has landed.
+pub fn durable(trace: &SharedTrace) -> Vec<Image> {
+    let trace = trace.lock();
+    let mut images = trace.start.clone();
+    for write in &trace.writes {
+        images[write.disk].write(write.offset, &write.data);
+    }
+    images
+}

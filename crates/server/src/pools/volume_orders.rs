@@ -88,6 +88,7 @@ impl Server {
         settings: &Settings,
         own: Option<usize>,
     ) -> Result<(Volume, Subsystem), Problem> {
+        settings::check_compression(settings)?;
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
