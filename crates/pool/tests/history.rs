@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::{Image, SharedTrace, disks};
-use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::{
     COMPRESSION_PROPERTY, Compression, CreateOptions, DeviceSet, NamedDevice, Pool, VolumeError,
@@ -95,6 +95,8 @@ struct History {
     sets: Vec<Recorded>,
     grown: usize,
     removed: usize,
+    /// Writers that found the pool full.
+    full: usize,
 }
 
 type Shared = Rc<RefCell<History>>;
@@ -145,8 +147,17 @@ impl Recorder {
     }
 }
 
-async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u64) {
+async fn writer(pool: Pool, device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u64) {
     let base = recorder.actor as u64 * REGION;
+    // A full pool ends the writer: the write may have taken effect in part, as one that a crash
+    // interrupts.
+    let is_done = |written: Result<(), IoError>| {
+        let status = pool.status();
+        let is_full = 2 * status.used_bytes > status.capacity_bytes;
+        assert!(written.is_ok() || written == Err(IoError::NoSpace) && is_full, "{status:?}");
+        recorder.history.borrow_mut().full += usize::from(written.is_err());
+        written.is_ok()
+    };
     for number in 1..=steps {
         if rng.chance(0.15) {
             let begun = recorder.now();
@@ -164,12 +175,16 @@ async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u
             0 => {
                 let step = recorder.begin(Change::Blocks { first, count, stamp: 0 }, fua);
                 let flags = ZeroFlags { fua, may_deallocate: true, fast_only: false };
-                device.write_zeroes(offset, len, flags).await.unwrap();
+                if !is_done(device.write_zeroes(offset, len, flags).await) {
+                    return;
+                }
                 recorder.end(step);
             }
             1 => {
                 let step = recorder.begin(Change::Blocks { first, count, stamp: 0 }, false);
-                device.discard(offset, len).await.unwrap();
+                if !is_done(device.discard(offset, len).await) {
+                    return;
+                }
                 recorder.end(step);
             }
             _ => {
@@ -177,7 +192,9 @@ async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u
                 let blocks = (base + first..).take(count as usize);
                 let data: Vec<u8> = blocks.flat_map(|block| fill(block, stamp)).collect();
                 let step = recorder.begin(Change::Blocks { first, count, stamp }, fua);
-                device.write(offset, Buf::copy_of(&data).unwrap(), fua).await.unwrap();
+                if !is_done(device.write(offset, Buf::copy_of(&data).unwrap(), fua).await) {
+                    return;
+                }
                 recorder.end(step);
             }
         }
@@ -599,6 +616,7 @@ impl Plan {
 struct Counts {
     grown: usize,
     removed: usize,
+    full: usize,
     checkpoints: u64,
     copied: u64,
     crashes: usize,
@@ -624,7 +642,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut tasks = Vec::new();
     for actor in 0..plan.writers {
         let own = Rng::new(rng.next_u64());
-        tasks.push(spawn(writer(device.clone(), recorder(actor), own, plan.steps)));
+        tasks.push(spawn(writer(pool.clone(), device.clone(), recorder(actor), own, plan.steps)));
     }
     let own = Rng::new(rng.next_u64());
     tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan)));
@@ -651,8 +669,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let history = history.take();
     let status = pool.status();
     let (checkpoints, copied) = (status.checkpoints, status.copied_blocks);
-    let (grown, removed) = (history.grown, history.removed);
-    let mut counts = Counts { checkpoints, copied, grown, removed, ..Counts::default() };
+    let History { grown, removed, full, .. } = history;
+    let mut counts = Counts { checkpoints, copied, grown, removed, full, ..Counts::default() };
     let last = trace.lock().now();
     let context = format!("seed {seed} before any crash");
     history.check(&content(&pool, &history, &context).await, last, &context);
@@ -731,13 +749,14 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
         total.copied += counts.copied;
         total.grown += counts.grown;
         total.removed += counts.removed;
+        total.full += counts.full;
         total.second_crashes += counts.second_crashes;
     }
-    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed } = total;
+    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed, full } = total;
     println!(
         "{histories} histories with {checkpoints} checkpoints and {copied} blocks copied by the \
-         cleaner, {grown} disks added and {removed} removed, {crashes} crashes, {second_crashes} \
-         crashes of recovery"
+         cleaner, {grown} disks added and {removed} removed, {full} writers in a full pool, {crashes} \
+         crashes, {second_crashes} crashes of recovery"
     );
     total
 }
@@ -815,11 +834,18 @@ fn crash_with_compression_leaves_a_flushed_prefix() {
 #[test]
 fn crash_while_cleaning_compressed_data() {
     let plan = Plan { writers: 3, steps: 250, segments: 80, snapshots: 3, every: 29, ..PLAN };
-    for (seeds, compression) in
-        [(42_000..42_002, Compression::Zstd), (43_000..43_002, Compression::Auto)]
-    {
-        assert!(run(seeds, Plan { compression, ..plan }).copied > 50);
+    for (first, compression) in [(62_000, Compression::Zstd), (63_000, Compression::Auto)] {
+        let total = run(first..first + seeds(2), Plan { compression, ..plan });
+        assert!(total.copied > 50);
     }
+}
+
+#[test]
+fn crash_of_a_full_compressed_pool() {
+    // What does not compress fills so few segments with four snapshots of it.
+    let plan = Plan { writers: 3, steps: 200, segments: 64, snapshots: 4, every: 31, ..PLAN };
+    let total = run(43_002..43_002 + seeds(4), Plan { compression: Compression::Auto, ..plan });
+    assert!(total.full > 0, "no writer found the pool full");
 }
 
 #[test]

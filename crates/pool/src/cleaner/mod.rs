@@ -13,6 +13,7 @@
 
 pub(crate) mod gain;
 mod owners;
+mod pack;
 mod victims;
 
 use std::collections::BTreeSet;
@@ -21,43 +22,78 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use crate::checkpoint::METADATA_LEVEL;
-use crate::compress::{Compression, compressed, decompressed};
+use crate::compress::{Compression, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
+use crate::ondisk::Block;
 use crate::ondisk::chunk::{
     CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
 };
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace};
-use crate::ondisk::unit::{Codec, Payload as ChunkPayload, UnitPlace};
-use crate::ondisk::{Block, checksum};
+use crate::ondisk::unit::{Codec, UnitPlace};
 use gain::Gain;
 use owners::{Node, Owners};
+use pack::{Copied, GiveUps, Moved, Packed, pack};
 use victims::{Budget, choose};
 
 /// Copies whose records fit the header of a chunk: 111.
 const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BYTES);
 
-/// Live blocks of a segment, gathered for one chunk.
+/// Live blocks of segments, gathered for the next chunks.
 #[derive(Default)]
 struct Copies {
-    /// With the entries of the copied blocks.
-    records: Vec<(Record, Entry)>,
-    blocks: Vec<Block>,
-    /// How to compress each of them.
-    codecs: Vec<Option<Codec>>,
+    blocks: Vec<Copied>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
     /// A block or page was left, because the next checkpoint would have to copy too many pages.
     skipped: bool,
-    /// Blocks of volumes that may still be copied before the next checkpoint. A stored block has up
-    /// to eight of them, each in a leaf of its own.
-    room: usize,
+    room: Room,
     /// Blocks were left for the next pass.
     limited: bool,
+    give_ups: GiveUps,
     owners: Owners,
+}
+
+/// What may still be copied before the next checkpoint. A stored block may have eight blocks of
+/// volumes, each in a leaf of its own.
+#[derive(Default)]
+struct Room {
+    /// Payload of chunks, in blocks.
+    blocks: usize,
+    /// Recent changes, which take memory.
+    entries: usize,
+    /// Leaves that the checkpoint will write, and those that it will write already.
+    leaves: usize,
+    counted: BTreeSet<(u32, u64)>,
+}
+
+impl Room {
+    fn new(recent: usize, segment: usize) -> Room {
+        let leaves = (recent / 2).max(segment);
+        // With the last blocks, there is room for a unit.
+        let blocks = leaves + UNIT_BLOCKS;
+        // A segment of units of one stored block each takes no more than one pass.
+        let entries = (recent / 2).max(UNIT_BLOCKS * segment);
+        Room { blocks, entries, leaves, counted: BTreeSet::new() }
+    }
+
+    /// Counts a block of a volume; returns false if there is no room for it.
+    fn take(&mut self, volume: u32, block: u64) -> bool {
+        let leaf = (volume, block / FANOUT as u64);
+        let is_new = !self.counted.contains(&leaf);
+        if self.entries == 0 || is_new && self.leaves == 0 {
+            return false;
+        }
+        if is_new {
+            self.leaves -= 1;
+            self.counted.insert(leaf);
+        }
+        self.entries -= 1;
+        true
+    }
 }
 
 /// A block or page that a chunk header names.
@@ -122,7 +158,7 @@ impl Shared {
             }
             copies.owners = Owners::of(&state);
             let segment = self.storage.layout.segment_blocks() as usize;
-            copies.room = (state.sizes.recent / 2).max(segment);
+            copies.room = Room::new(state.sizes.recent, segment);
         }
         let victims = self.victims();
         let mut is_first_whole = None;
@@ -136,7 +172,7 @@ impl Shared {
             if let Err(error) = done {
                 return Err(self.fail_cleaning(error));
             }
-            is_first_whole.get_or_insert(!copies.skipped && !copies.limited);
+            is_first_whole.get_or_insert((!copies.limited, !copies.skipped && !copies.limited));
             if copies.limited {
                 break;
             }
@@ -144,7 +180,8 @@ impl Shared {
         if let Err(error) = self.write_copies(&mut copies).await {
             return Err(self.fail_cleaning(error));
         }
-        let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
+        let (Some(first), Some((is_tried, is_whole))) = (victims.first().copied(), is_first_whole)
+        else {
             self.state.lock().clean = true;
             self.progress.notify();
             return Ok(());
@@ -154,10 +191,9 @@ impl Shared {
         let mut state = self.state.lock();
         state.cleaned.0 += victims.len() as u64 - u64::from(copies.limited);
         let after = self.room(&mut state);
-        // What is withheld from use is no gain, and no sign of a clean pool; nor is a segment of
-        // which a part is left.
-        if state.evacuated.is_none() && !copies.limited {
-            state.gain.count(before, after);
+        // What is withheld from use is no gain, and no sign of a clean pool.
+        if state.evacuated.is_none() {
+            state.gain.count(before, after, is_tried);
         }
         // The counted blocks belong to a chunk or map page that is damaged.
         let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
@@ -367,6 +403,9 @@ impl Shared {
         payload: &mut Payload,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
+        if copies.limited {
+            return Ok(());
+        }
         let Found { place, birth, location } = found;
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
         // A block that was changed since is dead at the next checkpoint.
@@ -382,12 +421,10 @@ impl Shared {
         let Some(bytes) = payload.content(header.block + 1, entry) else {
             return self.skip_damaged(top.id, place.index, location);
         };
-        if !top.is_snapshot {
-            copies.limited |= copies.room == 0;
-            if copies.limited {
-                return Ok(());
-            }
-            copies.room -= 1;
+        copies.limited |= copies.room.blocks < UNIT_BLOCKS
+            || !top.is_snapshot && !copies.room.take(top.id, place.index);
+        if copies.limited {
+            return Ok(());
         }
         let record = match top.is_snapshot {
             true => Record::Page { place, birth },
@@ -396,11 +433,9 @@ impl Shared {
         if top.is_snapshot && !self.add_holders(top, found, copies).await? {
             return Ok(());
         }
-        copies.records.push((record, entry));
-        copies.blocks.push(bytes);
         let codec = self.cold_codec(top.id).or(entry.unit().map(|_| Codec::Zstd));
-        copies.codecs.push(codec);
-        if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
+        copies.blocks.push(Copied { record, old: entry, codec, bytes });
+        if copies.blocks.len() >= COPIES_MAX.min(copies.room.blocks) {
             self.write_copies(copies).await?;
         }
         Ok(())
@@ -454,17 +489,26 @@ impl Shared {
         }
     }
 
+    /// Writes the gathered copies as chunks.
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
-        if copies.records.is_empty() {
-            return Ok(());
+        let blocks = std::mem::take(&mut copies.blocks);
+        for packed in pack(blocks, self.chunk_blocks(), &mut copies.give_ups) {
+            copies.room.blocks = copies.room.blocks.saturating_sub(packed.payload_blocks());
+            self.write_packed(packed).await?;
         }
-        let Packed { records, bytes, entries } = pack(copies);
+        Ok(())
+    }
+
+    async fn write_packed(&self, packed: Packed) -> Result<(), IoError> {
+        let Packed { records, bytes, entries } = packed;
         let mut memory = chunk_memory(bytes.len() / BLOCK_BYTES).await;
         memory[BLOCK_BYTES..].copy_from_slice(&bytes);
         drop(bytes);
         {
             let mut state = self.state.lock();
-            state.admitted.0 += entries.iter().filter(|moved| !moved.shared).count();
+            let own = entries.iter().filter(|moved| !moved.shared).count();
+            state.admitted.0 += own;
+            state.copied += own;
             state.cleaned.1 += entries.len() as u64;
         }
         let appended = self.append(records, memory).await?;
@@ -477,74 +521,4 @@ impl Shared {
         }
         Ok(())
     }
-}
-
-/// A copied block.
-struct Moved {
-    /// Old location.
-    old: u64,
-    /// New entry, whose location counts from the payload of the chunk.
-    new: Entry,
-    /// Snapshots have it.
-    shared: bool,
-}
-
-/// Copies as the content of a chunk.
-struct Packed {
-    records: Vec<Record>,
-    bytes: Vec<u8>,
-    entries: Vec<Moved>,
-}
-
-/// The volume that wrote a copied block.
-fn owner(record: &Record) -> u32 {
-    match record {
-        Record::Moved { volume, .. } => *volume,
-        Record::Page { place, .. } => place.volume,
-        other => unreachable!("{other:?} is no copy"),
-    }
-}
-
-/// Packs copies into units where they shrink, and empties the list.
-fn pack(copies: &mut Copies) -> Packed {
-    let blocks = std::mem::take(&mut copies.blocks);
-    let codecs = std::mem::take(&mut copies.codecs);
-    // Blocks of different volumes share no unit.
-    let owners: Vec<u32> = copies.records.iter().map(|(record, _)| owner(record)).collect();
-    let mut records = copies.records.drain(..);
-    let mut out = Packed { records: Vec::new(), bytes: Vec::new(), entries: Vec::new() };
-    let mut at = 0;
-    while at < blocks.len() {
-        let codec = codecs[at];
-        let same = codecs[at..].iter().zip(&owners[at..]).take(UNIT_BLOCKS);
-        let count = same.take_while(|same| *same == (&codec, &owners[at])).count();
-        let unit = blocks[at..at + count].as_flattened();
-        let stored = codec.and_then(|codec| compressed(codec, unit, <[u8]>::to_vec));
-        let parts: Vec<(Record, Entry)> = records.by_ref().take(count).collect();
-        at += count;
-        let first = (out.bytes.len() / BLOCK_BYTES) as u64;
-        let is_unit = stored.is_some();
-        let bytes = stored.as_deref().unwrap_or(unit);
-        let checksums: Vec<u32> = bytes.chunks(BLOCK_BYTES).map(checksum).collect();
-        let mut payload = ChunkPayload::of(first, 0, &checksums);
-        let new: Vec<Entry> = match is_unit {
-            true => payload.unit(count as u8, checksums.len() as u8).collect(),
-            false => (0..count).map(|_| payload.block()).collect(),
-        };
-        for ((record, old), new) in parts.iter().zip(new) {
-            let shared = matches!(record, Record::Page { .. });
-            let new = Entry { birth: old.birth, ..new };
-            out.entries.push(Moved { old: old.location, new, shared });
-        }
-        let parts = parts.into_iter().map(|(record, _)| record);
-        match is_unit {
-            true => {
-                let stored = checksums.len() as u8;
-                out.records.push(Record::MovedUnit { stored, parts: parts.collect() });
-            }
-            false => out.records.extend(parts),
-        }
-        out.bytes.extend_from_slice(bytes);
-    }
-    out
 }

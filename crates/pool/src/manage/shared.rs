@@ -175,6 +175,8 @@ pub(crate) struct State {
     pub(crate) checkpoints: u64,
     /// Entries and ranges that were admitted and have not taken effect.
     pub(crate) admitted: (usize, usize),
+    /// Recent changes that are copies of the cleaner, which take no more space than their blocks did.
+    pub(crate) copied: usize,
     /// What the cleaner wants out of its segments, by the next checkpoint.
     pub(crate) moving: Moving,
     /// Segments that are damaged, which the cleaner leaves alone.
@@ -244,10 +246,11 @@ pub(crate) struct Opened {
 }
 
 /// Blocks that a volume may still need, if it is thick. What it shares with a snapshot needs new
-/// space when it is overwritten.
+/// space when it is overwritten, and so does what is compressed now.
 pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
+    let taken = volume.weight / u64::from(BLOCK_WEIGHT);
     match volume.thick {
-        true => volume.blocks - volume.mapped.saturating_sub(volume.shared),
+        true => volume.blocks.saturating_sub(taken.saturating_sub(volume.shared)),
         false => 0,
     }
 }
@@ -271,6 +274,7 @@ impl State {
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
+            copied: 0,
             moving: Moving::default(),
             damaged: BTreeSet::new(),
             clean: false,
@@ -499,6 +503,7 @@ impl State {
             live: self.live + frozen as u64,
             reserved: self.reserved,
             entries: self.active.len() + self.admitted.0,
+            copied: self.copied,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
             reaping: self.deleting > 0,

@@ -360,12 +360,15 @@ impl VolumeIo {
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
         let mut chunks = Chunks::default();
         let chunk_blocks = self.shared.chunk_blocks();
+        let in_units = chunk_blocks > UNIT_BLOCKS && self.handle.compression().on_write().is_some();
         let mut at = 0;
         while at < data.len() {
             let first = block + (at / BLOCK_BYTES) as u64;
             // No piece ends within a unit that may be compressed.
-            let cut = ((first + chunk_blocks as u64) % UNIT_BLOCKS as u64) as usize;
-            let cut = if chunk_blocks > UNIT_BLOCKS { cut } else { 0 };
+            let cut = match in_units {
+                true => ((first + chunk_blocks as u64) % UNIT_BLOCKS as u64) as usize,
+                false => 0,
+            };
             let piece_bytes = (chunk_blocks - cut) * BLOCK_BYTES;
             let piece = data.slice(at..(at + piece_bytes).min(data.len()));
             self.write_piece(first, piece, &mut chunks).await?;

@@ -2,6 +2,8 @@
 //! moment leaves: everything durable, and any part of the rest, torn at sectors.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses a part")]
 
+pub mod units;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
