@@ -260,8 +260,8 @@ impl Server {
         }
     }
 
-    /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume out
-    /// of service for a moment, and so needs detached hosts.
+    /// Changes settings. Limits, compression and allowed hosts change at once; anything else takes the
+    /// volume out of service for a moment, and so needs detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
