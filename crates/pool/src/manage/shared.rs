@@ -19,6 +19,7 @@ use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
 use crate::compress::{Compression, GiveUp};
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, SPARES_MAX};
+use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
@@ -27,9 +28,9 @@ use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::{Record, is_upkeep};
 use crate::ondisk::entry::Entry;
-use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
 use crate::ondisk::unit::{BLOCK_WEIGHT, Payload};
 use crate::storage::Storage;
 
@@ -114,6 +115,16 @@ pub(crate) enum Turn {
     Held,
 }
 
+/// The task that writes out the log device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteOut {
+    Runs,
+    /// It ends as soon as it can: a device failed, or the pool is destroyed.
+    Abandoned,
+    /// There is none.
+    Ended,
+}
+
 /// Live blocks per segment, by weight.
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
@@ -171,6 +182,15 @@ pub(crate) struct State {
     /// Catalog as it is on disk.
     pub(crate) catalog_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
+    /// The superblock is being updated.
+    pub(crate) updating: bool,
+    /// Volumes that the superblock marks, whatever becomes of an update in progress: chunks that
+    /// change them may go to the log device.
+    pub(crate) marked: TailVolumes,
+    /// Volumes that the next update marks.
+    pub(crate) to_mark: BTreeSet<u32>,
+    /// The task that writes out the log device.
+    pub(crate) write_out: WriteOut,
     /// Number of checkpoints since the opening.
     pub(crate) checkpoints: u64,
     /// Entries and ranges that were admitted and have not taken effect.
@@ -271,6 +291,10 @@ impl State {
             meta_usage: opened.meta_usage,
             live,
             catalog_bytes: opened.catalog_bytes,
+            updating: false,
+            marked: opened.superblock.tail.clone(),
+            to_mark: BTreeSet::new(),
+            write_out: WriteOut::Ended,
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
@@ -366,9 +390,12 @@ impl State {
     }
 
     /// Lets written chunks take effect, in order.
-    pub(crate) fn apply_written(&mut self) {
+    pub(crate) fn apply_written(&mut self, log: Option<&LogDevice>) {
         while let Some(chunk) = self.position.pop_written() {
             let content = chunk.content.expect("it is written");
+            if let Some(log) = log {
+                log.applied(&chunk.start, 1 + content.checksums.len() as u64);
+            }
             self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
             self.spares.put(content);
         }
@@ -376,12 +403,7 @@ impl State {
 
     fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
         self.withdraw(&content.records);
-        let first = content.records.first();
-        let own = matches!(
-            first,
-            Some(Record::Page { .. } | Record::Moved { .. } | Record::MovedUnit { .. })
-        );
-        if !own {
+        if !is_upkeep(&content.records) {
             self.host_blocks += 1 + content.checksums.len() as u64;
         }
         let mut payload = Payload::of(payload, sequence, &content.checksums);

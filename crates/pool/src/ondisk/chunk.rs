@@ -118,6 +118,15 @@ pub enum Record {
     },
 }
 
+/// True for the records of checkpoints and the cleaner, false for changes of hosts and orders. No
+/// chunk has both.
+pub fn is_upkeep(records: &[Record]) -> bool {
+    matches!(
+        records.first(),
+        Some(Record::Page { .. } | Record::Moved { .. } | Record::MovedUnit { .. })
+    )
+}
+
 impl Record {
     /// Length when encoded, in bytes.
     pub fn encoded_len(&self) -> usize {
