@@ -257,7 +257,8 @@ fn thick_volume_keeps_the_space_of_compressed_data() {
             }
         }
         assert!(first > 10_000, "{first} {:?}", pool.status());
-        // What does not compress replaces what did.
+        // What does not compress replaces what did. Headers of short chunks take the slack.
+        thin.discard(0, 2000 * BLOCK).await.unwrap();
         for at in (0..8000).step_by(160) {
             let data = Buf::copy_of(&noise(&mut rng, bytes)).unwrap();
             let written = db.write(at * BLOCK, data, false).await;
