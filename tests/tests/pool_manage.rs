@@ -283,7 +283,7 @@ fn streams_carry_snapshots_between_pools() {
     if !have("streams", &TOOLS) {
         return;
     }
-    let (bed, _) = Bed::with_pool();
+    let (mut bed, _) = Bed::with_pool();
     bed.run(&format!("pool create other {}", bed.device("other").display()));
     bed.run("volume create db --pool fast --size 1GiB");
     io(&bed, "db", &["write -P 1 0 3M", "write -P 2 500M 1M"]);
@@ -294,7 +294,7 @@ fn streams_carry_snapshots_between_pools() {
     assert!((4 << 20..5 << 20).contains(&len), "holes are not sent: {len}");
     let (done, printed) = receive(&bed, "copy", &whole);
     assert!(!done && printed.contains("--pool"), "{printed}");
-    // A stream that is cut leaves a volume that is not served, and can be received again.
+    // A stream that is cut leaves a volume that is not served, and continues after a crash.
     let cut = bed.scratch.join("cut");
     std::fs::copy(&whole, &cut).unwrap();
     File::options().write(true).open(&cut).unwrap().set_len(len / 2).unwrap();
@@ -303,7 +303,19 @@ fn streams_carry_snapshots_between_pools() {
     assert_eq!(ask(&bed.server.api(), "GET", "/v1/volumes/copy").status, 404);
     let status = bed.run("pool status other");
     assert!(status.contains("not received in full"), "{status}");
-    let (done, printed) = receive(&bed, "copy --pool other", &whole);
+    let had = status.split_once("--resume ").expect("what the receiver has").1;
+    let had: u64 = had.split_once(')').unwrap().0.parse().unwrap();
+    assert!((1 << 20..4 << 20).contains(&had) && printed.contains(&had.to_string()), "{printed}");
+    bed.server.kill();
+    bed.server.restart();
+    let rest = bed.scratch.join("rest");
+    send(&bed, &format!("db@a --resume {}", had + 4096), &rest);
+    let (done, printed) = receive(&bed, "copy --pool other", &rest);
+    assert!(!done && printed.contains("gap"), "{printed}");
+    send(&bed, &format!("db@a --resume {had}"), &rest);
+    let rest_len = std::fs::metadata(&rest).unwrap().len();
+    assert!(rest_len < len - had / 2, "{rest_len} of {len}");
+    let (done, printed) = receive(&bed, "copy --pool other", &rest);
     assert!(done, "{printed}");
     has(&bed, "copy", 1, "0", "3M");
     has(&bed, "copy", 2, "500M", "1M");
@@ -373,7 +385,7 @@ fn scrub_and_check_find_rot() {
     assert!(status.contains("of db: its content is not what was written"), "{status}");
     assert!(status.contains("next: write the damaged ranges"), "{status}");
     io(&bed, "db", &["write -P 170 0 16M", "flush"]);
-    // One that a crash interrupts continues, or had ended.
+    // A scrub that a crash interrupts continues, or had ended.
     bed.run("pool scrub fast");
     bed.server.kill();
     bed.server.restart();

@@ -23,3 +23,11 @@ impl fmt::Display for PoolId {
         Uuid::from_bytes(self.0).fmt(f)
     }
 }
+
+impl std::str::FromStr for PoolId {
+    type Err = uuid::Error;
+
+    fn from_str(text: &str) -> Result<PoolId, uuid::Error> {
+        Ok(PoolId(Uuid::parse_str(text)?.into_bytes()))
+    }
+}

@@ -68,19 +68,93 @@ async fn stream(pool: &Pool, snapshot: &str, base: Option<&str>) -> (Vec<u8>, us
 
 /// Applies a stream; true at its end.
 async fn receive(volume: &Arc<PoolVolume>, bytes: &[u8]) -> Result<bool, ReceiveError> {
+    resume(volume, bytes, 0).await.map(|(ended, _)| ended)
+}
+
+/// Applies a stream to a volume that has the snapshot up to an offset. Second, what it has then.
+async fn resume(
+    volume: &Arc<PoolVolume>,
+    bytes: &[u8],
+    had: u64,
+) -> Result<(bool, u64), ReceiveError> {
     let mut rest = bytes;
     let mut receiver: Option<Receiver> = None;
     while let Some((frame, len)) = Frame::decode(rest)? {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver = Some(Receiver::new(volume.clone(), frame.snapshot, start.clone()));
+                let new = Receiver::new(volume.clone(), frame.snapshot, start.clone());
+                receiver = Some(new.resumed(had));
             }
             (None, _) => return Err(ReceiveError::Foreign),
             (Some(receiver), _) => receiver.apply(&frame).await?,
         }
         rest = &rest[len..];
     }
-    Ok(receiver.is_some_and(|receiver| receiver.has_ended()))
+    let mut receiver = receiver.ok_or(ReceiveError::Foreign)?;
+    let has = receiver.flush().await?;
+    Ok((receiver.has_ended(), has))
+}
+
+/// The frames of a stream.
+fn split(bytes: &[u8]) -> Vec<&[u8]> {
+    let (mut frames, mut at) = (Vec::new(), 0);
+    while let Some((_, len)) = Frame::decode(&bytes[at..]).unwrap() {
+        frames.push(&bytes[at..at + len]);
+        at += len;
+    }
+    frames
+}
+
+#[test]
+fn cut_receive_continues_with_any_stream_of_the_snapshot() {
+    block_on(async {
+        let (from, to) = (pool("from").await, pool("to").await);
+        let db = from.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        let mut rng = Rng::new(21);
+        change(&db, &mut rng, 100).await;
+        from.create_snapshot(&["db"], "a").await.unwrap();
+        change(&db, &mut rng, 50).await;
+        from.create_snapshot(&["db"], "b").await.unwrap();
+        for (round, base) in (0..40).zip([None, Some("db@a")].into_iter().cycle()) {
+            let copy = to.create_volume(&format!("copy{round}"), &thin(BLOCKS)).await.unwrap();
+            if base.is_some() {
+                assert_eq!(receive(&copy, &stream(&from, "db@a", None).await.0).await, Ok(true));
+            }
+            let bytes = stream(&from, "db@b", base).await.0;
+            let frames = split(&bytes);
+            let mut had = 0;
+            for _ in 0..rng.below(4) {
+                // The sender leaves out some of what the receiver has, or nothing.
+                let known = frames[1..]
+                    .iter()
+                    .take_while(|frame| Frame::decode(frame).unwrap().unwrap().0.offset <= had);
+                let first = 1 + rng.below(known.count() as u64) as usize;
+                let last = first + rng.below((frames.len() - first) as u64) as usize;
+                let cut = [frames[0], &frames[first..last].concat()].concat();
+                let (ended, has) = resume(&copy, &cut, had).await.unwrap();
+                assert!(!ended && has >= had);
+                // A crash loses what was not recorded.
+                had = if rng.chance(0.5) { has } else { had };
+            }
+            let after =
+                frames.iter().find(|frame| Frame::decode(frame).unwrap().unwrap().0.offset > had);
+            if let Some(after) = after {
+                let gap = resume(&copy, &[frames[0], *after].concat(), had).await;
+                let expected = |expected| expected == had;
+                assert!(matches!(gap, Err(ReceiveError::Gap { expected: at, .. }) if expected(at)));
+            }
+            let rest = frames[1..]
+                .iter()
+                .rposition(|frame| Frame::decode(frame).unwrap().unwrap().0.offset <= had);
+            let rest = [frames[0], &frames[1 + rest.unwrap()..].concat()].concat();
+            let ended = resume(&copy, if rng.chance(0.5) { &rest } else { &bytes }, had).await;
+            assert!(ended.unwrap().0, "{round}");
+            let expected = content(&from.open_snapshot("db@b").unwrap()).await;
+            assert!(content(&copy).await == expected, "{round}");
+            to.delete_volume(&format!("copy{round}")).await.unwrap();
+        }
+    })
+    .unwrap();
 }
 
 #[test]
@@ -140,13 +214,8 @@ fn changed_streams_are_refused() {
         from.create_snapshot(&["db"], "a").await.unwrap();
         let bytes = stream(&from, "db@a", None).await.0;
         let copy = to.create_volume("copy", &thin(BLOCKS)).await.unwrap();
-        let mut frames = Vec::new();
-        let mut at = 0;
-        while let Some((_, len)) = Frame::decode(&bytes[at..]).unwrap() {
-            frames.push(&bytes[at..at + len]);
-            at += len;
-        }
-        assert!(at == bytes.len() && frames.len() > 20);
+        let frames = split(&bytes);
+        assert!(frames.concat() == bytes && frames.len() > 20);
         for _ in 0..200 {
             let mut changed = frames.clone();
             let index = rng.below(frames.len() as u64 - 1) as usize;

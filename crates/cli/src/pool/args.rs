@@ -85,6 +85,9 @@ pub(crate) struct SendArgs {
     /// Continue a stream that was cut, at this byte of the volume
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     pub(crate) offset: u64,
+    /// Send to a receiver that was cut off, and has so many bytes of the volume
+    #[arg(long, value_name = "BYTES", conflicts_with = "offset")]
+    pub(crate) resume: Option<u64>,
     #[command(flatten)]
     pub(crate) api: ApiArgs,
 }

@@ -21,7 +21,9 @@ use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::space::OrderKind;
 use crate::error::{PoolError, VolumeError};
-use crate::limits::{BLOCK_BYTES, DEVICES_MAX, EVACUATION_STEPS, SEGMENTS_MAX};
+use crate::limits::{
+    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
+};
 use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, Superblock, copy_offset};
 use crate::recover::superblocks::read_superblock;
@@ -244,9 +246,13 @@ impl Pool {
         }
         let sizes = shared.sizes.within(layout, rest);
         let used = state.supply().used();
-        if used > sizes.capacity || rest < crate::limits::SEGMENTS_MIN {
+        let room = match rest < EVACUATION_SEGMENTS {
+            true => sizes.capacity / 4 * 3,
+            false => sizes.capacity,
+        };
+        if used > room || rest < crate::limits::SEGMENTS_MIN {
             let block = BLOCK_BYTES as u64;
-            let (capacity_bytes, needed_bytes) = (sizes.capacity * block, used * block);
+            let (capacity_bytes, needed_bytes) = (room * block, used * block);
             return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
         }
         state.segments.drain(range.clone());

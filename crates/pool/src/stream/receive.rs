@@ -1,4 +1,6 @@
-//! Receive: applies the frames of a stream to a volume, in order and without a gap.
+//! Receive: applies the frames of a stream to a volume, in order and without a gap. After an
+//! interruption, another stream of the same snapshot and base continues: what the volume has may be
+//! left out, or comes again and is skipped.
 
 use std::sync::Arc;
 
@@ -51,18 +53,42 @@ pub struct Receiver {
     /// The beginning of the stream.
     pub start: StreamStart,
     at: u64,
+    /// Offset up to which the volume has the snapshot.
+    had: u64,
+    /// Bytes of data since the last flush.
+    unflushed: u64,
     ended: bool,
 }
 
 impl Receiver {
     /// A receiver after the first frame. The volume has the content of the base, or is empty.
     pub fn new(device: Arc<PoolVolume>, snapshot: PoolId, start: StreamStart) -> Receiver {
-        Receiver { device, snapshot, start, at: 0, ended: false }
+        Receiver { device, snapshot, start, at: 0, had: 0, unflushed: 0, ended: false }
     }
 
-    /// Offset of the next frame.
+    /// Same, but the volume has the snapshot up to an offset already.
+    pub fn resumed(self, had: u64) -> Receiver {
+        Receiver { had: had.min(self.start.size_bytes), ..self }
+    }
+
+    /// Offset from which on frames are needed.
     pub fn position(&self) -> u64 {
-        self.at
+        self.at.max(self.had)
+    }
+
+    /// Bytes of data that were applied since the last flush.
+    pub fn unflushed_bytes(&self) -> u64 {
+        self.unflushed
+    }
+
+    /// Makes durable what was applied; returns its end.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub async fn flush(&mut self) -> Result<u64, IoError> {
+        self.device.flush().await?;
+        self.unflushed = 0;
+        Ok(self.position())
     }
 
     /// True after the last frame.
@@ -79,23 +105,31 @@ impl Receiver {
         if frame.snapshot != self.snapshot || matches!(frame.body, FrameBody::Begin(_)) {
             return Err(ReceiveError::Foreign);
         }
-        if frame.offset != self.at || self.ended {
-            return Err(ReceiveError::Gap { found: frame.offset, expected: self.at });
+        let is_next = frame.offset == self.at || (self.at..=self.had).contains(&frame.offset);
+        if !is_next || self.ended {
+            return Err(ReceiveError::Gap { found: frame.offset, expected: self.position() });
         }
         if end > size_bytes || frame.body == FrameBody::End && end < size_bytes {
             return Err(ReceiveError::End { end, size_bytes });
         }
+        if matches!(frame.body, FrameBody::Same(_)) && self.start.base.is_none() {
+            return Err(ReceiveError::Base);
+        }
+        if frame.body != FrameBody::End && end <= self.had {
+            self.at = end;
+            return Ok(());
+        }
         match &frame.body {
             FrameBody::Data(data) => {
+                self.unflushed += data.len() as u64;
                 let mut memory = buf::acquire_more(data.len()).await;
                 memory.copy_from_slice(data);
-                self.device.write(self.at, memory.freeze(), false).await?;
+                self.device.write(frame.offset, memory.freeze(), false).await?;
             }
             FrameBody::Zero(len) => {
                 let flags = ZeroFlags { may_deallocate: true, ..ZeroFlags::default() };
-                self.device.write_zeroes(self.at, *len, flags).await?;
+                self.device.write_zeroes(frame.offset, *len, flags).await?;
             }
-            FrameBody::Same(_) if self.start.base.is_none() => return Err(ReceiveError::Base),
             FrameBody::Same(_) | FrameBody::Begin(_) => {}
             FrameBody::End => {
                 self.device.flush().await?;

@@ -322,7 +322,7 @@ pub struct SnapshotDocument {
 pub struct ReceiveDocument {
     /// Name of the volume.
     pub name: String,
-    /// Offset of the next frame.
+    /// Offset from which on frames are needed.
     pub position_bytes: u64,
     /// Size of the volume.
     pub size_bytes: u64,

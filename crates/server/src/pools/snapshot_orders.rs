@@ -143,7 +143,8 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
         let (volume, own) = parts(full)?;
-        let (Found { pool_name, pool, info, served }, snapshot) = self.find_snapshot(full)?;
+        let (found, snapshot) = self.find_snapshot(full)?;
+        let Found { pool_name, pool, info, served } = &found;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
@@ -156,12 +157,13 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
-        if let Some(served) = &served {
+        self.forget_received(&found).await?;
+        if let Some(served) = served {
             self.retire(served).await.map_err(failed)?;
         }
         let done = pool.rollback(volume, own).await;
-        let serving = self.serve_again(&pool_name, &pool, None, volume).await;
-        done.map_err(|error| problem(&pool_name, error))?;
+        let serving = self.serve_again(pool_name, pool, None, volume).await;
+        done.map_err(|error| problem(pool_name, error))?;
         serving?;
         tracing::info!("volume {volume} was rolled back to {full}");
         Ok(outcome)

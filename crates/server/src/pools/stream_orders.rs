@@ -1,14 +1,15 @@
 //! Sending and receiving snapshots.
 //!
 //! A volume that is being received has the property `receiving`: it is not served until its snapshot
-//! is complete, also after a crash. Receiving the stream again from its beginning starts over.
+//! is complete, also after a crash. The property `received` has what is on the volume durably, and of
+//! which base: another stream of the same snapshot and base continues there.
 
 use std::sync::Arc;
 
 use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::stream::send::StreamPart;
-use flagstone_pool::{PoolId, PoolVolume, VolumeInfo, VolumeOptions};
+use flagstone_pool::{Pool, PoolId, PoolVolume, VolumeInfo, VolumeOptions};
 use flagstone_units::size_text;
 
 use super::failed;
@@ -20,6 +21,41 @@ use crate::serve::Server;
 
 /// Property of a volume that is being received: the identifier of the snapshot.
 pub(super) const RECEIVING_KEY: &str = "receiving";
+
+/// Property of a volume that is being received: a [`Received`].
+const RECEIVED_KEY: &str = "received";
+
+/// Bytes of data after which the position is recorded.
+const RECORD_BYTES: u64 = 64 << 20;
+
+/// What a volume that is being received has of its snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Received {
+    /// Everything before this offset.
+    end: u64,
+    /// The base of the stream.
+    base: Option<PoolId>,
+}
+
+impl Received {
+    /// Nothing for a property that cannot be read: then the receive starts over.
+    fn of(info: &VolumeInfo) -> Received {
+        let read = |text: &String| {
+            let (end, base) = text.split_once(' ')?;
+            let end = end.parse().ok()?;
+            Some(Received { end, base: (base != WHOLE).then(|| base.parse()).transpose().ok()? })
+        };
+        info.properties.get(RECEIVED_KEY).and_then(read).unwrap_or_default()
+    }
+
+    fn to_property(self) -> String {
+        let base = self.base.map_or(WHOLE.to_owned(), |base| base.to_string());
+        format!("{} {base}", self.end)
+    }
+}
+
+/// The base of a stream without one.
+const WHOLE: &str = "whole";
 
 /// Where a stream goes.
 pub(crate) struct ReceivePart<'a> {
@@ -36,9 +72,11 @@ pub(crate) struct ReceivePart<'a> {
 pub(super) fn check_received(info: &VolumeInfo) -> Result<(), String> {
     match info.properties.contains_key(RECEIVING_KEY) {
         true => Err(format!(
-            "it was not received in full: run flagstone volume receive {0} with the whole stream, or \
-             flagstone volume delete {0}",
-            info.name
+            "it was not received in full: run flagstone volume receive {0} with the stream again, of \
+             which it has {1} bytes (flagstone volume send --resume {1}), or flagstone volume delete \
+             {0}",
+            info.name,
+            Received::of(info).end
         )),
         false => Ok(()),
     }
@@ -73,6 +111,12 @@ impl Server {
         let ReceivePart { name, bytes, .. } = part;
         let mut rest = bytes;
         let mut receiver = self.pools.receivers.borrow_mut().remove(name);
+        if let (Some(interrupted), Ok(Some((Frame { body: FrameBody::Begin(_), .. }, _)))) =
+            (&mut receiver, Frame::decode(rest))
+        {
+            // Its client was cut off.
+            self.record_received(name, interrupted).await?;
+        }
         while !rest.is_empty() {
             let bad = |why: &dyn std::fmt::Display| {
                 Problem::invalid(format!("the stream cannot be used: {why}"))
@@ -98,10 +142,13 @@ impl Server {
             let applied = receiver.apply(&frame).await;
             applied.map_err(|error| Problem::conflict(format!("volume {name}: {error}")))?;
         }
-        let receiver = receiver.ok_or_else(|| Problem::invalid("the body has no frame"))?;
+        let mut receiver = receiver.ok_or_else(|| Problem::invalid("the body has no frame"))?;
         if receiver.has_ended() {
             self.end_receive(name, &receiver).await?;
             return Ok(complete(name, &receiver.start));
+        }
+        if receiver.unflushed_bytes() >= RECORD_BYTES {
+            self.record_received(name, &mut receiver).await?;
         }
         let document = ReceiveDocument {
             name: name.to_owned(),
@@ -112,6 +159,36 @@ impl Server {
         };
         self.pools.receivers.borrow_mut().insert(name.to_owned(), receiver);
         Ok(document)
+    }
+
+    /// Records what a volume has of its snapshot, after making it durable.
+    async fn record_received(&self, name: &str, receiver: &mut Receiver) -> Result<(), Problem> {
+        let Some(Found { pool_name, pool, info, .. }) = self.find_in_pools(name)? else {
+            return Ok(());
+        };
+        // It was deleted, and another stream is received under its name.
+        if info.properties.get(RECEIVING_KEY) != Some(&receiver.snapshot.to_string()) {
+            return Ok(());
+        }
+        let flushed = receiver.flush().await;
+        let end = flushed.map_err(|error| Problem::conflict(format!("volume {name}: {error}")))?;
+        let received = Received { end, base: receiver.start.base };
+        let mut properties = info.properties.clone();
+        properties.insert(RECEIVED_KEY.to_owned(), received.to_property());
+        let set = pool.set_volume(name, info.thick, properties).await;
+        set.map_err(|error| problem(&pool_name, error))?;
+        self.note_unserved(&pool_name, &pool, name);
+        Ok(())
+    }
+
+    /// Notes why a volume that is being received is not served.
+    fn note_unserved(&self, pool_name: &str, pool: &Pool, name: &str) {
+        if let (Some(info), Some(slot)) =
+            (pool.volume(name), self.pools.slots.borrow_mut().get_mut(pool_name))
+            && let Err(why) = check_received(&info)
+        {
+            slot.unserved.insert(name.to_owned(), why);
+        }
     }
 
     /// Prepares a volume for a stream; none if it has the snapshot already.
@@ -143,6 +220,15 @@ impl Server {
             None => {}
         }
         let receiving = info.properties.get(RECEIVING_KEY);
+        let received = Received::of(info);
+        let is_continued = receiving == Some(&snapshot.to_string())
+            && received.base == start.base
+            && info.size_bytes == start.size_bytes;
+        if is_continued && received.end > 0 {
+            let device = pool.open_volume(name).map_err(|error| problem(pool_name, error))?;
+            tracing::info!("volume {name} continues to be received at {} bytes", received.end);
+            return Ok(receiver(device).map(|receiver| receiver.resumed(received.end)));
+        }
         match start.base {
             None => {
                 let is_own = receiving == Some(&snapshot.to_string());
@@ -182,12 +268,7 @@ impl Server {
             VolumeOptions { size_bytes: start.size_bytes, properties, ..VolumeOptions::default() };
         let created = pool.create_volume(name, &options).await;
         let device = created.map_err(|error| problem(pool_name, error))?;
-        if let (Some(info), Some(slot)) =
-            (device.info(), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = check_received(&info)
-        {
-            slot.unserved.insert(name.to_owned(), why);
-        }
+        self.note_unserved(pool_name, &pool, name);
         tracing::info!("volume {name} of {} is received", size_text(start.size_bytes));
         Ok(device)
     }
@@ -227,6 +308,7 @@ impl Server {
         self.check_detached(served.as_slice(), part.force)?;
         let mut properties = info.properties.clone();
         properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
+        properties.remove(RECEIVED_KEY);
         pool.set_volume(name, info.thick, properties).await.map_err(of_pool)?;
         if let Some(served) = served {
             self.retire(served).await.map_err(failed)?;
@@ -236,12 +318,7 @@ impl Server {
         if start.size_bytes > base.size_bytes {
             pool.resize_volume(name, start.size_bytes).await.map_err(of_pool)?;
         }
-        if let (Some(info), Some(slot)) =
-            (pool.volume(name), self.pools.slots.borrow_mut().get_mut(pool_name))
-            && let Err(why) = check_received(&info)
-        {
-            slot.unserved.insert(name.to_owned(), why);
-        }
+        self.note_unserved(pool_name, pool, name);
         Ok(())
     }
 
@@ -257,10 +334,23 @@ impl Server {
         Ok(())
     }
 
+    /// A volume that is being received will have other content: what was received is forgotten.
+    pub(super) async fn forget_received(&self, found: &Found) -> Result<(), Problem> {
+        let Found { pool_name, pool, info, .. } = found;
+        self.pools.receivers.borrow_mut().remove(&info.name);
+        let mut properties = info.properties.clone();
+        if properties.remove(RECEIVED_KEY).is_none() {
+            return Ok(());
+        }
+        let set = pool.set_volume(&info.name, info.thick, properties).await;
+        set.map_err(|error| problem(pool_name, error))
+    }
+
     async fn serve_received(&self, found: &Found) -> Result<(), Problem> {
         let Found { pool_name, pool, info, .. } = found;
         let mut properties = info.properties.clone();
         properties.remove(RECEIVING_KEY);
+        properties.remove(RECEIVED_KEY);
         let set = pool.set_volume(&info.name, info.thick, properties).await;
         set.map_err(|error| problem(pool_name, error))?;
         self.serve_again(pool_name, pool, None, &info.name).await
