@@ -279,7 +279,6 @@ impl State {
         let capacity = self.active.capacity();
         let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity));
         let recent = std::mem::replace(&mut self.active, fresh);
-        self.copied = 0;
         let (log, catalog) = (self.position.log, self.catalog.clone());
         self.frozen = Some(Arc::new(Frozen { recent, start, log, catalog, snapshot }));
     }

@@ -510,9 +510,7 @@ impl Shared {
         drop(bytes);
         {
             let mut state = self.state.lock();
-            let own = entries.iter().filter(|moved| !moved.shared).count();
-            state.admitted.0 += own;
-            state.copied += own;
+            state.admitted.0 += entries.iter().filter(|moved| !moved.shared).count();
             state.cleaned.1 += entries.len() as u64;
         }
         let appended = self.append(records, memory).await?;

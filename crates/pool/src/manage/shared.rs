@@ -195,8 +195,6 @@ pub(crate) struct State {
     pub(crate) checkpoints: u64,
     /// Entries and ranges that were admitted and have not taken effect.
     pub(crate) admitted: (usize, usize),
-    /// Recent changes that are copies of the cleaner, which take no more space than their blocks did.
-    pub(crate) copied: usize,
     /// What the cleaner wants out of its segments, by the next checkpoint.
     pub(crate) moving: Moving,
     /// Segments that are damaged, which the cleaner leaves alone.
@@ -298,7 +296,6 @@ impl State {
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
-            copied: 0,
             moving: Moving::default(),
             damaged: BTreeSet::new(),
             clean: false,
@@ -525,7 +522,6 @@ impl State {
             live: self.live + frozen as u64,
             reserved: self.reserved,
             entries: self.active.len() + self.admitted.0,
-            copied: self.copied,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
             reaping: self.deleting > 0,

@@ -99,8 +99,6 @@ pub(crate) struct Supply {
     pub(crate) reserved: u64,
     /// Recent changes, admitted ones included.
     pub(crate) entries: usize,
-    /// Of these, copies of the cleaner, whose blocks are live already.
-    pub(crate) copied: usize,
     /// Recent ranges, admitted ones included.
     pub(crate) ranges: usize,
     /// Free segments.
@@ -117,7 +115,7 @@ impl Supply {
     /// Blocks in use or reserved; overwritten and deleted ones count until a checkpoint
     /// finds them.
     pub(crate) fn used(&self) -> u64 {
-        self.live + self.reserved + self.entries.saturating_sub(self.copied) as u64
+        self.live + self.reserved + self.entries as u64
     }
 
     /// Whether less may be in use after the next checkpoint. Others may change blocks all the time,
@@ -208,7 +206,6 @@ mod tests {
         live: 500,
         reserved: 100,
         entries: 10,
-        copied: 0,
         ranges: 0,
         free: 20,
         unmerged: true,
@@ -228,8 +225,6 @@ mod tests {
         assert_eq!(admit(&SIZES, &full, &WRITE, MERGES_WAITED), Admission::Full);
         let reaping = Supply { reaping: true, ..full };
         assert_eq!(admit(&SIZES, &reaping, &WRITE, 1000), Admission::AfterCheckpoint);
-        let cleaning = Supply { entries: 30, copied: 30, unmerged: false, ..full };
-        assert_eq!(decide(cleaning, WRITE), Admission::Now, "copies take no more space");
         let full = Supply { unmerged: false, ..full };
         assert_eq!(decide(full, WRITE), Admission::Full);
         assert_eq!(decide(full, Demand { reserved: true, ..WRITE }), Admission::Now);
