@@ -9,7 +9,7 @@ use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
 use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::wire::peer::{
-    AttachRequest, BadRangeReport, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+    AttachRequest, BadRangeReport, Offer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
 };
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
@@ -51,6 +51,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
         PeerRequest::Remove { volume, epoch } => wire::Request::Remove { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
+        PeerRequest::Renew { offer } => wire::Request::Renew(offer_to_wire(offer)),
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
             wire::Request::BadRange { offset, len, index, count }
         }
@@ -65,6 +66,24 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
             wire::Request::Checksum { offset, len, unit_bytes }
         }
     })
+}
+
+fn offer_to_wire(offer: Offer) -> wire::Offer {
+    match offer {
+        Offer::Unrecorded => wire::Offer::Unrecorded,
+        Offer::Recorded { revision } => wire::Offer::Recorded { revision },
+        Offer::Lagging => wire::Offer::Lagging,
+        Offer::Suspended => wire::Offer::Suspended,
+    }
+}
+
+fn offer_from_wire(offer: wire::Offer) -> Offer {
+    match offer {
+        wire::Offer::Unrecorded => Offer::Unrecorded,
+        wire::Offer::Recorded { revision } => Offer::Recorded { revision },
+        wire::Offer::Lagging => Offer::Lagging,
+        wire::Offer::Suspended => Offer::Suspended,
+    }
 }
 
 fn state(state: State, generation: Generation) -> wire::Request {
@@ -115,6 +134,7 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         }
         wire::Request::JoinGroup { session } => PeerRequest::JoinGroup { session },
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
+        wire::Request::Renew(offer) => PeerRequest::Renew { offer: offer_from_wire(offer) },
         wire::Request::BadRange { offset, len, index, count } => {
             PeerRequest::BadRange(BadRangeReport { offset, len, index, count })
         }

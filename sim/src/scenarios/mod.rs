@@ -32,6 +32,8 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_ASYNC,
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
+    chain::FAILOVER,
+    chain::FAILOVER_ASYNC,
 ];
 
 /// Finds a scenario by name.

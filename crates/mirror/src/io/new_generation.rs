@@ -6,6 +6,8 @@
 //! 3. Inform any other peer that is in sync. Under the old generation it would look equal to the
 //!    lost one.
 //!
+//! With automatic failover, the arbiter has to exclude the peer first ([`crate::failover`]).
+//!
 //! The work runs in a task of its own, so it completes even when the caller stops waiting.
 
 use std::sync::Arc;
@@ -117,7 +119,14 @@ impl Inner {
 async fn bump_generation(inner: Arc<Inner>) {
     inner.freeze_group();
     let lost = due(&inner.lock());
-    let result = record(&inner).await;
+    if inner.failover.is_automatic() {
+        // The task that asks the arbiter waits for changes.
+        inner.change(|_| {});
+    }
+    let result = match inner.may_go_alone().await {
+        Ok(()) => record(&inner).await,
+        Err(error) => Err(error),
+    };
     inner.change(|state| {
         state.bumping_generation = false;
         state.generation_error = result.err();

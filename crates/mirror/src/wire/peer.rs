@@ -122,6 +122,23 @@ pub trait PeerSession: Send + Sync + 'static {
     fn close(&self);
 }
 
+/// What a source allows its attached peer when it is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offer {
+    /// Nothing: the arbiter's record does not list the peer as in sync yet.
+    #[default]
+    Unrecorded,
+    /// To ask the arbiter for the role.
+    Recorded {
+        /// Revision of the record that lists the peer as in sync; not 0.
+        revision: u64,
+    },
+    /// Nothing: the peer is further behind than permitted.
+    Lagging,
+    /// Nothing: the operator has suspended automatic failover.
+    Suspended,
+}
+
 /// A replica's answer to a request.
 pub type PeerAnswer = Result<PeerReply, PeerRefusal>;
 
@@ -215,6 +232,12 @@ pub enum PeerRequest {
         volume: MirrorId,
         /// The asker's role epoch.
         epoch: u64,
+    },
+    /// The attached source renews its right to serve reads: this replica asks the arbiter no earlier
+    /// than `failover_after` from its answer. Requires [`LinkVersion::RENEWS`].
+    Renew {
+        /// Whether this replica may ask at all. Durable before the answer.
+        offer: Offer,
     },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.

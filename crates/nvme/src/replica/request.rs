@@ -126,6 +126,43 @@ impl State {
     }
 }
 
+/// What a source allows its replica in Replica Renew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// Nothing: the arbiter's record does not list the replica as in sync yet.
+    Unrecorded,
+    /// To ask the arbiter for the role when the source is lost.
+    Recorded {
+        /// Revision of the record; not 0.
+        revision: u64,
+    },
+    /// Nothing: the replica is too far behind.
+    Lagging,
+    /// Nothing: the operator has suspended automatic failover.
+    Suspended,
+}
+
+impl Offer {
+    const fn fields(self) -> (u64, u32) {
+        match self {
+            Offer::Unrecorded => (0, 0),
+            Offer::Recorded { revision } => (revision, 1),
+            Offer::Lagging => (0, 2),
+            Offer::Suspended => (0, 3),
+        }
+    }
+
+    const fn of(revision: u64, code: u32) -> Option<Offer> {
+        match (revision, code) {
+            (0, 0) => Some(Offer::Unrecorded),
+            (1.., 1) => Some(Offer::Recorded { revision }),
+            (0, 2) => Some(Offer::Lagging),
+            (0, 3) => Some(Offer::Suspended),
+            _ => None,
+        }
+    }
+}
+
 /// A request to a replica. Generations are 64 random bits, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -198,6 +235,8 @@ pub enum Request {
         /// Group session; not 0.
         session: u64,
     },
+    /// Renews the sender's right to serve reads while the replica is attached to it.
+    Renew(Offer),
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -250,6 +289,7 @@ impl Request {
             Request::Claim { .. } => admin::CLAIM,
             Request::Remove { .. } => admin::REMOVE,
             Request::JoinGroup { .. } => admin::JOIN_GROUP,
+            Request::Renew(_) => admin::RENEW,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -297,6 +337,11 @@ impl Request {
             | Request::JoinGroup { session: number }
             | Request::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
+            }
+            Request::Renew(offer) => {
+                let (revision, code) = offer.fields();
+                set(0, &revision.to_le_bytes());
+                set(8, &code.to_le_bytes());
             }
             Request::Checksum { offset, len, unit_bytes } => {
                 set(0, &offset.to_le_bytes());
@@ -355,6 +400,10 @@ impl Request {
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
+            admin::RENEW => {
+                let offer = Offer::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
+                (Request::Renew(offer), 12)
+            }
             admin::HAND_OVER => (Request::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
             admin::JOIN_GROUP => match fields.u64(0) {
@@ -482,6 +531,9 @@ mod tests {
             }),
             (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
             any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
+            (1u64..).prop_map(|revision| Request::Renew(Offer::Recorded { revision })),
+            prop::sample::select(vec![Offer::Unrecorded, Offer::Lagging, Offer::Suspended])
+                .prop_map(Request::Renew),
             Just(Request::HandOver),
             (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
             (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(
@@ -552,6 +604,7 @@ mod tests {
             Request::RunDegraded { lost: [0; 16], generation: 1 },
             Request::JoinGroup { session: 0 },
             Request::RunDegraded { lost: [1; 16], generation: 0 },
+            Request::Renew(Offer::Recorded { revision: 0 }),
             Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
         ] {
             assert_eq!(parse(request), Err(INVALID), "{request:?}");

@@ -16,7 +16,7 @@ use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
 use flagstone_mirror::ondisk::newest;
 use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_mirror::state::status::{MirrorState, MirrorStatus};
-use flagstone_mirror::{Ack, Mirror, Mode, OnPeerLoss, PeerOptions};
+use flagstone_mirror::{Ack, FailoverOptions, LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -27,6 +27,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::Profile;
+use super::arbiter::{Client, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
 
@@ -70,6 +71,8 @@ pub(super) struct World {
     pub(super) calm: Cell<bool>,
     pub(super) stop: Cell<bool>,
     pub(super) mode: Mode,
+    /// Nodes fail over by themselves.
+    automatic: bool,
     pub(super) ack: Ack,
     sim: flagstone_runtime::sim::World,
     nodes: [NodeId; 2],
@@ -90,7 +93,9 @@ impl World {
     /// A node begins to serve: the history restarts if that gives data up.
     fn promoted(&self, index: usize) {
         let from = self.source.replace(index);
-        let failover = self.failing_over.take() == Some(index);
+        let ordered = self.failing_over.take() == Some(index);
+        // Without an operator, the role moves by a grant or by a switchover, which loses nothing.
+        let failover = ordered || (self.automatic && self.mode == Mode::Async && from != index);
         self.history.note(format!("node {index} serves, after node {from}, failover {failover}"));
         let lost_power = self.lost_power[index].replace(false);
         if failover && self.mode == Mode::Async {
@@ -123,6 +128,8 @@ pub(super) struct Cluster {
     host_plan: HostPlan,
     /// Hosts have two paths to each node.
     second_paths: bool,
+    /// The arbiter, and `failover_after` by each node's clock.
+    arbiter: Option<(StoreHandle, [Duration; 2])>,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,
 }
@@ -166,6 +173,7 @@ impl Cluster {
             devices: RefCell::default(),
             source: Cell::new(0),
             failing_over: Cell::new(None),
+            automatic: profile.automatic,
             gives_up: Cell::new(false),
             lost_power: Default::default(),
             is_past: Default::default(),
@@ -179,17 +187,28 @@ impl Cluster {
             usable,
         };
         let host_plan = HostPlan::draw(&sim, usable);
+        let arbiter = profile.automatic.then(|| {
+            let after = sim.random_between(1500, 3000);
+            let own = |clock: u64| Duration::from_micros(after * clock);
+            let clocks = [(); 2].map(|()| own(sim.random_between(970, 1030)));
+            (StoreHandle::new(&sim), clocks)
+        });
         Cluster {
             profile,
             nodes,
             hosts,
             world: Rc::new(world),
             volatile,
-            on_peer_loss: if block { OnPeerLoss::Block } else { OnPeerLoss::Degrade },
+            on_peer_loss: if block && !profile.automatic {
+                OnPeerLoss::Block
+            } else {
+                OnPeerLoss::Degrade
+            },
             compare: sim.chance(0.3),
             queues: sim.random_between(1, 2) as u16,
             host_plan,
             second_paths: profile.all && sim.chance(0.3),
+            arbiter,
             device_bytes,
             sim,
         }
@@ -223,7 +242,14 @@ impl Cluster {
         let mut peer = PeerOptions::new(Arc::new(peer));
         (peer.mode, peer.ack) = (self.world.mode, self.world.ack);
         (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
-        self.sim.spawn_on(self.nodes[index], node(world, index, here, peer, unverified));
+        let failover = self.arbiter.as_ref().map(|(store, after)| {
+            let arbiter = Arc::new(Client { store: store.clone(), index });
+            // Shorter than some pauses of a node.
+            let max_lag = (self.world.mode == Mode::Async).then_some(Duration::from_secs(1));
+            FailoverOptions { arbiter, failover_after: after[index], max_lag }
+        });
+        let process = node(world, index, here, (peer, failover), unverified);
+        self.sim.spawn_on(self.nodes[index], process);
     }
 
     /// Starts the hosts, which run until the end.
@@ -284,6 +310,11 @@ impl Cluster {
             || self.mirror(index).is_some_and(|mirror| mirror.has_failed())
     }
 
+    /// The arbiter's store.
+    pub(super) fn store(&self) -> Rc<Store> {
+        self.arbiter.as_ref().expect("an automatic cluster").0.get()
+    }
+
     pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
         self.world.mirrors.borrow()[index].clone()
     }
@@ -294,6 +325,9 @@ impl Cluster {
 
     /// The node that serves. Two serving nodes fail the run.
     pub(super) fn active(&self) -> Option<usize> {
+        if self.arbiter.is_some() {
+            return self.active_automatic();
+        }
         let serving = [0, 1].map(|index| self.serves(index));
         if serving == [true, true] {
             self.fail("two nodes serve");
@@ -381,7 +415,7 @@ async fn node(
     world: Rc<World>,
     index: usize,
     here: [Address; 2],
-    peer: PeerOptions,
+    (peer, failover): (PeerOptions, Option<FailoverOptions>),
     unverified: bool,
 ) {
     let (device, local) = loop {
@@ -395,7 +429,8 @@ async fn node(
         }
         time::sleep(Duration::from_millis(100)).await;
     };
-    let mirror = Arc::new(Mirror::new(local, vec![peer]));
+    let versions = LinkVersions::SPOKEN;
+    let mirror = Arc::new(Mirror::with_failover(versions, local, vec![peer], failover));
     world.devices.borrow_mut()[index] = Some(device);
     world.mirrors.borrow_mut()[index] = Some(mirror.clone());
     let target = target_of(index, &mirror);

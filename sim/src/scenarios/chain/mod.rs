@@ -29,8 +29,10 @@
 //! `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are left out too:
 //! without checksums, no promise covers them.
 
+mod arbiter;
 mod checks;
 mod cluster;
+mod failover;
 mod history;
 mod hosts;
 mod operator;
@@ -43,6 +45,7 @@ use flagstone_mirror::Mode;
 
 use crate::{Outcome, Scenario};
 use cluster::Cluster;
+pub use failover::{FAILOVER, FAILOVER_ASYNC};
 
 /// Synchronous, on disks that do not fail.
 pub const CHAIN: Scenario = Scenario {
@@ -80,6 +83,8 @@ struct Profile {
     /// Also failing reads, writes and flushes, disks that hang longer than any timeout, clean stops
     /// of an asynchronous source, hosts with two paths to a node.
     all: bool,
+    /// Nodes fail over by themselves, with an arbiter.
+    automatic: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
     /// scenario notices.
     sabotage: fn(&Cluster),
@@ -87,7 +92,7 @@ struct Profile {
 
 impl Profile {
     const fn new(mode: Mode, all: bool) -> Profile {
-        Profile { mode, all, sabotage: |_| {} }
+        Profile { mode, all, automatic: false, sabotage: |_| {} }
     }
 }
 

@@ -1,0 +1,358 @@
+//! Automatic failover: the part of a mirror that asks an arbiter when its nodes part.
+//!
+//! [`step`](crate::state::arbitration::step) decides what to do, [`task`] does it, and
+//! [`flagstone_arbiter::race`] asks. This module holds the read lease and the right of a source to
+//! serve alone, which the data path consults:
+//!
+//! - a read or flush of a contested source waits when the lease has ended ([`Failover::lease_has_ended`]);
+//! - no new generation is started before the peer is excluded from the arbiter's record
+//!   ([`Inner::may_go_alone`]), so no write that the peer lacks is acknowledged;
+//! - the peer never runs degraded for this node. A node whose disk fails leaves the service, and the
+//!   peer takes over: after a restart, this node could otherwise ask for the role with old data.
+//!
+//! Without an arbiter nothing here has an effect.
+
+mod maintenance;
+pub(crate) mod renew;
+pub(crate) mod task;
+
+pub use maintenance::MaintenanceError;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use flagstone_arbiter::race::Denial;
+use flagstone_arbiter::{Record, SharedArbiter};
+use flagstone_blockdev::IoError;
+use parking_lot::Mutex;
+
+use crate::limits::ARBITER_CHECK_MS;
+use crate::manage::roles::Promotion;
+use crate::mirror::{Inner, Mirror, State, StateGuard};
+use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
+use crate::state::arbitration::{Situation, Standing, Step, Timing, step};
+use crate::state::machine::Role;
+use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
+use crate::wire::peer::Offer;
+
+/// Options of automatic failover.
+#[derive(Clone)]
+pub struct FailoverOptions {
+    /// The arbiter.
+    pub arbiter: SharedArbiter,
+    /// A target asks the arbiter for the role this long after it last answered its source: at least
+    /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
+    pub failover_after: Duration,
+    /// Asynchronous mode: a target that was further behind at its last contact does not ask.
+    pub max_lag: Option<Duration>,
+}
+
+/// Shortest permitted [`FailoverOptions::failover_after`].
+pub const FAILOVER_AFTER_MIN: Duration = Duration::from_secs(1);
+
+/// The arbiter's record lists the peer as in sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Session of the peer.
+    pub(crate) session_id: u64,
+    /// Revision of the record.
+    pub(crate) revision: u64,
+    /// When that was read or written: a store may be restored from a backup at any time.
+    checked_ns: u64,
+}
+
+impl Published {
+    pub(crate) fn now(session_id: u64, revision: u64) -> Published {
+        Published { session_id, revision, checked_ns: Inner::now_ns() }
+    }
+
+    fn is_due(self) -> bool {
+        let period = Duration::from_millis(ARBITER_CHECK_MS).as_nanos() as u64;
+        Inner::now_ns() >= self.checked_ns.saturating_add(period)
+    }
+}
+
+/// What a node remembers of the newest record that it has seen.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    revision: u64,
+    is_suspended: bool,
+}
+
+/// See the module.
+pub(crate) struct Failover {
+    options: Option<FailoverOptions>,
+    /// Reads that begin before this time are served. The maximum if they need no lease.
+    read_until_ns: AtomicU64,
+    /// End of the lease that the peer has confirmed.
+    renewed_until_ns: AtomicU64,
+    /// A node that does not serve asks no earlier.
+    ask_not_before_ns: AtomicU64,
+    /// Why the last race granted nothing.
+    denial: Mutex<Option<Denial>>,
+    /// The newest record that this node has seen.
+    seen: Mutex<Seen>,
+    /// What the source has allowed last; `None` before it attached.
+    offer: Mutex<Option<Offer>>,
+}
+
+impl Failover {
+    pub(crate) fn new(options: Option<FailoverOptions>) -> Failover {
+        let failover = Failover {
+            options,
+            read_until_ns: AtomicU64::new(u64::MAX),
+            renewed_until_ns: AtomicU64::new(0),
+            ask_not_before_ns: AtomicU64::new(0),
+            denial: Mutex::default(),
+            seen: Mutex::default(),
+            offer: Mutex::default(),
+        };
+        // A node that starts gives its peer the same time to be heard.
+        failover.answered();
+        failover
+    }
+
+    pub(crate) fn is_automatic(&self) -> bool {
+        self.options.is_some()
+    }
+
+    /// Remembers a record. Answers of races that overlap may arrive in any order.
+    fn saw(&self, record: &Record) {
+        let mut seen = self.seen.lock();
+        if record.revision >= seen.revision {
+            *seen = Seen { revision: record.revision, is_suspended: record.maintenance };
+        }
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.seen.lock().is_suspended
+    }
+
+    fn max_lag(&self) -> Option<Duration> {
+        self.options.as_ref().and_then(|options| options.max_lag)
+    }
+
+    fn timing(&self) -> Timing {
+        let after = self.options.as_ref().map_or(FAILOVER_AFTER_MIN, |own| own.failover_after);
+        Timing { failover_after_ns: after.max(FAILOVER_AFTER_MIN).as_nanos() as u64 }
+    }
+
+    /// True when a read that begins at `now_ns` may find older data than hosts have seen.
+    #[inline]
+    pub(crate) fn lease_has_ended(&self, now_ns: u64) -> bool {
+        now_ns >= self.read_until_ns.load(Ordering::Acquire)
+    }
+
+    /// The source that is attached here has got an answer: see [`Timing`].
+    pub(crate) fn answered(&self) {
+        if self.is_automatic() {
+            let earliest = Inner::now_ns().saturating_add(self.timing().failover_after_ns);
+            self.ask_not_before_ns.fetch_max(earliest, Ordering::AcqRel);
+        }
+    }
+
+    /// Standing of a node that begins to serve.
+    fn standing_after(&self, promotion: Promotion, before: &Superblock) -> Standing {
+        if !self.is_automatic() {
+            return Standing::Manual;
+        }
+        let has_met = before.peers.iter().any(|peer| !peer.replica.is_none());
+        let excluded = before.arbiter.standing == RecordedStanding::Alone;
+        match promotion {
+            Promotion::Granted { .. } => Standing::Alone { recorded: true },
+            Promotion::Alone | Promotion::Overriding => Standing::Alone { recorded: false },
+            _ if !has_met => Standing::Alone { recorded: true },
+            Promotion::Resumed if excluded => Standing::Alone { recorded: true },
+            Promotion::Resumed | Promotion::Agreed => {
+                Standing::Contested { since_ns: Inner::now_ns() }
+            }
+        }
+    }
+
+    /// The mark of a node that begins to serve.
+    pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
+        match promotion {
+            _ if !self.is_automatic() => ArbiterMark::default(),
+            Promotion::Granted { revision, .. } => {
+                let revision = revision.max(before.revision);
+                ArbiterMark { revision, standing: RecordedStanding::Alone }
+            }
+            Promotion::Resumed => before,
+            _ => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+        }
+    }
+
+    /// The mark of a target that a source attaches to.
+    pub(crate) fn mark_attached(&self, before: ArbiterMark) -> ArbiterMark {
+        match self.is_automatic() {
+            true => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            false => ArbiterMark::default(),
+        }
+    }
+}
+
+/// Status of automatic failover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailoverStatus {
+    /// Right of this node to serve without its peer.
+    pub standing: Standing,
+    /// What the superblock says about the arbiter's record.
+    pub mark: ArbiterMark,
+    /// The record lists the peer as in sync, and the peer knows.
+    pub is_peer_recorded: bool,
+    /// What this node does next.
+    pub step: Step,
+    /// Why this node does not serve, or take over, when it loses its peer now; `None` if it does.
+    pub obstacle: Option<Obstacle>,
+    /// On a source: why the peer does not take over when this node is lost now; `None` if it does.
+    pub peer_obstacle: Option<Obstacle>,
+    /// The operator has suspended automatic failover, as far as this node has seen.
+    pub is_suspended: bool,
+    /// Why the arbiter granted nothing the last time it was asked, unless it has granted since.
+    pub denial: Option<Denial>,
+}
+
+impl Mirror {
+    /// Status of automatic failover; `None` without an arbiter.
+    pub fn failover_status(&self) -> Option<FailoverStatus> {
+        let inner = &self.0;
+        inner.failover.options.as_ref()?;
+        let situation = inner.situation();
+        let denial = inner.failover.denial.lock().clone();
+        let offer = *inner.failover.offer.lock();
+        let outlook = Outlook {
+            offer,
+            denial: denial.as_ref(),
+            is_removed: inner.local.superblock().removed,
+            is_attached: inner.lock().attached.is_some(),
+        };
+        Some(FailoverStatus {
+            obstacle: obstacle(&situation, &outlook),
+            peer_obstacle: inner.peer_obstacle(),
+            is_suspended: match situation.state.role {
+                Role::Serving { .. } => inner.failover.is_suspended(),
+                _ => offer == Some(Offer::Suspended),
+            },
+            standing: situation.standing,
+            mark: inner.local.superblock().arbiter,
+            is_peer_recorded: situation.is_published,
+            step: step(&situation),
+            denial,
+        })
+    }
+}
+
+impl Mirror {
+    /// Hosts are served here, and a read that begins now may be answered.
+    pub fn may_answer_reads(&self) -> bool {
+        self.0.lock().serving && !self.0.failover.lease_has_ended(Inner::now_ns())
+    }
+}
+
+impl Inner {
+    /// See [`FailoverStatus::peer_obstacle`].
+    fn peer_obstacle(&self) -> Option<Obstacle> {
+        let state = self.lock();
+        let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
+        let offered = session_id.map(|session_id| self.offer(&state, 0, session_id));
+        peer_obstacle(offered.unwrap_or_default())
+    }
+
+    fn situation(&self) -> Situation {
+        self.situation_in(&self.lock())
+    }
+
+    fn situation_in(&self, state: &State) -> Situation {
+        let mark = self.local.superblock().arbiter;
+        let session_id = state.legs.first().map(|leg| leg.session_id);
+        Situation {
+            state: self.machine_state_in(state),
+            standing: state.standing,
+            is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
+            changes_role: state.changing_role,
+            mark: mark.standing,
+            revision: mark.revision,
+            is_published: state.published.is_some_and(|published| {
+                Some(published.session_id) == session_id && !published.is_due()
+            }),
+            write_waits: state.bumping_generation,
+            now_ns: Inner::now_ns(),
+            lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
+            ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
+            timing: self.failover.timing(),
+        }
+    }
+
+    /// Changes the standing, and with it what reads need. Called under the state's lock.
+    pub(crate) fn set_standing(&self, state: &mut State, standing: Standing) {
+        state.standing = standing;
+        let until = match standing.is_contested() {
+            true => self.failover.renewed_until_ns.load(Ordering::Acquire),
+            false => u64::MAX,
+        };
+        self.failover.read_until_ns.store(until, Ordering::Release);
+    }
+
+    /// As [`Inner::set_standing`], for a node that begins to serve.
+    pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
+        let standing = self.failover.standing_after(promotion, &self.local.superblock());
+        state.published = None;
+        self.set_standing(state, standing);
+    }
+
+    /// The peer has answered a renewal that was sent at `sent_ns`.
+    pub(crate) fn renewed(&self, sent_ns: u64) {
+        let until = sent_ns.saturating_add(self.failover.timing().lease_ns());
+        let had_ended = {
+            let state = self.lock();
+            let before = self.failover.renewed_until_ns.fetch_max(until, Ordering::AcqRel);
+            if !state.standing.is_contested() {
+                return;
+            }
+            self.failover.read_until_ns.store(until.max(before), Ordering::Release);
+            before <= Inner::now_ns()
+        };
+        if had_ended {
+            // Reads and flushes wait.
+            self.change(|_| {});
+        }
+    }
+
+    /// Waits until a write that a peer lacks may be acknowledged.
+    ///
+    /// # Errors
+    /// [`IoError::Unreachable`] when hosts are no longer served here.
+    pub(crate) async fn may_go_alone(&self) -> Result<(), IoError> {
+        let decided = |state: &mut StateGuard<'_>| match state.standing {
+            _ if !state.serving => Some(Err(IoError::Unreachable)),
+            Standing::Contested { .. } => None,
+            Standing::Manual | Standing::Alone { .. } => Some(Ok(())),
+        };
+        self.wait(decided).await
+    }
+
+    /// Durably records what this replica knows of the arbiter's record.
+    async fn store_mark(&self, mark: ArbiterMark) -> Result<(), IoError> {
+        if self.local.superblock().arbiter == mark {
+            return Ok(());
+        }
+        self.local.update(move |superblock| superblock.arbiter = mark).await
+    }
+
+    /// Leaves the service because the local leg has failed: the peer takes over.
+    pub(crate) fn leave_service(self: &Arc<Self>, error: IoError) {
+        let replica = self.local.superblock().replica;
+        tracing::error!(
+            %replica,
+            "the local leg has failed ({error}): hosts are refused here, and the peer takes over"
+        );
+        self.change(|state| {
+            state.local_device_failed = true;
+            if state.serving {
+                state.stop_serving();
+            }
+        });
+        self.end_sessions();
+    }
+}
