@@ -184,6 +184,19 @@ fn suspended_failover_waits_for_operator() {
     end(pair, load);
 }
 
+/// A second peer would be out of the arbiter's sight: each of two targets could take over.
+#[test]
+fn automatic_mirror_refuses_second_peer() {
+    let Some((_etcd, pair)) = automatic("a second peer of an automatic mirror") else { return };
+    let source = armed(&pair);
+    for node in [source, 1 - source] {
+        let line = ["c", "--address", "127.0.0.9:4420", "--insecure"];
+        let refused = pair.try_order(node, "add-peer", &line).expect_err("a second peer");
+        assert!(refused.contains("fails over by itself"), "{refused}");
+    }
+    pair.end(source);
+}
+
 /// The source is cut off from its peer and the arbiter, while hosts still reach it: it stops serving,
 /// and the other node serves. No host reads what was overwritten since.
 #[test]

@@ -27,6 +27,8 @@ pub struct Ask {
     pub seen_revision: u64,
     /// Random number, different for each race.
     pub writer: u64,
+    /// Of a source: the operator has suspended automatic failover, and the record is to say so.
+    pub suspended: bool,
     /// Purpose.
     pub goal: Goal,
 }
@@ -42,11 +44,30 @@ pub enum Goal {
         peer: Option<ReplicaId>,
         /// This node's role epoch.
         epoch: u64,
+        /// The first one in a session with the peer: it is written in any case, so that a delayed
+        /// write of the peer, from before it attached, fails.
+        first: bool,
     },
     /// The source, which serves: go on without its peers.
     GoAlone {
         /// This node's role epoch.
         epoch: u64,
+    },
+    /// The source, which was granted to go on alone and has served since: keep it so. A record that
+    /// was lost, or restored from a backup, is replaced unless it excludes this node.
+    StayAlone {
+        /// This node's role epoch.
+        epoch: u64,
+    },
+    /// A target: read the record, and say whether it would be granted the role. Writes nothing.
+    Watch,
+    /// A target that may have been granted the role before a source attached once more: take the
+    /// role, if nothing was recorded since.
+    Reclaim {
+        /// The highest epoch that it has seen.
+        seen_epoch: u64,
+        /// Its residue class: see [`crate::epoch`].
+        rank: u64,
     },
     /// A node that does not serve: take the role, under a new epoch.
     TakeOver {
@@ -99,6 +120,11 @@ pub enum Denial {
     /// The record is of another volume.
     #[error("the arbiter's record belongs to another volume")]
     Foreign,
+    /// The record lists another replica as well, or is no answer to this node that was lost.
+    #[error(
+        "the arbiter's record does not say that this replica alone has every acknowledged write"
+    )]
+    NotSole,
     /// The operator has suspended automatic failover.
     #[error("automatic failover is suspended for maintenance")]
     Maintenance,
@@ -134,33 +160,48 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
         let (volume, source, writer) = (ask.volume, ask.own, ask.writer);
         Decision::Write(Record { volume, epoch, revision, source, in_sync, maintenance, writer })
     };
-    let suspended = found.as_ref().is_some_and(|found| found.maintenance);
     match ask.goal {
-        Goal::Publish { peer, epoch } => {
+        Goal::Publish { peer, epoch, first } => {
             let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
             in_sync.sort_unstable();
             match found {
                 // Without the peer, the result is a right that a delayed write could take back, so that
                 // it needs a write of its own.
-                Some(found)
-                    if peer.is_some()
-                        && found.source == ask.own
-                        && found.in_sync == in_sync
-                        && found.epoch >= epoch
-                        && found.revision >= ask.seen_revision =>
-                {
+                Some(found) if peer.is_some() && !first && says(ask, &found, &in_sync, epoch) => {
                     Decision::Keep(found)
                 }
-                _ => proposal(epoch.max(recorded_epoch), in_sync, suspended),
+                _ => proposal(epoch.max(recorded_epoch), in_sync, ask.suspended),
             }
         }
         Goal::GoAlone { epoch } => match found {
             // It was never shared, so no other node has been granted anything.
-            None if ask.seen_revision == 0 => proposal(epoch, vec![ask.own], false),
+            None if ask.seen_revision == 0 => proposal(epoch, vec![ask.own], ask.suspended),
             found => match listed(ask, found) {
-                Ok(_) => proposal(epoch.max(recorded_epoch), vec![ask.own], suspended),
+                Ok(_) => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
                 Err(denial) => Decision::Deny(denial),
             },
+        },
+        Goal::StayAlone { epoch } => match found {
+            Some(found) if !found.is_in_sync(ask.own) => Decision::Deny(lost(&found)),
+            Some(found) if says(ask, &found, &[ask.own], epoch) => Decision::Keep(found),
+            _ => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
+        },
+        Goal::Watch => match eligible(ask, found) {
+            Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
+            Ok(found) => Decision::Keep(found),
+            Err(denial) => Decision::Deny(denial),
+        },
+        Goal::Reclaim { seen_epoch, rank } => match eligible(ask, found) {
+            Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
+            Ok(found)
+                if found.source == ask.own
+                    && found.in_sync == [ask.own]
+                    && found.revision > ask.seen_revision =>
+            {
+                proposal(next_epoch(seen_epoch.max(found.epoch), rank), vec![ask.own], false)
+            }
+            Ok(_) => Decision::Deny(Denial::NotSole),
+            Err(denial) => Decision::Deny(denial),
         },
         Goal::TakeOver { seen_epoch, rank } => match eligible(ask, found) {
             Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
@@ -177,7 +218,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
             {
                 Decision::Deny(Denial::Lost { epoch: later, source_replica, revision })
             }
-            _ => proposal(epoch.max(recorded_epoch), vec![ask.own], suspended),
+            _ => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
         },
         Goal::Maintenance { epoch, on } => match listed(ask, found) {
             Ok(found) if found.maintenance == on => Decision::Keep(found),
@@ -185,6 +226,20 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
             Err(denial) => Decision::Deny(denial),
         },
     }
+}
+
+/// The record says already what this source would write.
+fn says(ask: &Ask, found: &Record, in_sync: &[ReplicaId], epoch: u64) -> bool {
+    found.source == ask.own
+        && found.in_sync == in_sync
+        && found.epoch >= epoch
+        && found.revision >= ask.seen_revision
+        && found.maintenance == ask.suspended
+}
+
+fn lost(found: &Record) -> Denial {
+    let Record { epoch, source: source_replica, revision, .. } = *found;
+    Denial::Lost { epoch, source_replica, revision }
 }
 
 /// The record, if it allows a node that does not serve to be the source.
@@ -203,8 +258,7 @@ fn listed(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
         return Err(Denial::Older { found: found.revision, seen: ask.seen_revision });
     }
     if !found.is_in_sync(ask.own) {
-        let Record { epoch, source: source_replica, revision, .. } = found;
-        return Err(Denial::Lost { epoch, source_replica, revision });
+        return Err(lost(&found));
     }
     Ok(found)
 }
@@ -334,6 +388,9 @@ impl fmt::Display for Goal {
             Goal::Publish { peer: None, .. } => "record the attached peer as out of date",
             Goal::Insist { .. } => "serve by order",
             Goal::GoAlone { .. } => "go on without the peer",
+            Goal::StayAlone { .. } => "stay without the peer",
+            Goal::Watch => "see whether it may take over",
+            Goal::Reclaim { .. } => "take over by a grant whose answer was lost",
             Goal::TakeOver { .. } => "take over",
             Goal::Maintenance { on: true, .. } => "suspend automatic failover",
             Goal::Maintenance { on: false, .. } => "resume automatic failover",

@@ -21,14 +21,17 @@ fn stored(record: &Record) -> Stored {
 }
 
 fn ask(own: ReplicaId, goal: Goal) -> Ask {
-    Ask { volume: VOLUME, own, seen_revision: 7, writer: 2, goal }
+    Ask { volume: VOLUME, own, seen_revision: 7, writer: 2, suspended: false, goal }
 }
 
 fn goals() -> Vec<Goal> {
     vec![
-        Goal::Publish { peer: Some(B), epoch: 5 },
-        Goal::Publish { peer: None, epoch: 5 },
+        Goal::Publish { peer: Some(B), epoch: 5, first: false },
+        Goal::Publish { peer: None, epoch: 5, first: false },
         Goal::GoAlone { epoch: 5 },
+        Goal::StayAlone { epoch: 5 },
+        Goal::Watch,
+        Goal::Reclaim { seen_epoch: 5, rank: 3 },
         Goal::TakeOver { seen_epoch: 5, rank: 3 },
         Goal::Insist { epoch: 5 },
         Goal::Maintenance { epoch: 5, on: true },
@@ -48,6 +51,7 @@ fn findings() -> Vec<(&'static str, u64, Option<Record>)> {
         ("both in sync; never seen here", 0, Some(both.clone())),
         ("both in sync, suspended", 7, Some(suspended)),
         ("only this node", 7, Some(record(A, &[A]))),
+        ("only this node, newer than seen", 6, Some(record(A, &[A]))),
         ("only the peer", 7, Some(record(B, &[B]))),
         ("both in sync, older than seen", 8, Some(both)),
         ("another volume", 7, Some(foreign)),

@@ -26,7 +26,7 @@ use flagstone_units::{format_rate, format_size};
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
 
 /// Times of automatic failover.
-const TIMES: [&str; 2] = ["failover_after", "failover_max_lag"];
+const TIMES: [&str; 1] = ["failover_after"];
 
 pub(crate) struct RawMirror {
     place: Place,
@@ -150,7 +150,6 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         ),
         failover: one_of(reader, "failover", &FailoverMode::ALL, FailoverMode::name),
         failover_after: reader.time_or_default("failover_after"),
-        failover_max_lag: reader.time("failover_max_lag").map(|lag| lag.value),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
@@ -247,7 +246,7 @@ fn one_of<T: Copy>(
 /// Reports keys of the other mode, which have no effect.
 fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
     let (keys, needed): (&[&str], _) = match mirror.mode {
-        Mode::Sync => (&["queue", "on_congestion", "failover_max_lag"], "async"),
+        Mode::Sync => (&["queue", "on_congestion"], "async"),
         Mode::Async => (&["ack", "on_peer_loss"], "sync"),
     };
     for key in keys.iter().filter(|key| reader.has(key)) {
@@ -494,9 +493,15 @@ fn check_failover(
         let help = "add [arbiter] with etcd = [\"http://HOST:2379\"]";
         refuse("automatic failover without an arbiter", help);
     }
-    if own.mode == Mode::Async && own.failover_max_lag.is_none() {
-        let help = "write failover_max_lag = \"TIME\": a target that was further behind does not take over";
-        refuse("automatic failover of an asynchronous mirror without `failover_max_lag`", help);
+    if own.mode == Mode::Async {
+        let help =
+            "write mode = \"sync\": an operator decides what an asynchronous failover may lose";
+        refuse("automatic failover of an asynchronous mirror", help);
+    }
+    if mirror.group.is_some() {
+        let help =
+            "remove `group` or `failover`: an operator moves the volumes of a group together";
+        refuse("automatic failover of a volume in a consistency group", help);
     }
     if mirror.peers.len() > 1 {
         let help = "name one peer: of two targets, each would conclude that it has to take over";

@@ -263,8 +263,6 @@ pub struct Mirror {
     pub failover: FailoverMode,
     /// How long after its last contact the target asks the arbiter.
     pub failover_after: Duration,
-    /// Asynchronous mode: a target that was further behind its source does not take over.
-    pub failover_max_lag: Option<Duration>,
     /// Device of the write-intent log; `None` for the end of the volume's own device.
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.

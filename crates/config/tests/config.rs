@@ -236,7 +236,6 @@ fn mirror_with(key: &str, value: &str) -> String {
             "intent_log = \"memory:64MiB\", intent_log_disk_model = { latency = \"1ms\" }, "
         }
         "failover_after" => "failover = \"automatic\", ",
-        "failover_max_lag" => "failover = \"automatic\", mode = \"async\", ",
         _ => "mode = \"sync\", ",
     };
     let arbiter = match key.starts_with("failover_") || value == "\"automatic\"" {
@@ -347,8 +346,8 @@ fn automatic_failover_is_refused_without_its_conditions() {
         ("", "", automatic, "without an arbiter"),
         (etcd, "timeout = \"6s\"", automatic, "below the `timeout`"),
         (etcd, "", "peers = [\"b\", \"c\"], failover = \"automatic\"", "several peers"),
-        (etcd, "", &format!("{automatic}, mode = \"async\""), "without `failover_max_lag`"),
-        (etcd, "", &format!("{automatic}, failover_max_lag = \"1s\""), "in this mode"),
+        (etcd, "", &format!("{automatic}, mode = \"async\""), "an asynchronous mirror"),
+        (etcd, "", &format!("{automatic}, group = \"g\""), "in a consistency group"),
         (etcd, "", &format!("{automatic}, on_peer_loss = \"block\""), "on_peer_loss"),
         (etcd, "", "peer = \"b\", failover_after = \"9s\"", "no effect"),
         ("[arbiter]\netcd = [\"10.0.0.3\"]", "", automatic, "write https://"),
@@ -363,13 +362,10 @@ fn automatic_failover_is_refused_without_its_conditions() {
     }
     let encrypted = "[arbiter]\netcd = [\"https://a\"]\nca_file = \"/c\"\n\
                      certificate_file = \"/d\"\nkey_file = \"/k\"";
-    let lagging = format!("{automatic}, mode = \"async\", failover_max_lag = \"10s\"");
     let config =
-        Config::parse("f", &file(encrypted, "", &lagging)).unwrap_or_else(|e| panic!("{e}"));
+        Config::parse("f", &file(encrypted, "", automatic)).unwrap_or_else(|e| panic!("{e}"));
     let tls = config.arbiter.and_then(|arbiter| arbiter.tls).expect("it is encrypted");
     assert_eq!(tls.own, Some(("/d".into(), "/k".into())));
-    let mirror = config.volumes[0].mirror().expect("it is mirrored");
-    assert_eq!(mirror.failover_max_lag, Some(Duration::from_secs(10)));
 }
 
 /// Values at and just beyond the ends of each documented range, and the defaults written out.

@@ -412,7 +412,7 @@ impl Mirror {
             state: Mutex::new((state, Vec::new())),
             calls: CallGate::default(),
             desired_state_lock: Arc::default(),
-            failover: Failover::new(failover.clone()),
+            failover: Failover::new(failover.clone(), superblock.arbiter),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
         });

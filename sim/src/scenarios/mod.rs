@@ -33,7 +33,6 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
     chain::FAILOVER,
-    chain::FAILOVER_ASYNC,
 ];
 
 /// Finds a scenario by name.

@@ -49,11 +49,9 @@ pub static MIRROR: Section = Section {
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain: `manual`: an operator chooses. `keep-serving`: this node discards its own writes if only the peer serves hosts. Set it on both nodes.";
         "failover", FAILOVER, FailoverMode::Manual.name() =>
-            "Who decides that the target takes over: an operator (`manual`), or with one peer the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
+            "Who decides that the target takes over: an operator (`manual`), or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
-        "failover_max_lag", time(100, 60 * MINUTE_MS), "" =>
-            "`automatic` in mode `async`: a target that was further behind does not take over. A failover loses at most the writes of this time and of `failover_after`. Required there.";
         "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: writes not yet acknowledged by the peer. At most half of `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>

@@ -50,16 +50,18 @@ impl Inner {
             own: id(superblock.replica),
             seen_revision: superblock.arbiter.revision,
             writer: random_u64(),
+            suspended: on,
             goal: Goal::Maintenance { epoch: superblock.epoch, on },
         };
         let raced = run_race(&options.arbiter, ask).await;
         let record = raced.map_err(MaintenanceError::Denied)?;
-        let before = self.local.superblock().arbiter;
-        if record.revision > before.revision {
-            let mark = ArbiterMark { revision: record.revision, ..before };
-            self.store_mark(mark).await.map_err(MaintenanceError::Device)?;
-        }
-        self.failover.saw(&record);
+        // The source has a record that was lost or restored say so again.
+        let mark = move |before: ArbiterMark| ArbiterMark {
+            revision: before.revision.max(record.revision),
+            suspended: on,
+            ..before
+        };
+        self.store_mark(mark).await.map_err(MaintenanceError::Device)?;
         let replica = superblock.replica;
         tracing::info!(%replica, revision = record.revision, on, "automatic failover suspended");
         self.change(|state| {

@@ -7,8 +7,8 @@
 //! - a read or flush of a contested source waits when the lease has ended ([`Failover::lease_has_ended`]);
 //! - no new generation is started before the peer is excluded from the arbiter's record
 //!   ([`Inner::may_go_alone`]), so no write that the peer lacks is acknowledged;
-//! - the peer never runs degraded for this node. A node whose disk fails leaves the service, and the
-//!   peer takes over: after a restart, this node could otherwise ask for the role with old data.
+//! - the peer never runs degraded for this node. A node whose disk fails leaves the service and hands
+//!   over: after a restart, it could otherwise ask for the role with old data.
 //!
 //! Without an arbiter nothing here has an effect.
 
@@ -22,19 +22,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use flagstone_arbiter::SharedArbiter;
+use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::race::Denial;
-use flagstone_arbiter::{Record, SharedArbiter};
 use flagstone_blockdev::IoError;
+use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
 
+use crate::io::new_generation::due;
 use crate::limits::ARBITER_CHECK_MS;
+use crate::manage::command::{CommandError, Offer as RoleOffer};
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
-use crate::state::arbitration::{Situation, Standing, Step, Timing, step};
-use crate::state::machine::Role;
+use crate::state::arbitration::{Exclusion, Situation, Standing, Step, Timing, step};
+use crate::state::machine::Handover;
 use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
-use crate::wire::peer::Offer;
+use crate::state::status::LegPhase;
+use crate::wire::peer::{Offer, RequestError};
 
 /// Options of automatic failover.
 #[derive(Clone)]
@@ -44,8 +49,6 @@ pub struct FailoverOptions {
     /// A target asks the arbiter for the role this long after it last answered its source: at least
     /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
     pub failover_after: Duration,
-    /// Asynchronous mode: a target that was further behind at its last contact does not ask.
-    pub max_lag: Option<Duration>,
 }
 
 /// Shortest permitted [`FailoverOptions::failover_after`].
@@ -73,13 +76,6 @@ impl Published {
     }
 }
 
-/// What a node remembers of the newest record that it has seen.
-#[derive(Clone, Copy, Debug, Default)]
-struct Seen {
-    revision: u64,
-    is_suspended: bool,
-}
-
 /// See the module.
 pub(crate) struct Failover {
     options: Option<FailoverOptions>,
@@ -91,22 +87,28 @@ pub(crate) struct Failover {
     ask_not_before_ns: AtomicU64,
     /// Why the last race granted nothing.
     denial: Mutex<Option<Denial>>,
-    /// The newest record that this node has seen.
-    seen: Mutex<Seen>,
     /// What the source has allowed last; `None` before it attached.
     offer: Mutex<Option<Offer>>,
+    /// As [`ArbiterMark::source_after_ms`].
+    source_after_ms: AtomicU64,
+    /// See [`Situation::watched_ns`].
+    watched_ns: AtomicU64,
+    /// Why the peer does not take over, as it has answered last.
+    peer_report: Mutex<Option<Obstacle>>,
 }
 
 impl Failover {
-    pub(crate) fn new(options: Option<FailoverOptions>) -> Failover {
+    pub(crate) fn new(options: Option<FailoverOptions>, mark: ArbiterMark) -> Failover {
         let failover = Failover {
             options,
             read_until_ns: AtomicU64::new(u64::MAX),
             renewed_until_ns: AtomicU64::new(0),
             ask_not_before_ns: AtomicU64::new(0),
             denial: Mutex::default(),
-            seen: Mutex::default(),
             offer: Mutex::default(),
+            source_after_ms: AtomicU64::new(mark.source_after_ms.into()),
+            watched_ns: AtomicU64::new(0),
+            peer_report: Mutex::default(),
         };
         // A node that starts gives its peer the same time to be heard.
         failover.answered();
@@ -115,22 +117,6 @@ impl Failover {
 
     pub(crate) fn is_automatic(&self) -> bool {
         self.options.is_some()
-    }
-
-    /// Remembers a record. Answers of races that overlap may arrive in any order.
-    fn saw(&self, record: &Record) {
-        let mut seen = self.seen.lock();
-        if record.revision >= seen.revision {
-            *seen = Seen { revision: record.revision, is_suspended: record.maintenance };
-        }
-    }
-
-    fn is_suspended(&self) -> bool {
-        self.seen.lock().is_suspended
-    }
-
-    fn max_lag(&self) -> Option<Duration> {
-        self.options.as_ref().and_then(|options| options.max_lag)
     }
 
     fn timing(&self) -> Timing {
@@ -147,9 +133,24 @@ impl Failover {
     /// The source that is attached here has got an answer: see [`Timing`].
     pub(crate) fn answered(&self) {
         if self.is_automatic() {
-            let earliest = Inner::now_ns().saturating_add(self.timing().failover_after_ns);
+            // The lease of the source may be longer.
+            let source_ns = self.source_after_ms.load(Ordering::Acquire).saturating_mul(1_000_000);
+            let wait_ns = self.timing().failover_after_ns.max(source_ns);
+            let earliest = Inner::now_ns().saturating_add(wait_ns);
             self.ask_not_before_ns.fetch_max(earliest, Ordering::AcqRel);
         }
+    }
+
+    /// A source has attached.
+    pub(crate) fn attached(&self) {
+        self.watched_ns.store(0, Ordering::Release);
+        *self.offer.lock() = None;
+        self.answered();
+    }
+
+    /// `failover_after` in milliseconds.
+    fn after_ms(&self) -> u32 {
+        u32::try_from(self.timing().failover_after_ns / 1_000_000).unwrap_or(u32::MAX)
     }
 
     /// Standing of a node that begins to serve.
@@ -158,12 +159,13 @@ impl Failover {
             return Standing::Manual;
         }
         let has_met = before.peers.iter().any(|peer| !peer.replica.is_none());
-        let excluded = before.arbiter.standing == RecordedStanding::Alone;
         match promotion {
-            Promotion::Granted { .. } => Standing::Alone { recorded: true },
-            Promotion::Alone | Promotion::Overriding => Standing::Alone { recorded: false },
-            _ if !has_met => Standing::Alone { recorded: true },
-            Promotion::Resumed if excluded => Standing::Alone { recorded: true },
+            Promotion::Granted { .. } => {
+                Standing::Alone(Exclusion::Recorded { checked_ns: Inner::now_ns() })
+            }
+            Promotion::Alone | Promotion::Overriding => Standing::Alone(Exclusion::Ordered),
+            _ if !has_met => Standing::Alone(Exclusion::Unshared),
+            // Also if the record excluded the peer once: it may say otherwise by now.
             Promotion::Resumed | Promotion::Agreed => {
                 Standing::Contested { since_ns: Inner::now_ns() }
             }
@@ -176,10 +178,15 @@ impl Failover {
             _ if !self.is_automatic() => ArbiterMark::default(),
             Promotion::Granted { revision, .. } => {
                 let revision = revision.max(before.revision);
-                ArbiterMark { revision, standing: RecordedStanding::Alone }
+                let standing = RecordedStanding::Alone;
+                ArbiterMark { revision, standing, suspended: false, ..before }
+            }
+            Promotion::Alone | Promotion::Overriding => {
+                ArbiterMark { standing: RecordedStanding::Alone, ..before }
             }
             Promotion::Resumed => before,
-            _ => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            Promotion::Agreed if before.standing == RecordedStanding::Alone => before,
+            Promotion::Agreed => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
         }
     }
 
@@ -220,20 +227,10 @@ impl Mirror {
         inner.failover.options.as_ref()?;
         let situation = inner.situation();
         let denial = inner.failover.denial.lock().clone();
-        let offer = *inner.failover.offer.lock();
-        let outlook = Outlook {
-            offer,
-            denial: denial.as_ref(),
-            is_removed: inner.local.superblock().removed,
-            is_attached: inner.lock().attached.is_some(),
-        };
         Some(FailoverStatus {
-            obstacle: obstacle(&situation, &outlook),
+            obstacle: inner.failover_obstacle(),
             peer_obstacle: inner.peer_obstacle(),
-            is_suspended: match situation.state.role {
-                Role::Serving { .. } => inner.failover.is_suspended(),
-                _ => offer == Some(Offer::Suspended),
-            },
+            is_suspended: inner.local.superblock().arbiter.suspended,
             standing: situation.standing,
             mark: inner.local.superblock().arbiter,
             is_peer_recorded: situation.is_published,
@@ -251,12 +248,26 @@ impl Mirror {
 }
 
 impl Inner {
+    /// See [`FailoverStatus::obstacle`].
+    fn failover_obstacle(&self) -> Option<Obstacle> {
+        let situation = self.situation();
+        let denial = self.failover.denial.lock().clone();
+        let outlook = Outlook {
+            offer: *self.failover.offer.lock(),
+            denial: denial.as_ref(),
+            is_removed: self.local.superblock().removed,
+            is_attached: self.lock().attached.is_some(),
+        };
+        obstacle(&situation, &outlook)
+    }
+
     /// See [`FailoverStatus::peer_obstacle`].
     fn peer_obstacle(&self) -> Option<Obstacle> {
         let state = self.lock();
         let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
-        let offered = session_id.map(|session_id| self.offer(&state, 0, session_id));
-        peer_obstacle(offered.unwrap_or_default())
+        let offered = session_id.map(|session_id| self.offer(&state, session_id));
+        let report = *self.failover.peer_report.lock();
+        peer_obstacle(offered.unwrap_or_default()).or(report)
     }
 
     fn situation(&self) -> Situation {
@@ -280,6 +291,8 @@ impl Inner {
             now_ns: Inner::now_ns(),
             lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
             ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
+            was_renewed: self.failover.offer.lock().is_some(),
+            watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
             timing: self.failover.timing(),
         }
     }
@@ -319,40 +332,86 @@ impl Inner {
         }
     }
 
-    /// Waits until a write that a peer lacks may be acknowledged.
+    /// Waits until a write that a peer lacks may be acknowledged. False if no peer lacks it any more,
+    /// or may serve before it has been copied.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when hosts are no longer served here.
-    pub(crate) async fn may_go_alone(&self) -> Result<(), IoError> {
+    pub(crate) async fn may_go_alone(&self) -> Result<bool, IoError> {
         let decided = |state: &mut StateGuard<'_>| match state.standing {
             _ if !state.serving => Some(Err(IoError::Unreachable)),
-            Standing::Contested { .. } => None,
-            Standing::Manual | Standing::Alone { .. } => Some(Ok(())),
+            Standing::Contested { .. } => (!due(state).contains(&true)).then_some(Ok(false)),
+            Standing::Manual | Standing::Alone(_) => Some(Ok(true)),
         };
         self.wait(decided).await
     }
 
     /// Durably records what this replica knows of the arbiter's record.
-    async fn store_mark(&self, mark: ArbiterMark) -> Result<(), IoError> {
-        if self.local.superblock().arbiter == mark {
+    async fn store_mark(
+        &self,
+        change: impl Fn(ArbiterMark) -> ArbiterMark + 'static,
+    ) -> Result<(), IoError> {
+        let before = self.local.superblock().arbiter;
+        if change(before) == before {
             return Ok(());
         }
-        self.local.update(move |superblock| superblock.arbiter = mark).await
+        // Another change may come first.
+        self.local.update(move |superblock| superblock.arbiter = change(superblock.arbiter)).await
     }
 
-    /// Leaves the service because the local leg has failed: the peer takes over.
-    pub(crate) fn leave_service(self: &Arc<Self>, error: IoError) {
-        let replica = self.local.superblock().replica;
-        tracing::error!(
-            %replica,
-            "the local leg has failed ({error}): hosts are refused here, and the peer takes over"
-        );
-        self.change(|state| {
+    /// Leaves the service because the local leg has failed, and hands the role to the peer of this
+    /// session, which has every acknowledged write. The peer asks the arbiter before it acknowledges
+    /// a write, so this node cannot come back with old data. Without its answer, the peer takes over
+    /// by itself if it may.
+    pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
+        let left = self.change(|state| {
+            let serving = state.serving;
             state.local_device_failed = true;
-            if state.serving {
+            if serving {
                 state.stop_serving();
             }
+            serving
         });
-        self.end_sessions();
+        if !left {
+            return;
+        }
+        let replica = self.local.superblock().replica;
+        tracing::error!(%replica, "the local leg has failed ({error}): handing over to the peer");
+        let inner = self.clone();
+        // Not under the lock of roles here: this is a host call, and a change of role may wait for it.
+        spawn_detached(async move {
+            let _role_change = inner.begin_role_change().await;
+            if let Err(error) = inner.hand_over_failed(leg, session_id).await {
+                tracing::error!(%replica, "the peer has not confirmed that it serves: {error}");
+            }
+            inner.end_sessions();
+        });
+    }
+
+    async fn hand_over_failed(
+        self: &Arc<Self>,
+        leg: usize,
+        session_id: u64,
+    ) -> Result<(), CommandError> {
+        let session = {
+            let state = self.lock();
+            let own = &state.legs[leg];
+            let ready = own.is_current(session_id)
+                && own.phase == LegPhase::InSync
+                && state.promised == 0
+                && !state.closed;
+            own.session.clone().filter(|_| ready).ok_or(CommandError::NotInSync)?
+        };
+        session.flush().await.map_err(RequestError::from)?;
+        let epoch = least_epoch(self.local.superblock().epoch);
+        let offer = RoleOffer { leg, session, session_id, local_device_failed: true, epoch };
+        match self.promote_peer(&offer).await {
+            // Not served through the peer, which may serve by itself as soon as this node is silent.
+            (Handover::Declined, promoted) => promoted,
+            (outcome, promoted) => {
+                self.end_hand_over(&offer, outcome).await?;
+                promoted
+            }
+        }
     }
 }

@@ -7,9 +7,11 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::race::{self, Ask, Denial, Goal};
 use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
@@ -17,12 +19,12 @@ use flagstone_runtime::{random_u64, time};
 
 use crate::failover::Published;
 use crate::id::MirrorId;
-use crate::limits::ARBITER_RETRY_MS;
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
-use crate::state::arbitration::{Standing, Step, step, stops_serving_at};
+use crate::state::arbitration::{Exclusion, Standing, Step, step, stops_serving_at};
 use crate::state::machine::{Action, Event, Role, next};
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
@@ -49,8 +51,12 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             }
             _ => {
                 paused = inner.take_step(next_step, &arbiter).await.is_err().then(|| {
-                    let pause = Duration::from_millis(ARBITER_RETRY_MS).as_nanos() as u64;
-                    (next_step, Inner::now_ns().saturating_add(pause))
+                    let pause_ms = match next_step {
+                        // Nothing but an answer that was lost is in the way.
+                        Step::Reclaim => ARBITER_CHECK_MS,
+                        _ => ARBITER_RETRY_MS,
+                    };
+                    (next_step, Inner::now_ns().saturating_add(pause_ms * 1_000_000))
                 });
                 continue;
             }
@@ -95,18 +101,24 @@ impl Inner {
                 tracing::error!(%replica, "neither the peer nor the arbiter answers: refusing hosts");
                 self.step_aside(Event::LeaseEnded).await;
             }
-            Step::Publish { .. } | Step::GoAlone | Step::Insist | Step::TakeOver => {
-                return self.race(now, arbiter).await;
-            }
+            Step::Publish { .. }
+            | Step::GoAlone
+            | Step::StayAlone
+            | Step::Insist
+            | Step::Watch
+            | Step::Reclaim
+            | Step::TakeOver => return self.race(now, arbiter).await,
         }
         Ok(())
     }
 
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
         let superblock = self.local.superblock();
-        let (attachments, peer, session_id) = {
+        let (attachments, peer, session_id, first) = {
             let state = self.lock();
-            (state.attachments, state.legs[0].peer, state.legs[0].session_id)
+            let session_id = state.legs[0].session_id;
+            let first = state.published.is_none_or(|published| published.session_id != session_id);
+            (state.attachments, state.legs[0].peer, session_id, first)
         };
         let epoch = superblock.epoch;
         let goal = match now {
@@ -114,10 +126,13 @@ impl Inner {
                 if in_sync && !self.contest().await {
                     return Err(Denied);
                 }
-                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch }
+                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, first }
             }
             Step::GoAlone => Goal::GoAlone { epoch },
+            Step::StayAlone => Goal::StayAlone { epoch },
             Step::Insist => Goal::Insist { epoch },
+            Step::Watch => Goal::Watch,
+            Step::Reclaim => Goal::Reclaim { seen_epoch: epoch, rank: self.rank() },
             _ => Goal::TakeOver { seen_epoch: epoch, rank: self.rank() },
         };
         let ask = Ask {
@@ -125,6 +140,7 @@ impl Inner {
             own: id(superblock.replica),
             seen_revision: superblock.arbiter.revision,
             writer: random_u64(),
+            suspended: superblock.arbiter.suspended,
             goal,
         };
         let race = run_race(arbiter, ask.clone());
@@ -133,9 +149,10 @@ impl Inner {
             Ok(record) => {
                 let replica = superblock.replica;
                 let (revision, epoch) = (record.revision, record.epoch);
-                tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
+                if revision != superblock.arbiter.revision {
+                    tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
+                }
                 *self.failover.denial.lock() = None;
-                self.failover.saw(&record);
                 self.granted(now, &record, (attachments, session_id)).await
             }
             Err(denial) => {
@@ -177,13 +194,12 @@ impl Inner {
     /// From now on the record may list the peer as in sync. False if this cannot be recorded, or the
     /// role has changed.
     async fn contest(&self) -> bool {
-        let ArbiterMark { revision, .. } = self.local.superblock().arbiter;
-        let mark = ArbiterMark { revision, standing: RecordedStanding::Unknown };
+        let mark = |before| ArbiterMark { standing: RecordedStanding::Unknown, ..before };
         if self.store_mark(mark).await.is_err() {
             return false;
         }
         self.change(|state| {
-            if state.serving && matches!(state.standing, Standing::Alone { .. }) {
+            if state.serving && matches!(state.standing, Standing::Alone(_)) {
                 let since_ns = Inner::now_ns();
                 self.set_standing(state, Standing::Contested { since_ns });
             }
@@ -198,19 +214,22 @@ impl Inner {
         (attachments, session_id): (u64, u64),
     ) -> Result<(), Denied> {
         let revision = record.revision.max(self.local.superblock().arbiter.revision);
-        let mark = |standing| ArbiterMark { revision, standing };
+        let mark = |standing| move |before| ArbiterMark { revision, standing, ..before };
         match now {
             Step::Publish { in_sync: true } => {
                 self.store_mark(mark(RecordedStanding::Unknown)).await.map_err(|_| Denied)?;
                 self.change(|state| state.published = Some(Published::now(session_id, revision)));
             }
-            Step::TakeOver => return self.take_over(record, attachments).await,
+            Step::TakeOver | Step::Reclaim => return self.take_over(record, attachments).await,
+            Step::Watch => self.watched(),
             _ => {
                 // Durable before a write is acknowledged.
                 self.store_mark(mark(RecordedStanding::Alone)).await.map_err(|_| Denied)?;
                 self.change(|state| {
                     if state.serving {
-                        self.set_standing(state, Standing::Alone { recorded: true });
+                        let checked_ns = Inner::now_ns();
+                        let exclusion = Exclusion::Recorded { checked_ns };
+                        self.set_standing(state, Standing::Alone(exclusion));
                     }
                 });
                 if now == Step::GoAlone {
@@ -250,13 +269,32 @@ impl Inner {
         if before.as_ref() != Some(&denial) {
             tracing::warn!(%replica, "the arbiter was asked in vain: {denial}");
         }
-        let Denial::Lost { epoch, revision, .. } = denial else { return };
-        if now != Step::TakeOver || matches!(self.machine_state().role, Role::Waiting { .. }) {
-            self.step_aside(Event::Outvoted { epoch }).await;
+        if now == Step::Watch {
+            self.watched();
         }
-        let seen = revision.max(self.local.superblock().arbiter.revision);
-        let mark = ArbiterMark { revision: seen, standing: RecordedStanding::Unknown };
+        let Denial::Lost { epoch, revision, .. } = denial else { return };
+        let role = self.machine_state().role;
+        if matches!(role, Role::Serving { .. } | Role::Waiting { .. }) {
+            let was_alone = self.local.superblock().arbiter.standing == RecordedStanding::Alone
+                || matches!(self.lock().standing, Standing::Alone(_));
+            self.step_aside(match was_alone {
+                // What it acknowledged without its peer is kept for the operator.
+                true => Event::Deposed { epoch: epoch.max(least_epoch(role.epoch())) },
+                false => Event::Outvoted { epoch },
+            })
+            .await;
+        }
+        let mark = move |before: ArbiterMark| ArbiterMark {
+            revision: before.revision.max(revision),
+            standing: RecordedStanding::Unknown,
+            ..before
+        };
         let _ = self.store_mark(mark).await;
+    }
+
+    /// This target has compared the record.
+    fn watched(&self) {
+        self.failover.watched_ns.store(Inner::now_ns(), Ordering::Release);
     }
 
     /// Stops serving. Hosts are refused at once; the rest waits for a change of role in progress.

@@ -417,12 +417,12 @@ impl Mirror {
 
 /// An offer of the role to a peer, from [`Inner::offer_role`].
 pub(crate) struct Offer {
-    leg: usize,
-    session: SharedSession,
-    session_id: u64,
-    local_device_failed: bool,
+    pub(crate) leg: usize,
+    pub(crate) session: SharedSession,
+    pub(crate) session_id: u64,
+    pub(crate) local_device_failed: bool,
     /// The lowest epoch that the peer may take.
-    epoch: u64,
+    pub(crate) epoch: u64,
 }
 
 impl Inner {

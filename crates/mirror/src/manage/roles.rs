@@ -165,8 +165,7 @@ impl Inner {
         // A source that was overridden may have written more than this replica has. That is not to
         // be preferred at the next handshake. Of a group, all volumes meet that source alike.
         let grouped = self.group.is_some();
-        let parts =
-            alone && (several || granted || grouped || promotion == Promotion::Overriding);
+        let parts = alone && (several || granted || grouped || promotion == Promotion::Overriding);
         if parts {
             self.local.data().flush().await?;
         }
@@ -281,7 +280,7 @@ impl Inner {
     ) -> Result<(), IoError> {
         let Some((leg, session_id)) = designated_successor else { return Err(error) };
         if self.failover.is_automatic() {
-            self.leave_service(error);
+            self.leave_service(leg, session_id, error);
             return Err(error);
         }
         // The successor of a deposed source does not carry on for it.

@@ -32,7 +32,9 @@ const NOT_RECEIVED_AT: usize = 1024;
 const REMOVED_AT: usize = NOT_RECEIVED_COUNT_AT + 2;
 const ARBITER_REVISION_AT: usize = REMOVED_AT + 6;
 const ARBITER_STANDING_AT: usize = ARBITER_REVISION_AT + 8;
-const _: () = assert!(ARBITER_STANDING_AT < NOT_RECEIVED_AT);
+const ARBITER_SUSPENDED_AT: usize = ARBITER_STANDING_AT + 1;
+const ARBITER_LEASE_AT: usize = ARBITER_STANDING_AT + 4;
+const _: () = assert!(ARBITER_LEASE_AT + 4 <= NOT_RECEIVED_AT);
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
 const MEMBERS_AT: usize = 3080;
 const MEMBER_BYTES: usize = 3 + MEMBER_TEXT_MAX;
@@ -61,6 +63,11 @@ pub struct ArbiterMark {
     pub revision: u64,
     /// What that revision means for this replica.
     pub standing: RecordedStanding,
+    /// The operator has suspended automatic failover. The source has the record say so.
+    pub suspended: bool,
+    /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A target
+    /// asks no earlier, also after a restart.
+    pub source_after_ms: u32,
 }
 
 /// See [`ArbiterMark::standing`].
@@ -71,7 +78,8 @@ pub enum RecordedStanding {
     Unknown,
     /// A target: its source has recorded it as in sync, and no other source has attached since.
     InSync,
-    /// A source: the record excludes all peers.
+    /// A source that may have acknowledged writes which its peers lack: the record excludes them, or
+    /// the operator has ordered so.
     Alone,
 }
 
@@ -346,6 +354,8 @@ impl Superblock {
         put(&mut page, REMOVED_AT, &[u8::from(self.removed)]);
         put(&mut page, ARBITER_REVISION_AT, &self.arbiter.revision.to_le_bytes());
         put(&mut page, ARBITER_STANDING_AT, &[self.arbiter.standing as u8]);
+        put(&mut page, ARBITER_SUSPENDED_AT, &[u8::from(self.arbiter.suspended)]);
+        put(&mut page, ARBITER_LEASE_AT, &self.arbiter.source_after_ms.to_le_bytes());
         debug_assert!(self.members.len() <= MEMBERS_MAX, "the members fit");
         let places = page[MEMBERS_AT..].chunks_exact_mut(MEMBER_BYTES);
         self.members.iter().zip(places).for_each(|(member, place)| member.encode(place));
@@ -428,6 +438,12 @@ impl Superblock {
         let arbiter = ArbiterMark {
             revision: fields.u64(ARBITER_REVISION_AT),
             standing: standing.ok_or(FormatError::Field("arbiter"))?,
+            suspended: match fields.bytes(ARBITER_SUSPENDED_AT) {
+                [0] => false,
+                [1] => true,
+                _ => return Err(FormatError::Field("arbiter suspended")),
+            },
+            source_after_ms: u32::from_le_bytes(fields.bytes(ARBITER_LEASE_AT)),
         };
         let places = page[MEMBERS_AT..].chunks_exact(MEMBER_BYTES).take(MEMBERS_MAX);
         let members = places.map(Member::decode).filter_map(Result::transpose);
@@ -554,7 +570,12 @@ pub(crate) mod tests {
             desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
             log_place in "[a-z/é]{0,400}",
             removed in any::<bool>(),
-            arbiter in (any::<u64>(), prop::sample::select(&RecordedStanding::ALL[..])),
+            arbiter in (
+                any::<u64>(),
+                prop::sample::select(&RecordedStanding::ALL[..]),
+                any::<bool>(),
+                any::<u32>(),
+            ),
             members in prop::collection::vec(any_member(), 0..=MEMBERS_MAX),
             not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
         ) -> Superblock {
@@ -593,7 +614,12 @@ pub(crate) mod tests {
                 log_place,
                 removed,
                 members,
-                arbiter: ArbiterMark { revision: arbiter.0, standing: arbiter.1 },
+                arbiter: ArbiterMark {
+                    revision: arbiter.0,
+                    standing: arbiter.1,
+                    suspended: arbiter.2,
+                    source_after_ms: arbiter.3,
+                },
             }
         }
     }
@@ -650,6 +676,8 @@ pub(crate) mod tests {
             format!("- {REMOVED_AT} (1): removed"),
             format!("- {ARBITER_REVISION_AT} (8): arbiter revision"),
             format!("- {ARBITER_STANDING_AT} (1): arbiter standing"),
+            format!("- {ARBITER_SUSPENDED_AT} (1): arbiter suspended"),
+            format!("- {ARBITER_LEASE_AT} (4): arbiter lease"),
             format!("- {MEMBERS_AT} ({MEMBERS_MAX} × {MEMBER_BYTES}): members"),
             format!("- {VOLUME_TAG_AT} (8): volume tag"),
             format!("- {HISTORY_AT} ({}): history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),

@@ -261,7 +261,9 @@ impl TargetSession {
             PeerRequest::JoinGroup { session } => self.join_group(session),
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
-            PeerRequest::Renew { offer } => inner.renew(offer).await,
+            PeerRequest::Renew { offer, failover_after_ms } => {
+                inner.renew(offer, failover_after_ms).await
+            }
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
             PeerRequest::NewGeneration { generation } => {
                 inner.adopt_generation(generation, false).await
@@ -324,7 +326,7 @@ impl TargetSession {
             state.reorder = Some(reorder);
             state.attachments += 1;
         });
-        inner.failover.answered();
+        inner.failover.attached();
         Ok(PeerReply::Done)
     }
 

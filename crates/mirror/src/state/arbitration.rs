@@ -15,11 +15,15 @@
 //!
 //! With clocks whose rates differ by ρ, the lease ends in time if `lease · (1 + ρ) ≤ failover_after ·
 //! (1 − ρ)`, so up to ρ = 1/15. Clocks of computers differ by less than 1/1000. Only durations are
-//! compared, never points of time of two nodes. A process that was paused, or a machine that was
-//! suspended, finds its lease ended, because the clock runs on (`CLOCK_BOOTTIME`).
+//! compared, never points of time of two nodes. If the nodes have different values of `failover_after`, the
+//! target waits for the longer one
+//! ([`ArbiterMark::source_after_ms`](crate::ondisk::superblock::ArbiterMark::source_after_ms)). A process that was paused, or a machine that was
+//! suspended, finds its lease ended, because the clock runs on (`CLOCK_BOOTTIME`). A virtual machine
+//! that its hypervisor paused may not: its clock stands still meanwhile. The guide says how to fence it.
 //!
 //! `docs/failover-race.md` describes what happens at the arbiter.
 
+use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedStanding;
 use crate::state::machine::{Disk, Role, State};
 use crate::state::status::LegPhase;
@@ -36,10 +40,22 @@ pub enum Standing {
         since_ns: u64,
     },
     /// The peer may not take over.
-    Alone {
-        /// The arbiter's record says so. Otherwise the operator does.
-        recorded: bool,
+    Alone(Exclusion),
+}
+
+/// Why the peer of a source that is alone may not take over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exclusion {
+    /// The operator has ordered so, and the arbiter's record does not say so yet.
+    Ordered,
+    /// The arbiter's record says so. It is compared again now and then, because a store may be restored
+    /// from a backup.
+    Recorded {
+        /// When it was last compared, in nanoseconds of the runtime's clock.
+        checked_ns: u64,
     },
+    /// The volume never had a peer.
+    Unshared,
 }
 
 impl Standing {
@@ -105,6 +121,10 @@ pub struct Situation {
     pub lease_until_ns: u64,
     /// A node that does not serve does not ask earlier.
     pub ask_not_before_ns: u64,
+    /// The source that was attached last asks the arbiter, too: it has renewed its lease here.
+    pub was_renewed: bool,
+    /// When an attached target last compared the record; 0 if it has not since it was attached.
+    pub watched_ns: u64,
     /// Derived from the configuration.
     pub timing: Timing,
 }
@@ -123,6 +143,12 @@ pub enum Step {
     Disconnect,
     /// Ask for the right to go on without the peer.
     GoAlone,
+    /// Compare the record that excludes the peer.
+    StayAlone,
+    /// An attached target: see whether the arbiter would grant the role.
+    Watch,
+    /// Ask for the role, if it was granted before and the answer lost.
+    Reclaim,
     /// Refuse hosts: neither the peer nor the arbiter answers.
     StopServing,
     /// Have the operator's order recorded.
@@ -149,9 +175,15 @@ pub fn step(situation: &Situation) -> Step {
         // It was never shared, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
-        Role::Target { .. } if situation.mark != RecordedStanding::InSync => Step::Wait(None),
+        Role::Target { .. } if situation.mark == RecordedStanding::Alone => Step::Wait(None),
+        Role::Target { attached: true, .. } if situation.mark == RecordedStanding::Unknown => {
+            Step::Wait(None)
+        }
+        Role::Target { attached: true, .. } => watching(situation),
         _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
-        Role::Target { attached: true, .. } => Step::DetachSource,
+        Role::Target { .. } if situation.mark == RecordedStanding::Unknown => {
+            if situation.was_renewed { Step::Reclaim } else { Step::Wait(None) }
+        }
         Role::Target { .. } | Role::Waiting { .. } => {
             debug_assert!(timing.lease_ns() < timing.failover_after_ns);
             Step::TakeOver
@@ -159,15 +191,36 @@ pub fn step(situation: &Situation) -> Step {
     }
 }
 
+/// A target that may take over when its source is lost.
+fn watching(situation: &Situation) -> Step {
+    let Situation { now_ns, watched_ns, ask_not_before_ns, .. } = *situation;
+    let compare_at = compared_again_at(watched_ns);
+    match () {
+        () if now_ns >= ask_not_before_ns => Step::DetachSource,
+        () if watched_ns == 0 || now_ns >= compare_at => Step::Watch,
+        () => Step::Wait(Some(ask_not_before_ns.min(compare_at))),
+    }
+}
+
+fn compared_again_at(compared_ns: u64) -> u64 {
+    compared_ns.saturating_add(ARBITER_CHECK_MS * 1_000_000)
+}
+
 fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
     let Situation { timing, now_ns, lease_until_ns, .. } = *situation;
     match situation.standing {
         Standing::Manual => Step::Wait(None),
-        Standing::Alone { .. } if attached && phase == LegPhase::InSync => {
+        Standing::Alone(_) if attached && phase == LegPhase::InSync => {
             Step::Publish { in_sync: true }
         }
-        Standing::Alone { recorded: false } => Step::Insist,
-        Standing::Alone { recorded: true } => Step::Wait(None),
+        Standing::Alone(Exclusion::Ordered) => Step::Insist,
+        Standing::Alone(Exclusion::Unshared) => Step::Wait(None),
+        Standing::Alone(Exclusion::Recorded { checked_ns }) => {
+            match compared_again_at(checked_ns) {
+                due if now_ns >= due => Step::StayAlone,
+                due => Step::Wait(Some(due)),
+            }
+        }
         Standing::Contested { since_ns } => {
             let lease_until_ns = lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
             let ask_at = lease_until_ns.saturating_sub(timing.margin_ns());
@@ -179,6 +232,8 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                     Step::Publish { in_sync: true }
                 }
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
+                // It was alone before it restarted, so its peer is no part of the decision.
+                _ if !attached && situation.mark == RecordedStanding::Alone => Step::GoAlone,
                 _ if !attached && (situation.write_waits || now_ns >= ask_at) => Step::GoAlone,
                 _ => Step::Wait(Some(ask_at)),
             }

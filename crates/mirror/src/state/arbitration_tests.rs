@@ -27,6 +27,8 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         now_ns: NOW,
         lease_until_ns: NOW + TIMING.lease_ns(),
         ask_not_before_ns: NOW,
+        was_renewed: true,
+        watched_ns: NOW,
         timing: TIMING,
     }
 }
@@ -66,16 +68,21 @@ fn contested_source_asks_before_its_lease_ends() {
 #[test]
 fn peer_is_recorded_as_soon_as_its_state_changes() {
     let in_sync = situation(SERVING, LegPhase::InSync);
-    let alone = Standing::Alone { recorded: true };
+    let alone = Standing::Alone(Exclusion::Recorded { checked_ns: NOW });
     let publish = |in_sync| Step::Publish { in_sync };
     assert_eq!(step(&Situation { is_published: false, ..in_sync }), publish(true));
     assert_eq!(step(&Situation { standing: alone, ..in_sync }), publish(true));
     let resync = situation(SERVING, LegPhase::Resync(ResyncAmount::Partial));
     assert_eq!(step(&resync), publish(false));
-    assert_eq!(step(&Situation { standing: alone, ..resync }), Step::Wait(None));
+    let again = Some(NOW + 10 * SECOND);
+    assert_eq!(step(&Situation { standing: alone, ..resync }), Step::Wait(again));
     let lost = situation(SERVING, LegPhase::Disconnected);
-    assert_eq!(step(&Situation { standing: alone, ..lost }), Step::Wait(None));
-    let forced = Standing::Alone { recorded: false };
+    assert_eq!(step(&Situation { standing: alone, ..lost }), Step::Wait(again));
+    let later = Situation { standing: alone, now_ns: NOW + 10 * SECOND, ..lost };
+    assert_eq!(step(&later), Step::StayAlone);
+    let unshared = Standing::Alone(Exclusion::Unshared);
+    assert_eq!(step(&Situation { standing: unshared, ..later }), Step::Wait(None));
+    let forced = Standing::Alone(Exclusion::Ordered);
     assert_eq!(step(&Situation { standing: forced, ..lost }), Step::Insist);
 }
 
@@ -88,8 +95,11 @@ fn only_target_that_was_in_sync_takes_over() {
         change(&mut other);
         assert!(matches!(step(&other), Step::Wait(_)), "{other:?}");
     };
-    waits(|other| other.mark = RecordedStanding::Unknown);
     waits(|other| other.mark = RecordedStanding::Alone);
+    let unknown = Situation { mark: RecordedStanding::Unknown, ..target };
+    assert_eq!(step(&unknown), Step::Reclaim);
+    // A source without an arbiter may have gone on alone.
+    assert_eq!(step(&Situation { was_renewed: false, ..unknown }), Step::Wait(None));
     waits(|other| other.revision = 0);
     waits(|other| other.ask_not_before_ns += 1);
     waits(|other| other.changes_role = true);
@@ -101,6 +111,18 @@ fn only_target_that_was_in_sync_takes_over() {
     waits(|other| other.state.role = Role::Deposed { by: 6 });
     let silent = situation(Role::Target { epoch: 5, attached: true }, LegPhase::Disconnected);
     assert_eq!(step(&silent), Step::DetachSource);
+    let heard = Situation { ask_not_before_ns: NOW + 4 * SECOND, ..silent };
+    assert_eq!(step(&heard), Step::Wait(Some(NOW + 4 * SECOND)));
+    assert_eq!(step(&Situation { watched_ns: 0, ..heard }), Step::Watch);
+    let unknown = Situation { mark: RecordedStanding::Unknown, ..heard };
+    assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
+}
+
+/// A source that was alone before its restart waits for no lease: only the record decides.
+#[test]
+fn restarted_lone_source_asks_at_once() {
+    let lost = situation(SERVING, LegPhase::Disconnected);
+    assert_eq!(step(&Situation { mark: RecordedStanding::Alone, ..lost }), Step::GoAlone);
 }
 
 #[test]

@@ -30,8 +30,8 @@ named! {
         NeverRecorded = "never-recorded",
         /// Its source has not recorded it as in sync.
         NotInSync = "not-in-sync",
-        /// It was further behind its source than permitted.
-        Lagging = "lagging",
+        /// An operator decides there.
+        Manual = "manual",
         /// The operator has suspended automatic failover.
         Suspended = "suspended",
         /// The arbiter does not answer.
@@ -56,7 +56,7 @@ impl Obstacle {
             Obstacle::SeveralPeers => "the mirror has several peers",
             Obstacle::NeverRecorded => "the mirror was never in sync with an arbiter",
             Obstacle::NotInSync => "its source has not recorded it as in sync",
-            Obstacle::Lagging => "it was further behind its source than `failover_max_lag`",
+            Obstacle::Manual => "an operator decides there (failover = \"manual\")",
             Obstacle::Suspended => "automatic failover is suspended for maintenance",
             Obstacle::ArbiterSilent => "the arbiter does not answer",
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
@@ -84,7 +84,6 @@ pub const fn peer_obstacle(offer: Offer) -> Option<Obstacle> {
     match offer {
         Offer::Unrecorded => Some(Obstacle::NotInSync),
         Offer::Recorded { .. } => None,
-        Offer::Lagging => Some(Obstacle::Lagging),
         Offer::Suspended => Some(Obstacle::Suspended),
     }
 }
@@ -113,12 +112,13 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
             Obstacle::RecordUnusable
         }
         Denial::Maintenance => Obstacle::Suspended,
+        Denial::NotSole => Obstacle::NotInSync,
         Denial::Silent(_) => Obstacle::ArbiterSilent,
     });
     match state.role {
         Role::Serving { .. } => match situation.standing {
             // It goes on, and needs nobody.
-            Standing::Manual | Standing::Alone { .. } => None,
+            Standing::Manual | Standing::Alone(_) => None,
             Standing::Contested { .. } => denied,
         },
         Role::Deposed { .. } => Some(Obstacle::Deposed),
@@ -126,10 +126,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Role::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
         Role::Waiting { .. } => denied,
         Role::Target { .. } => match (situation.mark, outlook.offer) {
-            // What the attached source says now, before what the arbiter said once.
-            (RecordedStanding::InSync, _) if outlook.is_attached => None,
             (RecordedStanding::InSync, _) => denied,
-            (_, Some(Offer::Lagging)) => Some(Obstacle::Lagging),
             (_, Some(Offer::Suspended)) => Some(Obstacle::Suspended),
             _ if outlook.is_attached => Some(Obstacle::NotInSync),
             _ if situation.revision == 0 => Some(Obstacle::NeverRecorded),

@@ -29,6 +29,7 @@ use crate::limits::HISTORY_LEN;
 use crate::named;
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::ReplicaRole;
+use crate::state::prospect::Obstacle;
 
 /// Makes connections to the other node.
 pub trait PeerConnector: Send + Sync + 'static {
@@ -133,8 +134,6 @@ pub enum Offer {
         /// Revision of the record that lists the peer as in sync; not 0.
         revision: u64,
     },
-    /// Nothing: the peer is further behind than permitted.
-    Lagging,
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
 }
@@ -234,10 +233,13 @@ pub enum PeerRequest {
         epoch: u64,
     },
     /// The attached source renews its right to serve reads: this replica asks the arbiter no earlier
-    /// than `failover_after` from its answer. Requires [`LinkVersion::RENEWS`].
+    /// than the longer `failover_after` of both nodes from its answer. Both are durable before the
+    /// answer. Requires [`LinkVersion::RENEWS`].
     Renew {
-        /// Whether this replica may ask at all. Durable before the answer.
+        /// Whether this replica may ask at all.
         offer: Offer,
+        /// `failover_after` of the source, in milliseconds; not 0.
+        failover_after_ms: u32,
     },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.
@@ -319,6 +321,9 @@ pub enum PeerReply {
     BitmapPage(Box<[u64; WORDS]>),
     /// Reply to [`PeerRequest::Checksums`]: a CRC-64/NVME for each unit.
     Checksums(Vec<u64>),
+    /// Reply to [`PeerRequest::Renew`]: why this replica does not take over when the source is lost
+    /// now; `None` if it does.
+    Renewed(Option<Obstacle>),
 }
 
 /// What a replica reports about itself and its node.

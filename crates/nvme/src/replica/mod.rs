@@ -85,7 +85,7 @@ opcodes! {
         CLAIM = 0xe4, "Replica Claim";
         REMOVE = 0xe8, "Replica Remove";
         JOIN_GROUP = 0xec, "Replica Join Group";
-        RENEW = 0xf0, "Replica Renew";
+        RENEW = 0xf2, "Replica Renew";
     }
 
     /// I/O opcodes of vendor specific commands.

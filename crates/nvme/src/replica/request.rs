@@ -136,8 +136,6 @@ pub enum Offer {
         /// Revision of the record; not 0.
         revision: u64,
     },
-    /// Nothing: the replica is too far behind.
-    Lagging,
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
 }
@@ -147,8 +145,7 @@ impl Offer {
         match self {
             Offer::Unrecorded => (0, 0),
             Offer::Recorded { revision } => (revision, 1),
-            Offer::Lagging => (0, 2),
-            Offer::Suspended => (0, 3),
+            Offer::Suspended => (0, 2),
         }
     }
 
@@ -156,8 +153,7 @@ impl Offer {
         match (revision, code) {
             (0, 0) => Some(Offer::Unrecorded),
             (1.., 1) => Some(Offer::Recorded { revision }),
-            (0, 2) => Some(Offer::Lagging),
-            (0, 3) => Some(Offer::Suspended),
+            (0, 2) => Some(Offer::Suspended),
             _ => None,
         }
     }
@@ -236,7 +232,12 @@ pub enum Request {
         session: u64,
     },
     /// Renews the sender's right to serve reads while the replica is attached to it.
-    Renew(Offer),
+    Renew {
+        /// What the replica may do when the source is lost.
+        offer: Offer,
+        /// `failover_after` of the sender, in milliseconds: 1 to [`FAILOVER_AFTER_MAX_MS`].
+        failover_after_ms: u32,
+    },
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -264,6 +265,11 @@ pub enum Request {
     },
 }
 
+/// Longest `failover_after`, in milliseconds: an hour.
+pub const FAILOVER_AFTER_MAX_MS: u32 = 3_600_000;
+/// Length of the answer to Replica Renew, in bytes.
+pub const READINESS_BYTES: usize = 8;
+
 /// Volume sizes are multiples of this, in bytes.
 const SIZE_UNIT_BYTES: u64 = 4096;
 
@@ -289,7 +295,7 @@ impl Request {
             Request::Claim { .. } => admin::CLAIM,
             Request::Remove { .. } => admin::REMOVE,
             Request::JoinGroup { .. } => admin::JOIN_GROUP,
-            Request::Renew(_) => admin::RENEW,
+            Request::Renew { .. } => admin::RENEW,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -299,6 +305,7 @@ impl Request {
         match *self {
             Request::Identify { .. } => IDENTIFY_BYTES,
             Request::Bitmap { .. } => BITMAP_BYTES,
+            Request::Renew { .. } => READINESS_BYTES,
             Request::Checksum { len, unit_bytes, .. } => len.div_ceil(unit_bytes) as usize * 8,
             _ => 0,
         }
@@ -338,10 +345,11 @@ impl Request {
             | Request::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
             }
-            Request::Renew(offer) => {
+            Request::Renew { offer, failover_after_ms } => {
                 let (revision, code) = offer.fields();
                 set(0, &revision.to_le_bytes());
                 set(8, &code.to_le_bytes());
+                set(12, &failover_after_ms.to_le_bytes());
             }
             Request::Checksum { offset, len, unit_bytes } => {
                 set(0, &offset.to_le_bytes());
@@ -402,7 +410,11 @@ impl Request {
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
             admin::RENEW => {
                 let offer = Offer::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
-                (Request::Renew(offer), 12)
+                let failover_after_ms = fields.u32(12);
+                if !(1..=FAILOVER_AFTER_MAX_MS).contains(&failover_after_ms) {
+                    return Err(INVALID);
+                }
+                (Request::Renew { offer, failover_after_ms }, 16)
             }
             admin::HAND_OVER => (Request::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
@@ -507,6 +519,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn any_offer() -> impl Strategy<Value = Offer> {
+        prop_oneof![
+            Just(Offer::Unrecorded),
+            Just(Offer::Suspended),
+            (1u64..).prop_map(|revision| Offer::Recorded { revision }),
+        ]
+    }
+
     fn any_request() -> impl Strategy<Value = Request> {
         let uuid =
             || any::<[u8; 16]>().prop_map(|uuid| if uuid == [0; 16] { [1; 16] } else { uuid });
@@ -531,9 +551,9 @@ mod tests {
             }),
             (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
             any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
-            (1u64..).prop_map(|revision| Request::Renew(Offer::Recorded { revision })),
-            prop::sample::select(vec![Offer::Unrecorded, Offer::Lagging, Offer::Suspended])
-                .prop_map(Request::Renew),
+            (any_offer(), 1..=FAILOVER_AFTER_MAX_MS).prop_map(|(offer, failover_after_ms)| {
+                Request::Renew { offer, failover_after_ms }
+            }),
             Just(Request::HandOver),
             (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
             (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(
@@ -604,7 +624,9 @@ mod tests {
             Request::RunDegraded { lost: [0; 16], generation: 1 },
             Request::JoinGroup { session: 0 },
             Request::RunDegraded { lost: [1; 16], generation: 0 },
-            Request::Renew(Offer::Recorded { revision: 0 }),
+            Request::Renew { offer: Offer::Recorded { revision: 0 }, failover_after_ms: 1 },
+            Request::Renew { offer: Offer::Suspended, failover_after_ms: 0 },
+            Request::Renew { offer: Offer::Suspended, failover_after_ms: u32::MAX },
             Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
         ] {
             assert_eq!(parse(request), Err(INVALID), "{request:?}");

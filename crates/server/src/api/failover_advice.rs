@@ -31,7 +31,9 @@ fn serving(document: &MirrorDocument, failover: &FailoverDocument) -> Option<Str
              `flagstone mirror maintenance {volume} off` resumes it"
         ));
     }
-    let obstacle = failover.obstacle?;
+    let Some(obstacle) = failover.obstacle else {
+        return failover.peer_obstacle.and_then(|obstacle| peer_advice(document, obstacle));
+    };
     let cause = cause(failover, obstacle);
     Some(match obstacle {
         Obstacle::RecordUnusable => format!(
@@ -44,6 +46,25 @@ fn serving(document: &MirrorDocument, failover: &FailoverDocument) -> Option<Str
              answers. Check [arbiter] and its store"
         ),
     })
+}
+
+/// The target cannot take over, although it is in sync.
+fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> {
+    let (volume, node) = (&document.volume, &document.node);
+    let peers: Vec<&str> = document.peers.iter().map(|peer| peer.name.as_str()).collect();
+    let peer = peers.join(", ");
+    let explained = obstacle.explanation();
+    match obstacle {
+        Obstacle::Manual => Some(format!(
+            "{peer} does not take {volume} over if {node} fails: {explained}. Write failover = \"automatic\" \
+             there and restart it"
+        )),
+        Obstacle::ArbiterSilent | Obstacle::RecordUnusable => Some(format!(
+            "{peer} does not take {volume} over if {node} fails: for it, {explained}. Check [arbiter] there: \
+             its password, its prefix and the way to the store"
+        )),
+        _ => None,
+    }
 }
 
 /// The node does not serve, and no source is attached to it.
@@ -68,15 +89,11 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
             "{cause}: {node} may lack acknowledged writes, and does not serve {volume} by itself. To decide, \
              {decide}"
         ),
-        Obstacle::Lagging => format!(
-            "{cause}: a failover would lose more acknowledged writes than is permitted, so {node} does not \
-             serve {volume} by itself. To decide, {decide}"
-        ),
         Obstacle::Suspended => format!(
             "{cause}: {node} does not serve {volume} by itself. End the maintenance on the node that serves \
              (`flagstone mirror maintenance {volume} off`); if none does, {decide}"
         ),
-        Obstacle::NeverRecorded | Obstacle::SeveralPeers | Obstacle::Unknown => {
+        Obstacle::NeverRecorded | Obstacle::SeveralPeers | Obstacle::Manual | Obstacle::Unknown => {
             format!("{cause}: {node} does not serve {volume} by itself. To decide, {decide}")
         }
         // Advice about the replica or the peer says what to do.
@@ -119,6 +136,24 @@ mod tests {
             assert!(advice.contains("failover db --force"), "{obstacle}: {advice}");
             let named = if asks_arbiter(obstacle) { "etcd does not answer" } else { "db" };
             assert!(advice.contains(named), "{obstacle}: {advice}");
+        }
+    }
+
+    #[test]
+    fn peer_without_arbiter_is_reported_by_source() {
+        for (obstacle, named) in [
+            (Obstacle::Manual, "failover = \"automatic\""),
+            (Obstacle::ArbiterSilent, "[arbiter]"),
+            (Obstacle::RecordUnusable, "prefix"),
+        ] {
+            let peer_obstacle = Some(obstacle);
+            let failover =
+                FailoverDocument { would_win: true, peer_obstacle, ..FailoverDocument::default() };
+            let advice = next(&with(ReportedState::Mirroring, true, failover)).join("\n");
+            assert!(
+                advice.contains(named) && advice.contains("b does not take db over"),
+                "{advice}"
+            );
         }
     }
 

@@ -52,6 +52,16 @@ enum Failure {
     Refused(StatusCode, String),
 }
 
+impl Failure {
+    const fn weight(&self) -> u8 {
+        match self {
+            Failure::NotSent(_) => 0,
+            Failure::Unknown(_) => 1,
+            Failure::Refused(..) => 2,
+        }
+    }
+}
+
 /// A client of one cluster.
 pub(super) struct Etcd {
     endpoints: Vec<HostPort>,
@@ -198,7 +208,9 @@ impl Etcd {
                 Err(failure @ Failure::Refused(StatusCode::UNAUTHORIZED, _)) => {
                     return Err(failure);
                 }
-                Err(failure) => last = failure,
+                // A member that answers says more than one that is dead.
+                Err(failure) if failure.weight() >= last.weight() => last = failure,
+                Err(_) => {}
             }
         }
         Err(last)

@@ -14,7 +14,6 @@ impl MirroredVolume {
     pub(super) fn failover_options(&self) -> Option<FailoverOptions> {
         let arbiter = self.arbiter.borrow().clone();
         let arbiter = arbiter.filter(|_| self.config.failover == FailoverMode::Automatic)?;
-        let (failover_after, max_lag) = (self.config.failover_after, self.config.failover_max_lag);
-        Some(FailoverOptions { arbiter, failover_after, max_lag })
+        Some(FailoverOptions { arbiter, failover_after: self.config.failover_after })
     }
 }

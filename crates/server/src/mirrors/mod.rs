@@ -487,9 +487,19 @@ impl MirroredVolume {
         let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
         *self.links.borrow_mut() = links;
         let membership = self.group().and_then(|group| group.member(&self.name));
+        let failover = self.failover_options();
+        if failover.is_some() && peers.len() != 1 {
+            return Err(format!(
+                "automatic failover with {} peers: `flagstone mirror add-peer` has added one. Write failover \
+                 = \"manual\", restart, and remove a peer",
+                peers.len()
+            ));
+        }
         // The configuration refuses automatic failover of a group's member.
-        let mirror = match self.failover_options() {
-            Some(options) => Mirror::with_failover(self.versions.get(), replica, peers, Some(options)),
+        let mirror = match failover {
+            Some(options) => {
+                Mirror::with_failover(self.versions.get(), replica, peers, Some(options))
+            }
             None => Mirror::in_group(self.versions.get(), replica, peers, membership),
         };
         let target = self.target()?;

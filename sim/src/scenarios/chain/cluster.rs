@@ -115,6 +115,12 @@ impl World {
     }
 }
 
+struct FailoverTiming {
+    after_ms: Cell<u64>,
+    /// In thousandths.
+    clock: u64,
+}
+
 pub(super) struct Cluster {
     pub(super) sim: Simulation,
     pub(super) profile: Profile,
@@ -128,8 +134,8 @@ pub(super) struct Cluster {
     host_plan: HostPlan,
     /// Hosts have two paths to each node.
     second_paths: bool,
-    /// The arbiter, and `failover_after` by each node's clock.
-    arbiter: Option<(StoreHandle, [Duration; 2])>,
+    /// The arbiter, and the `failover_after` of each node, whose clock runs at this rate in thousandths.
+    arbiter: Option<(StoreHandle, [FailoverTiming; 2])>,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,
 }
@@ -189,9 +195,11 @@ impl Cluster {
         let host_plan = HostPlan::draw(&sim, usable);
         let arbiter = profile.automatic.then(|| {
             let after = sim.random_between(1500, 3000);
-            let own = |clock: u64| Duration::from_micros(after * clock);
-            let clocks = [(); 2].map(|()| own(sim.random_between(970, 1030)));
-            (StoreHandle::new(&sim), clocks)
+            let timing = [(); 2].map(|()| FailoverTiming {
+                after_ms: Cell::new(after),
+                clock: sim.random_between(970, 1030),
+            });
+            (StoreHandle::new(&sim), timing)
         });
         Cluster {
             profile,
@@ -242,11 +250,11 @@ impl Cluster {
         let mut peer = PeerOptions::new(Arc::new(peer));
         (peer.mode, peer.ack) = (self.world.mode, self.world.ack);
         (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
-        let failover = self.arbiter.as_ref().map(|(store, after)| {
+        let failover = self.arbiter.as_ref().map(|(store, timing)| {
             let arbiter = Arc::new(Client { store: store.clone(), index });
-            // Shorter than some pauses of a node.
-            let max_lag = (self.world.mode == Mode::Async).then_some(Duration::from_secs(1));
-            FailoverOptions { arbiter, failover_after: after[index], max_lag }
+            let FailoverTiming { after_ms, clock } = &timing[index];
+            let failover_after = Duration::from_micros(after_ms.get() * clock);
+            FailoverOptions { arbiter, failover_after }
         });
         let process = node(world, index, here, (peer, failover), unverified);
         self.sim.spawn_on(self.nodes[index], process);
@@ -308,6 +316,12 @@ impl Cluster {
         let device = self.world.devices.borrow()[index].clone();
         device.is_some_and(|device| device.must_reopen())
             || self.mirror(index).is_some_and(|mirror| mirror.has_failed())
+    }
+
+    /// Changes the `failover_after` of a node, from its next start on.
+    pub(super) fn set_failover_after(&self, index: usize, after_ms: u64) {
+        let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
+        timing[index].after_ms.set(after_ms);
     }
 
     /// The arbiter's store.

@@ -30,15 +30,7 @@ pub const FAILOVER: Scenario = Scenario {
     run: |seed| run(seed, &Profile { automatic: true, ..Profile::new(Mode::Sync, false) }),
 };
 
-/// As [`FAILOVER`], asynchronous: what the target lacks may be lost, and nothing else.
-pub const FAILOVER_ASYNC: Scenario = Scenario {
-    name: "failover-async",
-    about: "the asynchronous chain with an arbiter: a failover shows one moment of the source's past, \
-            and a target that lags does not take over",
-    run: |seed| run(seed, &Profile { automatic: true, ..Profile::new(Mode::Async, false) }),
-};
-
-const VOLUME: ReplicaId = ReplicaId([7; 16]);
+pub(super) const VOLUME: ReplicaId = ReplicaId([7; 16]);
 /// Simulated time within which the mirror gets in sync when nothing fails any more.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
@@ -68,7 +60,7 @@ fn step(cluster: &Cluster) {
     let (own, peer) = (cluster.nodes[index], cluster.nodes[1 - index]);
     let note = |text: String| cluster.world.history.note(text);
     let store = cluster.store();
-    match sim.random_between(0, 34) {
+    match sim.random_between(0, 36) {
         0..=3 => {
             note(format!("node {index} crashes"));
             cluster.end(index, false);
@@ -139,6 +131,14 @@ fn step(cluster: &Cluster) {
         31 => operator::stall(cluster, index, operator::SHORT_STALL),
         32 => operator::stop(cluster, index),
         33 => operator::set_clock(cluster),
+        34 | 35 => {
+            // An operator changes the configuration of one node after the other.
+            let after_ms = sim.random_between(1000, 5000);
+            note(format!("node {index} restarts with a failover_after of {after_ms} ms"));
+            cluster.set_failover_after(index, after_ms);
+            cluster.end(index, false);
+            operator::restart(cluster, index);
+        }
         _ => cluster.command(index, "pause and continue", async |mirror| {
             let _ = mirror.set_desired_state(0, DesiredState::Paused).await;
             flagstone_runtime::time::sleep(Duration::from_millis(700)).await;

@@ -33,6 +33,8 @@ mod arbiter;
 mod checks;
 mod cluster;
 mod failover;
+#[cfg(test)]
+mod failover_tests;
 mod history;
 mod hosts;
 mod operator;
@@ -45,7 +47,7 @@ use flagstone_mirror::Mode;
 
 use crate::{Outcome, Scenario};
 use cluster::Cluster;
-pub use failover::{FAILOVER, FAILOVER_ASYNC};
+pub use failover::FAILOVER;
 
 /// Synchronous, on disks that do not fail.
 pub const CHAIN: Scenario = Scenario {

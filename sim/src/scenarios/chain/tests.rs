@@ -7,9 +7,7 @@ use flagstone_runtime::sim::DiskFaults;
 
 use super::cluster::{Cluster, DATA};
 use super::operator::recover;
-use super::{
-    CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, FAILOVER, FAILOVER_ASYNC, Profile, run,
-};
+use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, Profile, run};
 use crate::runner::run_seed;
 use crate::scenarios::liar::caught;
 
@@ -24,21 +22,6 @@ fn chain_keeps_guarantees_and_replays() {
 fn asynchronous_chain_keeps_guarantees_and_replays() {
     for (scenario, seed) in (0..4).flat_map(|seed| [(CHAIN_ASYNC, seed), (CHAIN_ASYNC_ALL, seed)]) {
         run_seed(&scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
-    }
-}
-
-#[test]
-fn automatic_failover_keeps_guarantees_and_replays() {
-    // In 93, a former source asked for the role while it handed it over.
-    for seed in (0..6).chain([93]) {
-        run_seed(&FAILOVER, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
-    }
-}
-
-#[test]
-fn automatic_failover_shows_one_moment_of_the_past() {
-    for seed in 0..6 {
-        run_seed(&FAILOVER_ASYNC, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
