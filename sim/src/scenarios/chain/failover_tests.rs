@@ -29,8 +29,8 @@ fn automatic_failover_keeps_guarantees_and_replays() {
 /// serves, and node 1 may take over.
 fn in_sync(after_ms: [u64; 2]) -> Cluster {
     let cluster = Cluster::new(7, Profile { automatic: true, ..Profile::new(Mode::Sync, false) });
-    for index in 0..2 {
-        cluster.set_failover_after(index, after_ms[index]);
+    for (index, after_ms) in after_ms.into_iter().enumerate() {
+        cluster.set_failover_after(index, after_ms);
         cluster.start(index);
     }
     cluster.start_hosts();
@@ -56,14 +56,6 @@ fn until(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool) {
 /// Two nodes that may answer reads fail the test.
 fn step(cluster: &Cluster) {
     cluster.pass(Duration::from_millis(20));
-    let _ = cluster.active();
-}
-
-fn pass(cluster: &Cluster, span: Duration) {
-    let end = cluster.sim.now() + span;
-    while cluster.sim.now() < end {
-        step(cluster);
-    }
 }
 
 fn part(cluster: &Cluster) {
@@ -84,7 +76,7 @@ fn suspend(cluster: &Cluster, index: usize, on: bool) {
     cluster.command(index, "maintenance", async move |mirror| {
         mirror.suspend_failover(on).await.expect("the arbiter answers");
     });
-    pass(cluster, Duration::from_secs(1));
+    cluster.pass(Duration::from_secs(1));
 }
 
 fn is_suspended(cluster: &Cluster) -> bool {
@@ -97,7 +89,7 @@ fn target_waits_for_longer_lease_of_its_source() {
     let cluster = in_sync([5000, 1200]);
     part(&cluster);
     cluster.store().cuts[0].set(EVERYTHING);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
@@ -110,7 +102,7 @@ fn restarted_target_waits_for_lease_of_its_source() {
     cluster.set_failover_after(1, 1200);
     cluster.end(1, false);
     cluster.restart(1);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
@@ -120,20 +112,21 @@ fn restarted_target_waits_for_lease_of_its_source() {
 fn lone_source_asks_again_after_its_restart() {
     let cluster = in_sync([2000, 2000]);
     cluster.end(1, false);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     cluster.end(0, false);
     part(&cluster);
     cluster.restart(1);
+    until(&cluster, "open", |cluster| cluster.mirror(1).is_some());
     cluster.world.hold.set(true);
     cluster.world.failing_over.set(Some(1));
     cluster.world.gives_up.set(true);
     cluster.command(1, "failover", async |mirror| {
         mirror.failover().await.expect("its data is consistent");
     });
-    pass(&cluster, Duration::from_secs(3));
+    cluster.pass(Duration::from_secs(3));
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
     cluster.restart(0);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
     let mirror = cluster.mirror(0).expect("it runs");
     let role = cluster.sim.block_on(async move { mirror.machine_state().role });
@@ -148,13 +141,13 @@ fn lone_source_excludes_its_peer_from_restored_record() {
     store.back_up();
     part(&cluster);
     cluster.end(1, false);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(store.record(VOLUME).expect("a record").in_sync.len(), 1);
     assert!(store.restore(VOLUME, |_| u64::MAX));
     assert_eq!(store.record(VOLUME).expect("a record").in_sync.len(), 2);
-    pass(&cluster, Duration::from_secs(12));
+    cluster.pass(Duration::from_secs(12));
     cluster.restart(1);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
 }
 
@@ -164,12 +157,12 @@ fn target_without_arbiter_is_reported_by_source() {
     let cluster = in_sync([2000, 2000]);
     assert_eq!(peer_obstacle(&cluster, 0), None);
     cluster.store().cuts[1].set(EVERYTHING);
-    pass(&cluster, Duration::from_secs(40));
+    cluster.pass(Duration::from_secs(40));
     assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));
     assert_eq!(peer_obstacle(&cluster, 0), Some(Obstacle::ArbiterSilent));
     assert_eq!(obstacle(&cluster, 0), None);
     cluster.store().cuts[1].set(Cut::default());
-    pass(&cluster, Duration::from_secs(20));
+    cluster.pass(Duration::from_secs(20));
     assert_eq!(peer_obstacle(&cluster, 0), None);
 }
 
@@ -180,7 +173,7 @@ fn failed_disk_hands_over_during_maintenance() {
     suspend(&cluster, 0, true);
     let faults = DiskFaults { write_errors: 1.0, flush_errors: 1.0, ..DiskFaults::default() };
     cluster.sim.set_faults(cluster.nodes[0], DATA, faults);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
     assert!(is_suspended(&cluster));
     // With its old data, the former source may not come back as the source.
@@ -188,7 +181,7 @@ fn failed_disk_hands_over_during_maintenance() {
     part(&cluster);
     cluster.sim.set_faults(cluster.nodes[0], DATA, DiskFaults::default());
     cluster.restart(0);
-    pass(&cluster, FAILOVER_TIME);
+    cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
@@ -223,7 +216,7 @@ fn maintenance_outlives_lost_record() {
     suspend(&cluster, 0, true);
     assert!(is_suspended(&cluster));
     cluster.store().lose_record(VOLUME);
-    pass(&cluster, Duration::from_secs(15));
+    cluster.pass(Duration::from_secs(15));
     assert!(is_suspended(&cluster), "{}", cluster.describe());
     // Also across a switchover, and a restart of the source.
     cluster.command(0, "switchover", async |mirror| {
