@@ -18,7 +18,7 @@ const TASKS: u64 = 8;
 /// Writes a block of equal bytes.
 ///
 /// # Errors
-/// Those of the device.
+/// Errors of the device.
 pub async fn write<D: BlockDevice>(
     device: &Arc<D>,
     block: u64,
@@ -32,7 +32,7 @@ pub async fn write<D: BlockDevice>(
 /// Reads a block of equal bytes.
 ///
 /// # Errors
-/// Those of the device.
+/// Errors of the device.
 ///
 /// # Panics
 /// If the bytes differ.

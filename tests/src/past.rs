@@ -114,8 +114,8 @@ pub fn content(disk: &Path, first_byte: u64, bytes: u64) -> Vec<u8> {
 }
 
 /// Checks that a host's range shows one moment of its past: the first of the writes in the state
-/// file `journal`, up to one of them, and perhaps one that was in flight. Returns the number of its
-/// writes that are present, and of those completed.
+/// file `journal`, up to one of them, and perhaps a write in flight. Returns the number of its
+/// writes that are present, and of completed writes.
 ///
 /// # Panics
 ///

@@ -1,9 +1,9 @@
 //! Consistency group of two asynchronous volumes: after the death of their source, the target shows both at
 //! one moment, and orders concern both or neither.
 //!
-//! One host writes a block of one volume after the other, so each write depends on all earlier ones,
-//! whichever volume they changed. The target's disk of `data` is slow and that of `log` is not, so
-//! without a common order `log` would be ahead. The test reads the disks itself.
+//! One host writes a block of one volume after the other, so each write depends on all earlier
+//! ones, whichever volume they changed. The target's disk of `data` is slow and its disk of `log`
+//! is not, so without a common order `log` would be ahead. The test reads the disks itself.
 #![allow(
     clippy::disallowed_methods,
     reason = "a host in a thread of the test, and disks read from outside"

@@ -324,7 +324,7 @@ fn scrub_and_check_find_rot() {
     assert!(status.contains("of db: its content is not what was written"), "{status}");
     assert!(status.contains("next: write the damaged ranges"), "{status}");
     io(&bed, "db", &["write -P 170 0 16M", "flush"]);
-    // One that a crash interrupts continues, or had ended.
+    // A scrub that a crash interrupts continues, or had ended.
     bed.run("pool scrub fast");
     bed.server.kill();
     bed.server.restart();

@@ -30,7 +30,7 @@ fn stall(server: &Server, reads: bool) -> TcpStream {
     stream
 }
 
-/// The time limit of a load is that of any test; the stalled clients stay for all of it.
+/// A load has the time limit of any test; the stalled clients stay for all of it.
 #[test]
 fn stalled_clients_do_not_stop_others() {
     for memory in ["64MiB", "256MiB"] {

@@ -11,7 +11,7 @@ use crate::message::{Body, Explanation, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
 
-/// What a controller knows of a host, and what it accepts.
+/// Secrets and rules by which a controller authenticates a host.
 #[derive(Clone, Debug)]
 pub struct ControllerOptions {
     /// Names of the host and of the subsystem, as in Connect.

@@ -171,7 +171,7 @@ fn controller_without_the_secret_is_not_trusted() {
     }
 }
 
-/// A host that wants proof must not accept a success without one.
+/// A host that wants proof must not accept a success without proof.
 #[test]
 fn success_without_the_wanted_proof_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));

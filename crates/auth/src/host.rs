@@ -11,7 +11,7 @@ use crate::message::{Body, Explanation, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
 
-/// What a host proves, and what it demands.
+/// Proof that a host gives, and proof that it demands.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
     /// Names of the host and of the subsystem, as in Connect.
@@ -37,7 +37,7 @@ pub enum HostFailure {
     /// AUTH_Failure2, to be sent.
     #[error("the controller is not trusted: {explanation}")]
     Distrusted {
-        /// What was wrong.
+        /// Reason of the failure.
         explanation: Explanation,
         /// Message to send before the connection is closed.
         farewell: Vec<u8>,
@@ -55,7 +55,7 @@ enum State {
     Ended,
 }
 
-/// What the host does next.
+/// Next step of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostStep {
     /// Send this message, then fetch the next one.
@@ -74,7 +74,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Exchange with identifier `transaction`, which differs from those of the queue's others.
+    /// Exchange with identifier `transaction`, which no other exchange of the queue has.
     pub fn new(options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
         Self { options, randomness, transaction, state: State::AwaitChallenge }
     }

@@ -61,7 +61,7 @@ impl std::fmt::Display for Explanation {
 pub struct Message {
     /// Transaction identifier, chosen by the host.
     pub transaction: u16,
-    /// What it says.
+    /// Its content.
     pub body: Body,
 }
 

@@ -13,7 +13,7 @@ pub struct Names {
     pub subsystem: String,
 }
 
-/// What a response is computed from, besides secret and names.
+/// Inputs of a response, besides secret and names.
 pub(crate) struct Question<'a> {
     pub(crate) hash: Hash,
     pub(crate) challenge: &'a [u8],

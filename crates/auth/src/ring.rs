@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use crate::secret::Secret;
 use crate::tls::TlsKey;
 
-/// Most secrets of a ring: one, and the one that replaces it.
+/// Most secrets of a ring: one, and its replacement.
 pub const RING_SECRETS: usize = 2;
 
 /// Secrets of one owner, shared by everything that uses them. The first is proven to others; all

@@ -59,7 +59,7 @@ impl Secret {
     /// Reads a secret from its text, as nvme-cli's `gen-dhchap-key` prints it.
     ///
     /// # Errors
-    /// What is wrong, without the text.
+    /// The defect, without the text.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let text = text.trim();
         if text.len() > MAX_TEXT_BYTES {

@@ -2,7 +2,7 @@
 //! measures the path that every program on the machine would use.
 //!
 //! Invariants: a connection made here is disconnected when its [`Attached`] is dropped, after an
-//! interruption too; an existing connection is used and left alone. Where attaching is not possible
+//! interruption too; an existing connection is used and stays. Where attaching is not possible
 //! the reason is returned, not an error.
 
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::process::{self, Interrupt, ProcessOutput};
 const ATTRIBUTE_BYTES: u64 = 1 << 16;
 /// How long the kernel may take to show the namespace after the connect, in seconds.
 const PATIENCE_S: f64 = 10.0;
-/// Namespace of an address without one.
+/// Namespace of an address that names none.
 const NAMESPACE_DEFAULT: u32 = 1;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,6 +1,6 @@
 //! Disturbance of measurements: CPU time that other processes and the hypervisor took meanwhile.
 //!
-//! A process's own time and that of its descendants, running or ended, is subtracted from the
+//! The time of a process and its descendants, running or ended, is subtracted from the
 //! machine's. Interrupts are left out, because the kernel charges them to no process and our own I/O
 //! causes most of them.
 
@@ -94,7 +94,7 @@ impl Reading {
 struct Process {
     id: u32,
     parent: u32,
-    /// Its own ticks, and those of its ended children.
+    /// CPU ticks of the process and its ended children.
     ticks: u64,
 }
 

@@ -110,7 +110,7 @@ pub(crate) struct LatencySum {
 }
 
 impl LatencySum {
-    /// Adds latencies; `ios` is the count for those without one.
+    /// Adds latencies; `ios` replaces a missing count.
     pub(crate) fn add(&mut self, latency: &FioLatency, ios: u64) {
         let weight = if latency.count > 0 { latency.count } else { ios } as f64;
         if weight == 0.0 || latency.max == 0.0 {

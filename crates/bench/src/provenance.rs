@@ -76,7 +76,7 @@ impl Provenance {
         }
     }
 
-    /// Provenance of a target: that of its least real disk.
+    /// Provenance of a target: its least real disk's.
     pub(crate) fn of_target(
         target: &BenchTarget,
         environment: &Environment,

@@ -123,7 +123,7 @@ fn attached_namespace_is_disconnected_on_drop() {
                    --nqn=nqn.2026-01.io.flagstone:v --nr-io-queues=2";
     assert_eq!(machine.said(), [connect]);
 
-    // An existing connection is used and left alone.
+    // An existing connection is used and stays.
     let again = initiator.attach(URI, &never).expect("nobody interrupts").expect("it is there");
     assert!(again.device() == attached.device());
     drop(again);

@@ -23,7 +23,7 @@ pub const BOUNCE_BYTES: usize = 256 << 10;
 /// in milliseconds. Requests that all hold memory and wait for more must not deadlock.
 pub const BOUNCE_WAIT_MS: u64 = 5_000;
 
-/// Interval at which a file device in use compares its size with that of its file, in milliseconds:
+/// Interval at which a file device in use compares its size with its file's, in milliseconds:
 /// one system call of 0.3 µs per interval.
 pub const SIZE_CHECK_MS: u64 = 10;
 

@@ -1,8 +1,9 @@
 //! Sector device: blocks of 512 bytes over a device with larger blocks.
 //!
 //! A change of a part of a block reads the block, and writes it whole, under a lock of the block.
-//! All changes take the lock, so that none is overwritten with what was read before it. A crash
-//! leaves the block as before or as after the change, if the device below writes blocks atomically.
+//! All changes take the lock; otherwise a write-back could undo a change made after its read. A
+//! crash leaves the block as before or as after the change, if the device below writes blocks
+//! atomically.
 //!
 //! Invariants:
 //! - a part of a change that reads first runs in a task of its own: a dropped call does not release

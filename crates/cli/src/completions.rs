@@ -1,7 +1,7 @@
 //! Shell completions: the registration script, and the volumes and nodes that a running server knows.
 //!
 //! The script asks this program at each completion (`FLAGSTONE_COMPLETE` in the environment). The
-//! server's answer is awaited for [`PATIENCE`] at most; without one there are no names.
+//! server's answer is awaited for [`PATIENCE`] at most; without an answer, no names are completed.
 
 use std::path::PathBuf;
 use std::sync::mpsc;

@@ -1,7 +1,7 @@
 //! `flagstone init`: writes a commented configuration for a common case.
 //!
-//! What is missing is asked for on a terminal. The result is checked before anything is written, and an
-//! existing file is replaced only with consent.
+//! On a terminal it asks for missing values. The result is checked before anything is written, and
+//! an existing file is replaced only with consent.
 
 use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
     let next = next_commands(&starter, args);
     match args.file {
         Some(_) if args.peer_file.is_some() || peer.is_none() => out += &next,
-        // What is printed may be redirected to a file.
+        // Standard output may be redirected to a file.
         _ => complain(&next),
     }
     Ok(print(&out, Exit::Success))

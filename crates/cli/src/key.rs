@@ -48,7 +48,7 @@ struct GenerateArgs {
     /// Make a key for TLS instead of one for authentication
     #[arg(long)]
     tls: bool,
-    /// Bytes of the key: 32, 48 or 64; those of --hmac if not given
+    /// Bytes of the key: 32, 48 or 64; by default the length of --hmac
     #[arg(long, value_name = "N")]
     length: Option<usize>,
     /// Hash function that binds the key to its owner's NQN
@@ -58,7 +58,7 @@ struct GenerateArgs {
 
 #[derive(Debug, Args)]
 struct TokenArgs {
-    /// File to write, with mode 0600; it must not exist. It is for the user alone
+    /// File to write for the user, with mode 0600; it must not exist
     file: PathBuf,
 }
 

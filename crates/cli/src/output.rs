@@ -16,7 +16,7 @@ pub(crate) fn wants_color(stream: &impl IsTerminal) -> bool {
 }
 
 /// Writes a result to standard output and returns `exit`. A closed pipe (`| head`) is no failure; a
-/// full disk is one.
+/// full disk is.
 pub(crate) fn print(text: &str, exit: Exit) -> Exit {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

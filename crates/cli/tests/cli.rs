@@ -38,7 +38,7 @@ fn check_accepts_the_example() {
         text(&output.stdout),
         "docs/examples/flagstone.toml: ok: 3 volumes, 2 subsystems, 3 addresses\n"
     );
-    // Its keys are those of a server.
+    // Its key files exist only on a server.
     let is_key = |line: &str| line.starts_with("warning: key file /etc/flagstone/keys/web");
     assert!(text(&output.stderr).lines().all(is_key), "{}", text(&output.stderr));
 }
@@ -138,8 +138,8 @@ fn ids(group: &clap::Command) -> Vec<String> {
 }
 
 fn exit_codes() -> String {
-    let rows = Exit::MEANINGS.map(|(exit, meaning)| format!("| {} | {meaning} |\n", exit as u8));
-    format!("\n| code | meaning |\n| --- | --- |\n{}", rows.concat())
+    let rows = Exit::MEANINGS.map(|(exit, meaning)| format!("- {}: {meaning}\n", exit as u8));
+    format!("\n{}", rows.concat())
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub struct Placement<'a> {
     pub disk: &'a DiskType,
     pub machine: Machine,
     pub regional: bool,
-    /// What else the machine sends, in Gbit/s.
+    /// Other traffic that the machine sends, in Gbit/s.
     pub other_egress_gbit_per_s: f64,
     /// Egress of the machine; not known if `None`.
     pub(crate) egress_gbit_per_s: Option<f64>,

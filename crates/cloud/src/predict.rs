@@ -151,8 +151,8 @@ fn limits(
     caps.iter().enumerate().map(limit).collect()
 }
 
-/// Target of lifting the limit at `place`: the IOPS without it and its equals. `None` for limits
-/// behind the next one and its equals.
+/// IOPS that lifting the limit at `place` and its equals can reach. `None` for limits
+/// after the next limit and its equals.
 fn target(order: &[(usize, f64)], place: usize, total: f64) -> Option<f64> {
     let level = |place: usize| if place == 0 { total } else { order[place - 1].1 };
     let same = |a: f64, b: f64| a <= b * (1.0 + SAME);

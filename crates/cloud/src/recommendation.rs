@@ -1,5 +1,5 @@
-//! Recommendations that lift a limit: the smallest change that brings the workload to a target, the
-//! next limits.
+//! Recommendations that lift a limit: the smallest change that brings the workload to the
+//! following limit.
 
 use flagstone_units::display::block_size;
 use flagstone_units::grouped;

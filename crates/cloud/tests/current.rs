@@ -78,7 +78,7 @@ fn unlike_disks_share_the_machine() {
     assert_eq!(found.binding[0].types, ["pd-ssd"]);
     let sum: f64 = found.disks.iter().map(|disk| disk.together.iops).sum();
     assert!((sum - found.total.iops).abs() < 1e-6);
-    // One disk alone is what a prediction says.
+    // A single disk has the rate of its own prediction.
     let one = together(&disks[2..], 100, 4096);
     let predicted = catalog.predict(&disks[2], &Workload::random(4096, 100)).unwrap();
     assert!((one.total.iops - predicted.total.iops).abs() < 1e-6 && one.binding.is_empty());

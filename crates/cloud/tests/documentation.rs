@@ -6,7 +6,7 @@ use std::path::Path;
 
 use flagstone_cloud::Catalog;
 
-/// The types of the format, without those of pages and remarks, which are for the built-in catalogs.
+/// The types of the format, except pages and remarks, which only the built-in catalogs have.
 const MODEL: &str = concat!(
     include_str!("../src/catalog/model/mod.rs"),
     include_str!("../src/catalog/model/disk.rs"),

@@ -44,7 +44,7 @@ pub(crate) fn hosts_of<'a>(
     hosts.filter(move |host| allowed.is_none_or(|list| list.contains(&host.nqn)))
 }
 
-/// What a listener gives to anyone who reaches it from another machine; `None` for nothing.
+/// Access that a listener gives to anyone who reaches it from another machine, or `None`.
 fn exposure<'a>(
     listen: &ListenSpec,
     mut subsystems: impl Iterator<Item = &'a Subsystem>,
@@ -88,8 +88,8 @@ impl Nbd {
 }
 
 impl Config {
-    /// What a listener gives to anyone who reaches it from another machine; `None` for nothing. `made`
-    /// are the subsystems of volumes made at run time.
+    /// Access that a listener gives to anyone who reaches it from another machine, or `None`.
+    /// `made` has the subsystems of volumes made at run time.
     pub fn exposure<'a>(
         &'a self,
         listen: &ListenSpec,
@@ -139,7 +139,7 @@ fn forbids_peer(peer: &Peer, guards_replicas: bool) -> bool {
 }
 
 impl uri::Host {
-    /// Returns true for an address of this machine alone, and the name of one.
+    /// Returns true for an address or name that only this machine reaches.
     pub fn is_loopback(&self) -> bool {
         match self {
             uri::Host::Ip(ip) => ip.to_canonical().is_loopback(),

@@ -125,8 +125,8 @@ fn compare_volumes(
     }
 }
 
-/// What a layer is compared by, without the numbers that a reload applies and with names in place
-/// of indices.
+/// Properties by which layers are compared, without the numbers that a reload applies and with
+/// names in place of indices.
 #[derive(PartialEq)]
 enum LayerValue {
     Own(Layer),

@@ -189,7 +189,7 @@ fn check_listen(listen: &[Located<Listener>], report: &Report) {
     }
 }
 
-/// The addresses of the API and the metrics differ from those of the volumes.
+/// The API, the metrics and the volumes have different addresses.
 fn check_control(server: &RawServer, listen: &[Located<Listener>], report: &Report) {
     let taken =
         |spec: &ListenSpec| listen.iter().find(|other| other.value.spec.collides_with(spec));

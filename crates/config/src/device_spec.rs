@@ -401,7 +401,7 @@ fn parse_nbd_tcp(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
     Ok(NbdSpec { address: NbdAddress::Tcp(address), export, tls: None })
 }
 
-/// The options are those of libnbd's URIs.
+/// The options have the names of libnbd's URIs.
 fn parse_nbds(rest: &str) -> Result<NbdSpec, DeviceSpecError> {
     use DeviceSpecError::OptionValue;
     let parts = split_uri(rest, "nbds://HOST:10809/EXPORT")?;

@@ -1,4 +1,4 @@
-//! Files of a configuration: one, or those of a directory, read as one text.
+//! Files of a configuration: one file, or the files of a directory, read as one text.
 //!
 //! Sizes and counts are bounded. A table is in one file only, as TOML demands of a single file.
 

@@ -1,6 +1,6 @@
 //! Layers of a volume: which keys make them, and their order.
 //!
-//! The order of keys in a TOML table has no meaning, so layers have one canonical order, that of
+//! The order of keys in a TOML table has no meaning, so layers have one canonical order:
 //! [`LayerKey::ALL`]. `layers = […]` replaces it.
 
 use super::check::RawLayer;

@@ -123,7 +123,7 @@ impl Peer {
     /// A peer at `HOST[:PORT]` whose other options are the defaults.
     ///
     /// # Errors
-    /// What is wrong with the name or the address.
+    /// The defect of the name or the address.
     pub fn at(name: &str, address: &str) -> Result<Peer, String> {
         let name = node_name(name).map_err(|error| error.to_string())?;
         let address = parse_authority(address, NVME_TCP_PORT).map_err(|error| error.to_string())?;
@@ -281,7 +281,9 @@ pub(crate) fn check_mirrors(
     peers
 }
 
-/// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a volume.
+/// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a
+/// volume. No peer acknowledges from memory: after a power loss of it, a volume could lack a write that
+/// another volume's write depends on.
 fn check_groups(raw: &RawConfig, report: &Report) {
     let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
     for mirror in raw.volumes.iter().flat_map(mirrors) {
@@ -295,6 +297,10 @@ fn check_groups(raw: &RawConfig, report: &Report) {
         if mirror.peers.len() > 1 {
             let message = format!("a volume of group `{}` with two peers", group.value);
             report.error(&group.place, message, "name one peer, or remove `group`");
+        }
+        if mirror.mirror.ack == Ack::Memory {
+            let message = format!("a volume of group `{}` with ack = \"memory\"", group.value);
+            report.error(&group.place, message, "remove `ack`, or remove `group`");
         }
         let (other, place, members) = first.entry(&group.value).or_insert((mirror, group, 0));
         *members += 1;

@@ -56,7 +56,7 @@ pub struct Server {
     /// The API over TCP.
     pub api_tls: Option<ApiTls>,
     pub metrics: Option<SocketAddr>,
-    /// Directory of the server's own state; without one, there are no pools.
+    /// Directory of the server's own state; `None`: no pools.
     pub state: Option<PathBuf>,
     pub nvme: Nvme,
     pub nbd: Nbd,
@@ -267,7 +267,7 @@ pub struct Mirror {
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.
     pub intent_log_layers: Vec<Layer>,
-    /// What the log records before data is written.
+    /// Records of the log before data is written.
     pub intent_log_mode: IntentLogMode,
     /// Added to the round trip of the link, for labs and tests.
     pub added_rtt: Duration,
@@ -379,7 +379,7 @@ impl Backing {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subsystem {
-    /// Its name in the file: that of its table, or of its only volume.
+    /// Its name in the file: the name of its table, or of its only volume.
     pub name: String,
     pub nqn: String,
     /// Its serial number, if given.

@@ -8,7 +8,7 @@ use uuid::fmt::Hyphenated;
 
 use crate::limits::{MAX_EXPORT_NAME_BYTES, MAX_SERIAL_BYTES, MAX_VOLUME_NAME_BYTES, NQN_BYTES};
 
-/// The NQN of every discovery subsystem (NVMe base 2.0, section 4.5): never that of a volume.
+/// The NQN of every discovery subsystem (NVMe base 2.0, section 4.5). No volume has it.
 pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 /// Prefix of the NQNs that volumes get by default, followed by `:NAME`.

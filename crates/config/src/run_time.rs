@@ -10,7 +10,7 @@ const REFUSED: [&str; 3] = ["device", "stripe", "mirror"];
 
 impl Config {
     /// Checks the volume `name` of a pool and its settings: the keys of a volume's table, as TOML.
-    /// Limits and the prefix of NQNs are those of this configuration. The index in the subsystem's
+    /// Limits and the prefix of NQNs come from this configuration. The index in the subsystem's
     /// `namespaces` has no meaning.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ pub struct Starter {
 pub enum StarterAccess {
     /// None: they are on this machine.
     Local,
-    /// A key: that of the host with this NQN, and that of the pair.
+    /// Keys of the host with this NQN and of the pair.
     Keys { host_nqn: String },
     /// None, which the file accepts.
     Insecure,
@@ -64,7 +64,7 @@ impl StarterNode {
     }
 
     /// All addresses of the node, with the port at which the other node reaches it. A node of a pair
-    /// on one machine listens there alone.
+    /// on one machine listens only there.
     pub fn listen(&self) -> String {
         match parse_authority(&self.address, NVME_TCP_PORT) {
             Ok(HostPort { port, .. }) => match self.is_local() {

@@ -124,7 +124,7 @@ fn listener_off_loopback_needs_keys_or_the_word() {
         ("nvme-tcp://0.0.0.0", keys, None),
         ("nvme-tcp://0.0.0.0", &format!("{keys}{others}"), Some("volume `w`")),
         ("nbd://0.0.0.0", keys, Some("NBD clients prove no key")),
-        // A host with a TLS key alone proves it to listeners that require TLS.
+        // A host with only a TLS key proves it to listeners that require TLS.
         ("nvme-tcp://0.0.0.0", tls_keys, Some("volume `v`")),
         ("nvme-tcp://0.0.0.0?tls=allowed", tls_keys, Some("volume `v`")),
         ("nvme-tcp://0.0.0.0?tls=required", tls_keys, None),
@@ -706,7 +706,7 @@ fn deep_and_wide_files_are_survived() {
 }
 
 /// Pieces that make something near a configuration, so that the checks behind the parser are
-/// reached and not its first line alone.
+/// reached, not only its first line.
 fn near_configuration() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         Just("server"),

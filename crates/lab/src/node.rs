@@ -66,7 +66,7 @@ pub(crate) struct ReportedReplica {
 }
 
 /// Repeats `attempt` while it fails as a command or returns nothing yet. After `seconds_max` it
-/// returns the last failure, or the error `late` without one.
+/// returns the last failure, or the error `late` if none failed.
 pub(crate) fn retry<T>(
     seconds_max: f64,
     interrupt: &Interrupt,

@@ -7,14 +7,18 @@
 //!
 //! 1. *Group session:* the members' sessions to one peer form one group session. None takes host writes
 //!    before all members have attached, joined and begun their resyncs: otherwise a member would be
-//!    newer than one that still counts as consistent.
+//!    newer than another that still counts as consistent.
 //! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the peer
 //!    is acknowledged. A later write to another member must not reach the peer. A session that ends in
-//!    order, with nothing left to deliver, is no exception to that: no write follows it.
+//!    order, with nothing left to deliver, is an exception: no write follows it. One that ends because
+//!    the member moves to another mirror, such as one that is larger, is not: its successor serves at
+//!    once.
 //! 3. *One order:* the writes of a group session are numbered together, and the target starts each when
-//!    those that it may depend on are durable there, whichever member they change.
+//!    all writes that it may depend on are durable there, whichever member they change. They are sent
+//!    in that order, and the unacknowledged ones fit one window: a write that waits at the target for
+//!    others that have not been sent would exceed the time limit of a command.
 //! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may include
-//!    a write that depends on one that is queued for another member.
+//!    a write that depends on a write queued for another member.
 //! 5. *Same group on both nodes:* a target refuses a source that names another group. Without a common
 //!    order, both would count as consistent.
 //! 6. *All or none:* an order is decided for every member before anything is done, and carried out step
@@ -22,9 +26,10 @@
 //! 7. *Leader:* the role of the first member decides where the group is. Before the role is handed over,
 //!    every member has recorded the successor. Then the leader is handed over; if that succeeds, the
 //!    others follow, whatever happens.
-//! 8. *Followers:* a member takes the role by itself only after the leader. A source whose leader has
-//!    moved becomes a target; a target whose leader serves takes the role by an ordinary failover, which
-//!    asks the peers. So a crash between two members ends with all of them on one node.
+//! 8. *Followers:* a member takes the role by itself, also after a restart, only after the leader. A
+//!    source whose leader has moved, or follows the peer, becomes a target; a target whose leader serves
+//!    takes the role by an ordinary failover, which asks the peers. So a crash between two members ends
+//!    with all of them on one node.
 //! 9. *Records agree:* when a group session ends, every member that serves starts a new generation, also
 //!    without a write, and so does every member at a forced failover. Otherwise some members would follow
 //!    one node, and some the other, after a crash or a split brain.
@@ -43,9 +48,11 @@ use std::time::Duration;
 use flagstone_runtime::{random_u64, spawn_detached, time};
 use parking_lot::Mutex;
 
+use crate::io::queue::{QueueLimits, QueueSlot, WriteQueue};
 use crate::io::reorder::{Numbering, ReorderBuffer};
+use crate::io::write::is_next;
 use crate::limits::{FOLLOW_LEADER_MS, GATHER_MS, GROUP_MEMBERS_MAX, PEERS_MAX};
-use crate::mirror::{Inner, LegState};
+use crate::mirror::{Inner, LegState, Mirror};
 use crate::state::machine::{Following, following};
 use crate::state::status::GroupStatus;
 
@@ -86,16 +93,22 @@ pub(crate) struct GroupSession {
     /// Random, so that a target tells it from earlier ones.
     pub(crate) number: u64,
     pub(crate) numbering: SharedNumbering,
+    /// Queued writes of all members, in the order of their numbers. Locked after the numbering.
+    queue: Mutex<WriteQueue>,
     /// Members whose targets are in sync or durably inconsistent, by bit.
     begun: AtomicU64,
     ended: AtomicBool,
 }
 
 impl GroupSession {
-    fn new() -> Arc<GroupSession> {
+    fn new(window_bytes: u64) -> Arc<GroupSession> {
+        // The queues of the members have the other limits.
+        let (high_bytes, low_bytes, writes) = (u64::MAX, u64::MAX, usize::MAX);
+        let limits = QueueLimits { high_bytes, low_bytes, writes, window_bytes };
         Arc::new(GroupSession {
             number: random_u64().max(1),
             numbering: SharedNumbering::default(),
+            queue: Mutex::new(WriteQueue::new(limits)),
             begun: AtomicU64::new(0),
             ended: AtomicBool::new(false),
         })
@@ -108,6 +121,43 @@ impl GroupSession {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::SeqCst)
+    }
+
+    /// Queues a write of `bytes`. The caller holds the lock of the numbering.
+    pub(crate) fn push(self: &Arc<Self>, bytes: u64) -> Option<GroupSlot> {
+        let slot = self.queue.lock().push(bytes, 0)?;
+        Some(GroupSlot { session: self.clone(), slot })
+    }
+
+    /// Wakes the writes that wait to be sent, after the session of a member has ended.
+    pub(crate) fn wake_all(&self) {
+        let wakers = self.queue.lock().wake_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Place of a write in the queue of its group session.
+#[derive(Clone)]
+pub(crate) struct GroupSlot {
+    session: Arc<GroupSession>,
+    slot: QueueSlot,
+}
+
+impl GroupSlot {
+    /// Counts the write as sent if it may be; otherwise `waker` is woken when its turn comes.
+    pub(crate) fn is_next(&self, waker: &Waker) -> bool {
+        let decision = self.session.queue.lock().send(self.slot, waker);
+        is_next(decision)
+    }
+
+    /// The write was acknowledged, or given up.
+    pub(crate) fn leave(&self) {
+        let next = {
+            let mut queue = self.session.queue.lock();
+            queue.completed(self.slot);
+            queue.next_to_send()
+        };
+        next.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -281,8 +331,9 @@ impl Membership {
     }
 
     /// Waits until every member has attached to the peer of this leg. A group session that there was
-    /// ends. `None` if one is missing for too long.
-    pub(crate) async fn gather(&self, leg: usize) -> Option<Arc<GroupSession>> {
+    /// ends. In the next one, at most `window_bytes` are sent and not acknowledged. `None` if a member
+    /// is missing for too long.
+    pub(crate) async fn gather(&self, leg: usize, window_bytes: u64) -> Option<Arc<GroupSession>> {
         let group = &self.group;
         let before = group.legs[leg].lock().current.take();
         if let Some(before) = before {
@@ -293,7 +344,7 @@ impl Membership {
             forming.formed[self.place] = None;
             forming.ready |= self.bit();
             if forming.ready == group.all() {
-                let session = GroupSession::new();
+                let session = GroupSession::new(window_bytes);
                 forming.ready = 0;
                 forming.formed.fill(Some(session.clone()));
                 forming.current = Some(session);
@@ -344,6 +395,21 @@ pub(crate) async fn follow_leader(member: Weak<Inner>) {
     }
 }
 
+impl Mirror {
+    /// Ends the group sessions of which this mirror is a member, because it ends for good. A stop does
+    /// not, as no write follows that.
+    pub fn leave_group_sessions(&self) {
+        let Some(membership) = &self.0.group else { return };
+        let sessions: Vec<_> = {
+            let state = self.0.lock();
+            state.legs.iter().map(|leg| leg.group_session.clone()).collect()
+        };
+        for (leg, session) in sessions.iter().enumerate() {
+            session.iter().for_each(|session| membership.group.end(leg, session));
+        }
+    }
+}
+
 impl Inner {
     /// Carries out a step of rule 8. False if it was refused or failed.
     async fn follow(self: &Arc<Self>, step: Following) -> bool {
@@ -360,8 +426,8 @@ impl Inner {
         }
     }
 
-    /// Ends the session of this member, and records that the peer lacks what hosts write from now on,
-    /// also if they write nothing: after a crash, the members decide alike.
+    /// Ends the session of this member, and records that the peer lacks all later writes, even
+    /// before the first: otherwise the members could decide differently after a crash.
     fn leave_group_session(self: &Arc<Self>, leg: usize, session: &Arc<GroupSession>) {
         let (session_id, opened) = {
             let state = self.lock();

@@ -37,7 +37,8 @@ pub const PIECE_MAX_REGIONS: u32 = 8;
 pub const EVICT_TICK_MS: u64 = 500;
 /// Ticks without a write after which a region is idle. It is evicted together with others.
 pub const EVICT_TICKS: u32 = 2;
-/// Ticks without a write after which a region is evicted even alone: idle volumes have none active.
+/// Ticks without a write after which even a single region is evicted: idle volumes have none
+/// active.
 pub const EVICT_TICKS_MAX: u32 = 8;
 /// Fraction of the active set that is evicted at a time, if as many are idle. Each eviction costs a
 /// flush of the data, so by default there is one flush per 128 new regions.

@@ -159,7 +159,8 @@ pub(crate) struct State {
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
-    /// Orders to change the role that have not ended, including those that wait for another change.
+    /// Orders to change the role that have not ended, including orders that wait for another
+    /// change.
     pub(crate) orders: usize,
     /// See [`promised`](crate::state::machine::State::promised).
     pub(crate) promised: u64,
@@ -600,8 +601,8 @@ impl Inner {
     pub(crate) fn mark_unflushed(&self, leg: usize, half: usize, offset: u64, len: u64) {
         let unflushed = &self.legs[leg].unflushed[half];
         let bits = unflushed.bits_of(offset, len);
-        // The writer that set them set those of the log too, and no bit of this half is cleared while a
-        // call is counted in it.
+        // The writer that set them set the log's bits too, and no bit of this half is cleared while
+        // a call is counted in it.
         if unflushed.has_all(bits.clone()) {
             return;
         }
@@ -683,8 +684,10 @@ impl Inner {
         let ended = self.change(|state| {
             let serves = state.serving;
             // No write follows it, and none was lost.
-            let in_order =
-                (!serves || state.admission_blocks > 0) && self.legs[leg].queue().writes() == 0;
+            // A mirror that moves to another one has one: its successor serves at once.
+            let in_order = !state.migrating
+                && (!serves || state.admission_blocks > 0)
+                && self.legs[leg].queue().writes() == 0;
             let own = &mut state.legs[leg];
             if !own.is_current(session_id) {
                 return None;
@@ -712,19 +715,21 @@ impl Inner {
                 self.legs[leg].counters.last_in_sync_s.store(now, Ordering::Relaxed);
             }
             let freezes = own.receives_writes && !in_order;
-            let group_session = own.group_session.clone().filter(|_| freezes);
+            let member_of = own.group_session.clone();
+            let group_session = member_of.clone().filter(|_| freezes);
             // Before its queued writes fail: another member may wait for them to end its resync.
             group_session.iter().for_each(|session| session.set_ended());
             own.is_admitted = false;
             (own.receives_writes, own.inconsistent, own.phase) =
                 (false, false, LegPhase::Disconnected);
-            Some((own.session.take()?, group_session))
+            Some((own.session.take()?, member_of, group_session))
         });
-        if let Some((session, group_session)) = ended {
+        if let Some((session, member_of, group_session)) = ended {
             session.close();
             // Queued writes fail now, and new writes need no space in the queue.
             let wakers = self.legs[leg].queue().wake_all();
             wakers.into_iter().for_each(Waker::wake);
+            member_of.iter().for_each(|session| session.wake_all());
             if let (Some(membership), Some(session)) = (&self.group, group_session) {
                 membership.group.end(leg, &session);
             }

@@ -31,7 +31,7 @@ named! {
 }
 
 named! {
-    /// What happens to writes when a peer is lost.
+    /// Effect of a lost peer on writes.
     #[derive(Default)]
     pub enum OnPeerLoss {
         /// Durably record the peer as out of date, and continue.
@@ -44,7 +44,7 @@ named! {
 }
 
 named! {
-    /// What happens in a split brain.
+    /// Policy for a split brain.
     #[derive(Default)]
     pub enum AfterSplitBrain {
         /// The operator decides.
@@ -69,7 +69,7 @@ named! {
 }
 
 named! {
-    /// What happens when the queue of an asynchronous peer is full.
+    /// Effect of a full queue of an asynchronous peer.
     #[derive(Default)]
     pub enum OnCongestion {
         /// Throttle: writes wait, so hosts become as slow as the link.
@@ -81,7 +81,7 @@ named! {
 }
 
 named! {
-    /// What the write-intent log writes before the data.
+    /// Records that the write-intent log writes before the data.
     #[derive(Default)]
     pub enum IntentLogMode {
         /// A record of all active regions whenever the set changes. Writes to active regions need no

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::limits::ENDED_INSTANCES_MAX;
 
-/// What a device may still promise.
+/// Durability that a device may still promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 enum DurabilityState {

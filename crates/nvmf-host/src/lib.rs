@@ -19,11 +19,12 @@
 //! - All block device commands are idempotent, and overlapping calls are unordered. Sending a
 //!   command twice is therefore safe if the first copy cannot take effect after a call that was
 //!   made after the completion. The target awaits the commands of an ended connection before the
-//!   host's next controller becomes ready. Flagstone's target does; with other targets the risk is
-//!   that of every NVMe over Fabrics host. This host closes only the sending direction of a broken
-//!   connection, and reconnects after the target has closed its side and thus read everything. It
-//!   waits for that as long as a target takes to detect a silent host (the keep alive timeout, 30 s
-//!   at most). A target that is silent for longer and then continues reading is not covered.
+//!   host's next controller becomes ready. Flagstone's target does; with other targets this host
+//!   has the risk of every NVMe over Fabrics host. This host closes only the sending direction of a
+//!   broken connection, and reconnects after the target has closed its side and thus read
+//!   everything. It waits for that as long as a target takes to detect a silent host (the keep
+//!   alive timeout, 30 s at most). A target that is silent for longer and then continues reading is
+//!   not covered.
 //! - After a reconnect to a different, smaller or less capable namespace, calls fail until the
 //!   original one is back.
 //! - A completed write that was not flushed may be lost if the target crashes, as with a local

@@ -143,7 +143,7 @@ fn wrong_keys_hosts_and_plain_connections_are_refused() {
     });
 }
 
-/// SPDK offers version 0 alone, and older hosts of Linux a derivation of their own.
+/// SPDK offers only version 0, and older hosts of Linux a derivation of their own.
 #[test]
 fn all_identities_of_either_key_are_accepted() {
     on_cores(1, async || {

@@ -131,7 +131,8 @@ async fn run(namespace: &Namespace, plan: CopyPlan) -> Result<(), CopyFailure> {
         let part = read.map_err(failure)?;
         match &mut whole {
             None => whole = Some(part),
-            // A device returns the buffer that it was given. One that does not must not end the server.
+            // A device returns the buffer that it was given. A device that breaks this rule must
+            // not end the server.
             Some(whole) => whole.unsplit(part).map_err(|_| CopyFailure {
                 status: Status::INTERNAL_ERROR,
                 range: number as u32,

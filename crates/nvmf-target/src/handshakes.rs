@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - at most [`HANDSHAKES`] are in flight, and at most [`HANDSHAKES_PER_SOURCE`] of one address;
-//! - each ends once, with success or a [`FailureReason`]; one that is dropped earlier counts as
+//! - each ends once, with success or a [`FailureReason`]; a handshake dropped earlier counts as
 //!   abandoned, because it made this side compute too;
 //! - failures of an address delay its next handshakes, the longer the more there were.
 
@@ -33,7 +33,7 @@ pub enum FailureReason {
     Busy,
     /// The host has to use TLS, and does not.
     NoTls,
-    /// The names in Connect are not those that the host has proven by TLS.
+    /// The names in Connect differ from the names that the host has proven by TLS.
     OtherIdentity,
 }
 

@@ -294,8 +294,8 @@ impl Target {
     }
 
     /// Adds a device as a namespace of subsystem `nqn`, notifies connected hosts, and returns its
-    /// identifier. If the device has a volatile write cache, hosts that were connected without one
-    /// are disconnected, so that they identify the controller again.
+    /// identifier. If the device has a volatile write cache, hosts that were connected without a
+    /// cache are disconnected, so that they identify the controller again.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`] and every namespace error.
@@ -405,7 +405,7 @@ impl Target {
     }
 
     /// Adds the address of another node that serves subsystem `nqn` to the discovery log, so that
-    /// hosts find its path too. `port_id` identifies the port among those of all nodes.
+    /// hosts find its path too. `port_id` identifies the port among the ports of all nodes.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`], [`TargetError::Full`].

@@ -57,7 +57,7 @@ pub(crate) const QUEUE_RELEASE_PERIOD: Duration = Duration::from_millis(20);
 /// Authentication exchanges in flight of all hosts. Each holds about 4 KiB; two compute at a time.
 pub(crate) const HANDSHAKES: usize = 128;
 
-/// Authentication exchanges in flight of one source address, so that one address leaves room for
+/// Authentication exchanges in flight of one source address, so that each address leaves room for
 /// others.
 pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 

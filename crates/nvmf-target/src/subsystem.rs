@@ -27,7 +27,7 @@ pub struct SubsystemConfig {
     pub serial: String,
     /// Hosts that may connect; empty allows all.
     pub allow_hosts: Vec<Nqn>,
-    /// Keys by host. If there are any, a host without one cannot connect, and the others have to
+    /// Keys by host. If not empty, a host without a key cannot connect, and other hosts have to
     /// authenticate (Base 8.3.5).
     pub keys: BTreeMap<Nqn, KeyPair>,
 }
@@ -54,8 +54,8 @@ pub(crate) struct Subsystem {
     /// Ports of other nodes that serve it.
     remote_ports: Mutex<Vec<Listener>>,
     namespaces: Mutex<Namespaces>,
-    /// Generation of the table in `namespaces`, which connections compare with that of their
-    /// snapshot.
+    /// Generation of the table in `namespaces`, which connections compare with the generation of
+    /// their snapshot.
     generation: AtomicU64,
     ana_changes: AtomicU64,
     controllers: Mutex<Controllers>,

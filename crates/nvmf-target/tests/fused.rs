@@ -284,7 +284,7 @@ async fn block(fill: u8) -> Buf {
     block.freeze()
 }
 
-/// A write of an NBD client between the two halves makes the comparison fail. One that comes during
+/// A write of an NBD client between the two halves makes the comparison fail. A write during
 /// the execution takes effect after it.
 #[test]
 fn nbd_write_is_never_between_compare_and_write() {

@@ -116,7 +116,7 @@ pub struct LineSeries {
     /// Pieces of (x, y) with gaps between them; a piece of one point is a dot.
     pub pieces: Vec<Vec<(f64, f64)>>,
     pub dots: bool,
-    /// Range around the line, such as that of repetitions: x, lowest and highest y.
+    /// Range around the line, such as the range of repetitions: x, lowest and highest y.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub band: Vec<(f64, f64, f64)>,
 }

@@ -7,7 +7,7 @@
 //!   limit. So an ordered write is never overtaken by a write that waits for it at the target;
 //! - host writes have priority over a resync, but a resync gets at least a ninth, so that it
 //!   completes;
-//! - while anything waits, exactly one entry is next, which depends on the queues alone and not on
+//! - while anything waits, exactly one entry is next, which depends only on the queues, not on
 //!   the time. Only the next entry arms a timer. Whatever changes the next entry (a grant or a
 //!   cancellation) wakes the new one.
 

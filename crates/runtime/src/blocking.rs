@@ -69,7 +69,7 @@ fn start_threads() -> io::Result<mpsc::Sender<Work>> {
             loop {
                 let next = receiver.lock().recv();
                 let Ok(work) = next else { return };
-                // A panic ends this work alone.
+                // A panic ends only this work.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
             }
         })?;

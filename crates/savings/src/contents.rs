@@ -34,7 +34,7 @@ pub(crate) struct Distinct {
     pub(crate) deviation: f64,
 }
 
-/// What a sample says of duplicates, for each run by its number in the sample.
+/// Duplicates in a sample, for each run by its number in the sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Repeats {
     /// Contents of the run that no other run of the sample has.

@@ -13,7 +13,7 @@ use crate::serve::Server;
 pub(crate) struct Access {
     kind: InsecureKind,
     name: String,
-    /// What it gives without a key, and to whom; `None` for nothing.
+    /// Access that it gives without a key, and to whom; `None`: no access.
     insecure: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Volumes of the server: those of the configuration, then those made at run time.
+//! Volumes of the server: the configured ones, then volumes made at run time.
 
 use std::cell::OnceCell;
 use std::rc::Rc;

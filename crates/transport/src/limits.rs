@@ -68,6 +68,6 @@ pub const FAILURE_DELAY_MAX: Duration = Duration::from_secs(4);
 /// Failures of a source address are forgotten after this time without another.
 pub(crate) const FAILURE_MEMORY: Duration = Duration::from_secs(60);
 
-/// Source addresses whose failures are remembered, of about 64 B each; beyond it, the one that
+/// Source addresses whose failures are remembered, of about 64 B each; beyond it, the address that
 /// failed longest ago is forgotten.
 pub(crate) const FAILED_SOURCES: usize = 4096;

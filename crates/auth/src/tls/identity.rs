@@ -97,8 +97,8 @@ pub fn derived(key: &TlsKey, identity: &Identity<'_>) -> Vec<Psk> {
     found.collect()
 }
 
-/// The PSKs that a host offers with `key`, the preferred one first: version 1, then version 0, which
-/// SPDK has alone.
+/// The PSKs that a host offers with `key`, the preferred one first: version 1, then version 0, the
+/// only version of SPDK.
 pub fn offered(key: &TlsKey, host: &str, subsystem: &str) -> Vec<Psk> {
     let hash = key.psk_hash();
     let retained = retained(key, host, Derivation::Standard);

@@ -99,7 +99,7 @@ impl TlsKey {
     /// Reads a key from its text, as nvme-cli's `gen-tls-key` prints it.
     ///
     /// # Errors
-    /// What is wrong, without the text.
+    /// The defect, without the text.
     pub fn parse(text: &str) -> Result<Self, TlsKeyError> {
         let text = text.trim();
         if text.len() > MAX_TEXT_BYTES {
@@ -157,7 +157,7 @@ impl TlsKey {
         self.transformation
     }
 
-    /// Hash of the PSKs that a host offers with this key: that of its transformation, or the one
+    /// Hash of the PSKs that a host offers with this key: its transformation's, or the hash
     /// whose digest is as long as the key.
     pub fn psk_hash(&self) -> PskHash {
         self.transformation.unwrap_or(match self.bytes.len() {

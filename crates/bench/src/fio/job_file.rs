@@ -10,7 +10,7 @@ use flagstone_units::parse_duration;
 use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::limits::SUITE_JOBS;
 
-/// fio's own defaults, where they differ from those of a suite.
+/// fio's own defaults, where a suite has others.
 fn defaults() -> BenchJob {
     BenchJob {
         pattern: AccessPattern::Read,

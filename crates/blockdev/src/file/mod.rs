@@ -46,7 +46,7 @@ struct Inner {
     /// Geometry at open, except for the size, which is `size_bytes`.
     opened: Geometry,
     size_bytes: AtomicU64,
-    /// When the size was last compared with that of the file, in ns of the runtime's clock.
+    /// When the size was last compared with the file's, in ns of the runtime's clock.
     size_checked_ns: AtomicU64,
     sync: Arc<SyncGroup>,
     /// A deallocation has failed as unsupported.

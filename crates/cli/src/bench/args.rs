@@ -47,7 +47,7 @@ pub(crate) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// What is printed of these runs, which were read from `results`.
+    /// Text or JSON of these runs, which were read from `results`.
     pub(super) fn shown(&self, runs: &[Run], results: &[PathBuf]) -> String {
         match self.json {
             true => json(&ComparisonDocument::new(runs, results)),

@@ -16,7 +16,7 @@ use super::provenance::provenance_of;
 use crate::exit::Failure;
 use crate::status::server::ApiClient;
 
-/// Provenance of the targets' disks that a server on this machine exports, by disk name. It asks
+/// Provenance of the targets' disks that a server on this machine exports, by disk name. Asks
 /// `socket`, or the default sockets, where a server may be absent.
 pub(super) fn provenance(
     targets: &[BenchTarget],

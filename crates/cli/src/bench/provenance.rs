@@ -1,5 +1,5 @@
-//! Provenance given by the user with `--stack` and `--emulated`, which overrides that of the
-//! server's API.
+//! Provenance given by the user with `--stack` and `--emulated`, which overrides the
+//! provenance from the server's API.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -91,7 +91,7 @@ async fn watch(
     }
 }
 
-/// Shows all mirrors, or those of a consistency group.
+/// Shows all mirrors, or the mirrors of a consistency group.
 async fn watch_all(query: &QueryArgs, group: Option<&str>) -> Result<Exit, Failure> {
     let mut server = query.server()?;
     loop {

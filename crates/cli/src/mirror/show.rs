@@ -163,7 +163,7 @@ fn peer_text(
     was: Option<&PeerDocument>,
     wall: u64,
 ) -> String {
-    // On a target, the state is that of this side.
+    // On a target, the state belongs to this side.
     let state = match peer.state {
         ReportedState::Target if replica.source.as_ref() == Some(&peer.name) => {
             "the source".to_owned()

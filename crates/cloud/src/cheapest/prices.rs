@@ -105,7 +105,7 @@ impl Prices {
         Ok(with)
     }
 
-    /// Whether machines have prices. Machines without one are then left out.
+    /// Whether machines have prices. Machines without a price are then left out.
     pub(crate) fn has_machines(&self) -> bool {
         !self.machine_usd_per_month.is_empty()
     }

@@ -11,7 +11,7 @@ pub struct Shortfall {
     /// but not all together.
     pub unmet: Vec<Requirement>,
     /// Percentage of the needed IOPS and throughput that `nearest` carries with the whole capacity,
-    /// 1 to 99; 0 without one.
+    /// 1 to 99; 0 without `nearest`.
     pub percent: u32,
     /// The cheapest configuration that carries the highest percentage; `None` if none has the
     /// capacity or 1 %.
@@ -26,7 +26,8 @@ pub(super) fn of<'s, 'a>(
 ) -> Shortfall {
     let is_unmet = |part: &Requirement| search(&need.only(*part)).all.is_empty();
     let unmet = need.parts().into_iter().filter(is_unmet).collect();
-    // What carries more carries less, so that the highest percentage can be bisected.
+    // A configuration that carries a load carries less too, so the highest percentage can be
+    // bisected.
     let (mut enough, mut short) = (0, 100);
     let mut nearest = None;
     while short - enough > 1 {

@@ -1,7 +1,7 @@
 //! Limit curves: performance along one dimension, and the limit that binds at each position.
 //!
-//! Every position is a prediction, equal to that of [`Catalog::predict`]. Between positions with
-//! different binding limits, bisection finds the change down to the smallest step. Impossible
+//! Every position is a prediction, equal to the result of [`Catalog::predict`]. Between positions
+//! with different binding limits, bisection finds the change down to the smallest step. Impossible
 //! positions are absent.
 
 mod sweep;
@@ -63,11 +63,11 @@ impl CurveSpan {
 }
 
 impl Catalog {
-    /// Follows a configuration and a workload along a dimension, whose own value in them is
+    /// Predicts a configuration and a workload along a dimension. Their own value of it is
     /// ignored.
     ///
     /// # Errors
-    /// The reason that every position is impossible.
+    /// The reason, if every position is impossible.
     pub fn curve(
         &self,
         configuration: &DiskConfiguration,

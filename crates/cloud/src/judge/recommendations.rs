@@ -37,7 +37,7 @@ impl Case<'_, '_> {
         out
     }
 
-    /// What lifts the limits; and a pool, if it gathers writes enough to leave the IOPS limit behind.
+    /// Changes that lift the limits; and a pool, if gathering writes lifts the IOPS limit.
     fn against_limit(&self, limits: &[LimitUtilization]) -> Vec<Recommendation> {
         let mut out = recommendations(limits);
         let binds = &limits[0].limit;

@@ -11,7 +11,7 @@ const APART: f64 = 1.5;
 /// Gain of IOPS, in parts of the gain of depth, from which a deeper queue helped.
 const HELPED: f64 = 0.5;
 
-/// What holds a result, with the fact that shows it.
+/// Bottleneck of a result, with the fact that shows it.
 enum Evidence {
     Cap(Cause),
     Latency(Cause),

@@ -10,7 +10,7 @@
 //! - **Map.** A leaf page has the places of 252 blocks. Leaves beyond the cache are read for every
 //!   lookup; a checkpoint writes each leaf that changed since the one before.
 //!
-//! Figures of the pool are those of `docs/pool-format.md` and of the limits of the crate `pool`.
+//! Figures of the pool come from `docs/pool-format.md` and the limits of the crate `pool`.
 
 /// Unit of the map and the log, in bytes.
 const BLOCK_BYTES: f64 = 4096.0;
@@ -45,7 +45,7 @@ pub fn write_amplification(fullness: f64) -> f64 {
     1.0 / (1.0 - victim_live_share(fullness))
 }
 
-/// What the disk does for one I/O of a host.
+/// I/Os and bytes of the disk for one I/O of a host.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct DeviceCost {
     /// Reads, as the cloud counts them.
@@ -95,7 +95,7 @@ impl PoolLoad {
         let (host, copied) = (self.blocks, self.blocks * (amplification - 1.0));
         let examined = self.blocks * amplification;
         let leaves = self.leaves();
-        // Copies are changes too.
+        // Blocks that the cleaner copies change leaves too.
         let changed = leaves * (1.0 - (-CHANGES_PER_CHECKPOINT / leaves).exp());
         let pages = changed / CHANGES_PER_CHECKPOINT * examined;
         let write_bytes = BLOCK_BYTES

@@ -79,12 +79,12 @@ pub struct RawDisk {
 pub struct PoolRate {
     #[serde(flatten)]
     pub rates: Rates,
-    /// Divided by that of the raw disk.
+    /// Divided by the raw disk's rate.
     pub ratio: f64,
     /// The limit of the disk or machine that binds.
     pub binding: LimitKind,
     pub dimension: Dimension,
-    /// What one I/O of a host costs.
+    /// Cost of one I/O of a host.
     pub per_io: DeviceCost,
 }
 
@@ -188,7 +188,7 @@ impl Limits<'_, '_> {
             Dimension::Throughput => bytes.iops_under_one(cap),
         };
         let hard = self.hard.iter().map(|cap| (under(cap), cap.kind, cap.dimension));
-        // What waits in flight are I/Os of hosts; the CPU rule counts those of the disk.
+        // The queue depth counts I/Os of hosts; the CPU rule counts I/Os of the disk.
         let soft = soft.iter().map(|cap| {
             let mix = if cap.kind == LimitKind::QueueDepth { &one_io } else { &counts };
             (mix.iops_under_one(cap), cap.kind, cap.dimension)
@@ -298,8 +298,8 @@ impl Catalog {
         Some(EqualDisk { configuration, writes: found.allowed, cost: found.cost })
     }
 
-    /// Random writes of a pool on a configuration, if they are worthwhile: more than what binds the
-    /// raw disk allows. `reach_bytes` is the range that the job uses, if known.
+    /// Random writes of a pool on a configuration, if they are worthwhile: more than the limit of
+    /// the raw disk allows. `reach_bytes` is the range that the job uses, if known.
     pub(crate) fn worthwhile_pool(
         &self,
         configuration: &DiskConfiguration,
@@ -374,7 +374,7 @@ mod tests {
     fn gathering_turns_iops_limit_into_throughput() {
         let standard = predicted("pd-standard", 500, &near());
         let half = &standard.rows[0];
-        // Reads of the cleaner share the throughput, so it is less than the 8 of writes alone.
+        // Reads of the cleaner share the throughput, so it is less than the 8 without reads.
         assert!((7.0..8.0).contains(&half.writes.ratio), "{half:?}");
         assert_eq!(standard.raw.binding.dimension, Dimension::Iops);
         assert_eq!(half.writes.dimension, Dimension::Throughput);

@@ -33,7 +33,7 @@ pub static MIRROR: Section = Section {
         "mode", MODE, Mode::Sync.name() =>
             "A write completes when both nodes have it (`sync`) or this node (`async`).";
         "group", Kind::Text("name"), "" =>
-            "Consistency group: its volumes keep one order of writes and change their role together. All have the same `peer` and `mode`, and both nodes the same volumes in it: [groups](mirror-groups.md).";
+            "[Consistency group](mirror-groups.md): its volumes keep one order of writes and change their role together.";
         "ack", ACK, Ack::Disk.name() =>
             "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or received (`memory`): it survives the loss of either node, and is durable after a flush.";
         "intent_log", Kind::Text("device"), "" =>
@@ -41,7 +41,7 @@ pub static MIRROR: Section = Section {
         "intent_log_disk_model", Kind::Table(&DISK_MODEL), "" =>
             "`disk_model` of the `intent_log` device, for labs.";
         "intent_log_mode", LOG_MODE, IntentLogMode::ActiveRegions.name() =>
-            "The log records changes of the active regions, or `every-write`: only for `flagstone lab mirror`, without added safety, refused without `intent_log_disk_model`.";
+            "`every-write` is only for `flagstone lab mirror`, without added safety, refused without `intent_log_disk_model`.";
         "added_rtt", Kind::Time(Duration::from_micros(1)..=Duration::from_secs(1)), "" =>
             "Added to the round trip of the link, for labs.";
         "on_peer_loss", PEER_LOSS, OnPeerLoss::Degrade.name() =>
@@ -65,7 +65,7 @@ pub static MIRROR: Section = Section {
         "resync_compare", Kind::Flag, "false" =>
             "A resync compares checksums and copies only blocks that differ. For links slower than the disks.";
         "granularity", Kind::Size(4 * KIB..=16 * MIB, SizeRule::PowerOfTwo), "64KiB" =>
-            "Bytes per bit of the bitmap, the same on all nodes. Fixed by `flagstone mirror create`. A finer bitmap copies less and takes more space: 2 MiB per TiB at 64KiB, up to a few times that in memory. Minimum: 8KiB beyond 32 TiB, 128KiB beyond 64 TiB (also the default there), doubling with the volume.";
+            "Bytes per bit of the bitmap, the same on all nodes. Fixed by `flagstone mirror create`. A finer bitmap copies less and takes more space: 2 MiB per TiB at 64KiB, and more in memory. Minimum: 8KiB beyond 32 TiB, 128KiB beyond 64 TiB (also the default there), doubling with the volume.";
         "activity_log_size", Kind::Size(GIB / 8..=256 * GIB, SizeRule::MultipleOf(MIB)), "4GiB" =>
             "All active regions together: the most that a resync copies after a crash. A larger one saves log writes. Fixed when the replica is made.";
     },
@@ -77,7 +77,7 @@ pub static PEER: Section = Section {
     path: "peer.NAME",
     keys: keys! {
         "address", Kind::Text("host and port"), "" =>
-            "Its NVMe/TCP address: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; default port 4420. May be on a replication network. Required.";
+            "Its NVMe/TCP address: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; default port 4420. Required.";
         "key_file", Kind::Text("path"), "" =>
             "Key that both nodes prove to each other. Default: none: knowing the node's name is enough.";
         "insecure", Kind::Flag, "false" =>
@@ -95,7 +95,7 @@ pub static PEER: Section = Section {
         "compression", Kind::Choice(&["none", "lz4", "zstd"]), "none" =>
             "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed, and so is all data to a peer without the algorithm.";
         "bandwidth_max", LINK_RATE, "" =>
-            "Highest rate of data sent to it for all volumes, after compression, without headers. Host writes have priority; a resync gets at least a ninth. Hosts of mode `sync` wait. Default: none.";
+            "Highest rate of data sent to it for all volumes, after compression. Host writes have priority; a resync gets at least a ninth. Hosts of mode `sync` wait. Default: none.";
     },
     profile: false,
 };

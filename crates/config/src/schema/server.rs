@@ -19,9 +19,9 @@ pub static SERVER: Section = Section {
         "io_engine", Kind::Choice(&["auto", "io_uring", "threads"]), "auto" =>
             "`auto`: io_uring where the kernel and the container allow it, else threads.";
         "busy_poll", time(0, 1), "50us" =>
-            "Longest busy poll before an executor sleeps, while recent waits were that short. 0: none.";
+            "Longest busy poll before an executor sleeps. 0: none.";
         "api", Kind::Text("socket path"), "" =>
-            "Unix socket of the [control API](api.md), mode 0600, or `none`. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users who cannot write there. If neither can be created, the server warns and has no API.";
+            "Unix socket of the [control API](api.md), mode 0600, or `none`. Default: `/run/flagstone/flagstone.sock`, or `flagstone/flagstone.sock` in `$XDG_RUNTIME_DIR` for users who cannot write there.";
         "api_tls", Kind::Table(&API_TLS), "" => "The API over TCP, for [users](#api_username).";
         "metrics", Kind::Text("address"), "" =>
             "TCP address of [metrics](metrics.md) without authentication: `ADDRESS:PORT`, default port 9469. Default: none.";
@@ -69,7 +69,7 @@ pub static API_USER: Section = Section {
         "token_file", Kind::Text("path"), "" =>
             "File with the hash of the user's token (`flagstone key token`), or two during a change; mode 0600. This or `certificate_name` is required.";
         "certificate_name", Kind::Text("DNS name"), "" =>
-            "DNS name (subject alternative name) in the user's client certificate, issued under `client_ca_file`.";
+            "DNS name in the user's client certificate, issued under `client_ca_file`.";
     },
     profile: false,
 };
@@ -94,7 +94,7 @@ pub static NVME: Section = Section {
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit until the Connect command completes.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
-            "Closes a connection whose peer neither completes a PDU nor reads responses for this long.";
+            "Time without a complete PDU or read response after which a connection is closed.";
     },
     profile: false,
 };
@@ -106,7 +106,7 @@ pub static NBD: Section = Section {
         "max_connections", Kind::Count(1..=65536), "256" =>
             "Connections of all clients.";
         "tls_certificates", Kind::Text("directory"), "" =>
-            "Directory with `server-cert.pem`, `server-key.pem` (mode 0600) and, for `tls_verify_clients`, `ca-cert.pem`, as QEMU and nbdkit have them.";
+            "Directory with `server-cert.pem`, `server-key.pem` (mode 0600) and, for `tls_verify_clients`, `ca-cert.pem`.";
         "tls_verify_clients", Kind::Flag, "false" =>
             "Clients show a certificate that `ca-cert.pem` has signed.";
         "tls_psk_file", Kind::Text("path"), "" =>
@@ -114,7 +114,7 @@ pub static NBD: Section = Section {
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit of each step of a negotiation, with 3 minutes for all; of all steps while more than half of the connections negotiate.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
-            "As of NVMe/TCP, for requests and replies.";
+            "As of NVMe/TCP.";
     },
     profile: false,
 };

@@ -11,13 +11,13 @@ pub static VOLUME: Section = Section {
     path: "volume.NAME",
     keys: keys! {
         "shared_limit", Kind::Text("limit name"), "" =>
-            "Rate limit layer shared with other volumes: a [`[limit.NAME]`](#limitname).";
+            "[Rate limit](#limitname) shared with other volumes.";
         "limit", Kind::Table(&LIMIT), "" =>
-            "Rate limit layer, with the keys of [`[limit.NAME]`](#limitname).";
+            "[Rate limit layer](#limitname).";
         "mirror", Kind::Table(&MIRROR), "" =>
-            "[Mirror layer](#mirror): keeps the layers below identical on other nodes.";
+            "[Mirror layer](#mirror).";
         "disk_model", Kind::Table(&DISK_MODEL), "" =>
-            "[Disk model layer](#disk_model): latency of a type of disk, for labs.";
+            "[Disk model layer](#disk_model), for labs.";
         "delay", Kind::Table(&DELAY), "" => "[Delay layer](#delay).";
         "fault", Kind::Table(&FAULT), "" => "[Fault injection layer](#fault).";
         "layers", Kind::List("layer"), "" =>

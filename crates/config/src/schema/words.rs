@@ -77,7 +77,7 @@ impl Kind {
         }
     }
 
-    /// What to write instead, for the help line of a diagnostic.
+    /// Accepted values, for the help line of a diagnostic.
     pub fn expected(&self) -> String {
         match self {
             Kind::Flag => "write true or false, without quotes".into(),

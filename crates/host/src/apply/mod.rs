@@ -133,7 +133,7 @@ pub fn apply(
     Ok(outcomes)
 }
 
-/// What [`apply`] would do. Changes nothing.
+/// Preview of [`apply`]. Changes nothing.
 ///
 /// # Errors
 /// The journal of earlier changes is unreadable or malformed.

@@ -75,7 +75,7 @@ pub(super) fn write(root: &Root, journal: &mut Journal) -> Result<Vec<ChangeOutc
     Ok(outcomes)
 }
 
-/// What [`write()`] would do after the `planned` changes.
+/// Preview of [`write()`] after the `planned` changes.
 pub(super) fn preview(
     root: &Root,
     entries: &[JournalEntry],

@@ -71,7 +71,7 @@ pub struct FabricSide {
     pub figures: Figures,
     /// IOPS that the emulated disks and network allow; none for given ones.
     pub(crate) model_iops: Option<f64>,
-    /// What limited the result; none for given disks.
+    /// Bottleneck of the result; none for given disks.
     pub bound: Option<FabricBottleneck>,
 }
 
@@ -252,7 +252,7 @@ fn by_disks(summary: &FabricSummary, rw: AccessPattern) -> Table {
     table
 }
 
-/// What limited each result; no rows for given disks.
+/// Bottleneck of each result; no rows for given disks.
 fn bottlenecks(summary: &FabricSummary) -> Table {
     let iops = format!("IOPS{}", Provenance::Emulated.suffix());
     let head = ["rw", "SSDs", "on", &iops, "allowed", "mean ms", "n", "CPU", "bound by"];

@@ -15,7 +15,7 @@ use flagstone_bench::provenance::Provenance;
 pub struct FailoverSummary {
     pub schema_version: u32,
     pub experiment: &'static str,
-    /// Whether the disks are known not to be real.
+    /// True if the disks are known to be emulated.
     pub emulated: bool,
     pub real_nodes: bool,
     pub provenance: Provenance,

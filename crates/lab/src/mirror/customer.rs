@@ -144,7 +144,7 @@ fn slow_log_caveat(summary: &MirrorSummary) -> String {
     )
 }
 
-/// What the published table indicates about such a log.
+/// Caveat: latency of such a log, by the published table.
 fn fast_log_caveat() -> String {
     let [at_8k, at_4k] = [&ROWS[1], &ROWS[2]].map(|row| per_s(row.mirror.mib_per_s, row));
     let [plain_8k, plain_4k] = [&ROWS[1], &ROWS[2]].map(|row| per_s(row.plain.mib_per_s, row));

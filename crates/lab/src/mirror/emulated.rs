@@ -45,7 +45,7 @@ const START_S: f64 = 7.0;
 pub struct EmulatedMirror {
     /// Round trip of the link, in µs.
     pub rtt_us: u64,
-    /// Machine type whose limits replace those of the published disk.
+    /// Machine type whose limits replace the published disk's.
     pub machine: Option<String>,
     /// Names of the setups to measure, [`setup::PLAIN`] among them; all if empty.
     pub only: &'static [&'static str],

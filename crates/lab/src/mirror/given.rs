@@ -1,7 +1,7 @@
 //! Given bed: a mirrored volume of the user's nodes against one without a mirror.
 //!
-//! The nodes run `flagstone serve`; this machine is their host. The link's round trip is that of single
-//! requests to a volume of node B that answers immediately, or as stated by the user.
+//! The nodes run `flagstone serve`; this machine is their host. The link's round trip is measured
+//! with single requests to a volume of node B that answers immediately, or stated by the user.
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::Watcher;
@@ -40,7 +40,7 @@ impl GivenMirror {
     /// The volumes; the one without a mirror first.
     ///
     /// # Errors
-    /// An invalid address; twice the same volume.
+    /// An invalid address, or the same volume given twice.
     pub fn volumes(&self) -> Result<Vec<BenchTarget>, Error> {
         let plain = volume_at(&[&self.node_a], &self.plain)?;
         let mirror = volume_at(&[&self.node_a], &self.mirrored)?;

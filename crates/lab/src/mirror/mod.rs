@@ -47,7 +47,7 @@ impl MirrorBed {
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MirrorLink {
-    /// Whether the round trip was measured: that of a request of 4 KiB, with the time in node B.
+    /// Whether the round trip was measured: with a request of 4 KiB, including the time in node B.
     pub is_measured: bool,
     pub round_trip_us: f64,
 }

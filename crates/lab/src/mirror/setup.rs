@@ -93,7 +93,7 @@ pub(crate) struct MirrorSetup {
     pub volume: &'static str,
     pub mirror: MirrorKind,
     pub log: LogPlacement,
-    /// Whether the link has the requested round trip, or only that of the loopback.
+    /// Whether the link has the requested round trip, or only the loopback's.
     pub link: bool,
     /// Whether all regions in use may be active.
     pub hot: bool,
@@ -187,9 +187,9 @@ impl MirrorSetup {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EmulatedDisks {
     pub(crate) write_latency_us: u64,
-    /// Round trip of the link beyond that of the loopback, in µs.
+    /// Round trip of the link beyond the loopback's, in µs.
     pub(crate) link_us: u64,
-    /// Machine type, such as `c2-standard-8`, whose limits replace those of the published disk.
+    /// Machine type, such as `c2-standard-8`, whose limits replace the published disk's.
     pub machine: Option<String>,
 }
 

@@ -50,7 +50,7 @@ impl Calibrated {
         })
     }
 
-    /// Actual round trip of the link, in µs: at least that of the loopback.
+    /// Actual round trip of the link, in µs: at least the loopback's.
     fn link_us(&self, rtt_us: f64) -> f64 {
         rtt_us.max(self.loopback_us)
     }

@@ -2,7 +2,7 @@
 //!
 //! The disks are memory with the limits that the catalog's formulas give 500 GB, and the latency of the
 //! published report. They are smaller than that, so that they fit the memory: the map of such a pool
-//! fits its cache, which that of 500 GB would not (`flagstone plan pool` has the difference). Volumes
+//! fits its cache; the map of 500 GB would not (`flagstone plan pool` has the difference). Volumes
 //! are filled and overwritten before the limits apply.
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ pub(crate) struct EmulatedType {
     pub(crate) name: &'static str,
     /// Latency of reads, in µs.
     read_us: u64,
-    /// Latency of writes, in µs; that of the published row if `None`.
+    /// Latency of writes, in µs; the published row's if `None`.
     write_us: Option<u64>,
 }
 
@@ -98,7 +98,7 @@ impl EmulatedType {
         }
     }
 
-    /// What the results say about a target.
+    /// Description of a target in the results.
     fn stack(&self, side: PoolSide) -> String {
         let limit = self.limit();
         let read = |budget: Budget| budget.read.map_or(0, |rate| rate.per_second);

@@ -26,7 +26,7 @@ const DEPTH: u32 = 32;
 /// The job of [`DEPTH`] writes.
 pub(crate) const RANDOM: &str = "4k";
 
-/// What a target is.
+/// Kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PoolSide {
@@ -84,7 +84,7 @@ fn jobs(run: &RunOptions, only_random: bool) -> Vec<BenchJob> {
     all
 }
 
-/// What a bed measured.
+/// Measurements of a bed.
 struct MeasuredPool {
     end: CampaignEnd,
     records: Vec<ResultRecord>,

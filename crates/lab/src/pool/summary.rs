@@ -20,7 +20,7 @@ pub struct PoolRow {
     pub disk: String,
     pub raw: Option<Figures>,
     pub pool: Option<Figures>,
-    /// Writes of the pool divided by those of the raw disk.
+    /// Writes of the pool divided by writes of the raw disk.
     pub ratio: Option<f64>,
     /// Blocks that the cleaner copied per block written, in the last repetition.
     pub copied_per_block: Option<f64>,

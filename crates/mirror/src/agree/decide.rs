@@ -8,7 +8,7 @@
 use crate::agree::generation::GenerationHistory;
 use crate::id::MirrorId;
 
-/// What a replica reports about itself at a handshake.
+/// A replica's report about itself at a handshake.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaView {
     /// The volume.

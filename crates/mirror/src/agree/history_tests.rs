@@ -195,7 +195,7 @@ impl World {
                 // The source's leg has a volatile cache; writes to the target are durable.
                 source.data[region] = version;
                 if !link.settled {
-                    // Until the resync ends, the promise is that of the source's leg, which flushes
+                    // Until the resync ends, only the source's leg keeps the promise, which flushes
                     // immediately here.
                     self.nodes[link.source].durable[region] = version;
                 }

@@ -14,7 +14,7 @@ use crate::wire::peer::ReplicaIdentity;
 pub enum Plan {
     /// Attach to the peer as its source.
     Lead {
-        /// What to copy; `None` when both are in sync.
+        /// Blocks to copy; `None` when both are in sync.
         amount: Option<ResyncAmount>,
         /// Take a higher epoch first: this side does not serve yet, or the peer saw a later one.
         promote: bool,

@@ -5,7 +5,7 @@
 //! complete and durable before the superblock names it. Until then, another attempt finds the old
 //! log, intact or damaged, and does the same. An unreachable device says nothing about its log,
 //! which may be intact: the replica stays closed until the device can be read. A log of another
-//! replica is left alone, and so is anything that is not a log ([`crate::intent_log::log_device`]).
+//! replica is left unchanged, and so is anything but a log ([`crate::intent_log::log_device`]).
 
 use flagstone_blockdev::IoError;
 

@@ -358,7 +358,7 @@ impl IntentLog {
     }
 
     async fn write_record(&self, regions: &[u32]) -> Result<(), IoError> {
-        // After a failure the same slot again: the other one holds the valid record.
+        // After a failure, write the same slot again: the other slot holds the valid record.
         let sequence = counter::next(self.lock().sequence)?;
         self.check_not_retired()?;
         count(&self.counters.record_writes);

@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use flagstone_blockdev::IoError;
 use parking_lot::MutexGuard;
 
-use crate::group::SharedNumbering;
+use crate::group::{GroupSlot, SharedNumbering};
 use crate::io::call_gate::Counted;
 use crate::io::queue::{QueueSlot, WriteQueue};
 use crate::io::reorder::{WriteNumbers, WriteOrder};
@@ -23,7 +23,7 @@ use crate::options::{Mode, OnCongestion, PeerOptions};
 use crate::state::status::DesiredState;
 use crate::wire::peer::{PeerSession, SharedSession};
 
-/// What calls on one core know of the state.
+/// Copy of the state for calls on one core.
 #[derive(Default)]
 pub(crate) struct AdmissionView {
     /// Hosts are served, from the local leg.
@@ -83,7 +83,14 @@ pub(crate) enum LegDispatch {
     #[default]
     MarkOnly,
     Send(LegCall),
-    Queue(LegCall, QueueSlot),
+    Queue(LegCall, QueueSlots),
+}
+
+/// Places of a write in the queue of its leg, and in that of its group session.
+#[derive(Clone)]
+pub(crate) struct QueueSlots {
+    pub(crate) own: QueueSlot,
+    pub(crate) in_group: Option<GroupSlot>,
 }
 
 #[derive(Clone)]
@@ -233,17 +240,22 @@ impl Inner {
         let (mode, half, durable) = (options.mode, own.half(&options), own.durable(&options));
         drop(options);
         let queues = mode == Mode::Async && !served_by_peer;
+        let mut in_group = None;
         // The queues of other members of a group need not be empty.
         let numbers = (queues || mode == Mode::Async && self.group.is_some()).then(|| {
             let parts = data_bytes.div_ceil(session.transfer_bytes()).max(1);
-            (own.numbering.clone(), own.numbering.lock().begin(parts as u32))
+            let mut numbering = own.numbering.lock();
+            // In the order of the numbers.
+            in_group =
+                own.group_session.as_ref().filter(|_| queues).and_then(|group| group.push(len));
+            (own.numbering.clone(), numbering.begin(parts as u32))
         });
         let (session, session_id) = (session.clone(), own.session_id);
         let leg_call = LegCall { session, session_id, durable, half, numbers };
         self.begin_leg_call(index, half, offset, len);
         match queues {
             true => match leg.queue().push(len, Inner::now_ns()) {
-                Some(slot) => LegDispatch::Queue(leg_call, slot),
+                Some(slot) => LegDispatch::Queue(leg_call, QueueSlots { own: slot, in_group }),
                 // Space was checked under the same lock, and other tasks only free space.
                 None => unreachable!("the queue fills only under the state's lock"),
             },

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 
 use crate::limits::PEERS_MAX;
 
-/// What a call counts as.
+/// Kind as which a call is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     /// A host write or flush.
@@ -75,7 +75,7 @@ impl CallCounters {
     }
 }
 
-/// What one core knows: its counters, and a `View` of the state under some version.
+/// State of one core: its counters, and a `View` of the shared state under some version.
 struct Core<View> {
     counters: Arc<CallCounters>,
     view: RefCell<Option<(u64, Rc<View>)>>,
@@ -131,7 +131,7 @@ impl<View: 'static> CallGate<View> {
         })
     }
 
-    /// This core's view of the state, with its version. `read` makes one under the lock of the
+    /// This core's view of the state, with its version. `read` creates a view under the lock of the
     /// state, which keeps the version from changing.
     pub(crate) fn view(&self, read: impl FnOnce() -> (u64, View)) -> (u64, Rc<View>) {
         let core = self.core();

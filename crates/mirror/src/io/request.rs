@@ -178,9 +178,9 @@ impl WriteRequest {
                     let call = self.part.op.to_session(leg_call, range, self.part.fua, order);
                     self.remote[index] = LegStatus::Running(call);
                 }
-                LegDispatch::Queue(leg_call, slot) => {
-                    let queued =
-                        QueuedWrite { leg: index, leg_call: leg_call.clone(), slot: *slot };
+                LegDispatch::Queue(leg_call, slots) => {
+                    let (leg_call, slots) = (leg_call.clone(), slots.clone());
+                    let queued = QueuedWrite { leg: index, leg_call, slots };
                     let (inner, op) = (inner.clone(), self.part.op.clone());
                     spawn_detached(send_queued(inner, queued, op, range));
                 }
@@ -276,7 +276,7 @@ impl WriteRequest {
         degraded
     }
 
-    /// A peer that has this write and all earlier ones, or else one that has them in its queue.
+    /// A peer that has this write and all earlier writes, or else has them in its queue.
     fn successor(&self, inner: &Inner) -> Option<(usize, u64)> {
         let (mut up_to_date, mut queued_peer) = (None, None);
         for (leg, dispatch) in self.dispatch.legs.iter().enumerate() {

@@ -20,8 +20,9 @@ use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::Buf;
 use flagstone_runtime::buf::ParkedMemory;
 
+use crate::group::GroupSlot;
 use crate::intent_log::recover::is_inconclusive;
-use crate::io::admission::{Admission, Dispatch, LegCall};
+use crate::io::admission::{Admission, Dispatch, LegCall, QueueSlots};
 use crate::io::call_gate::Counted;
 use crate::io::queue::{QueueSlot, SendDecision};
 use crate::io::range_lock::RangeRequest;
@@ -292,7 +293,7 @@ impl Inner {
 pub(crate) struct QueuedWrite {
     pub(crate) leg: usize,
     pub(crate) leg_call: LegCall,
-    pub(crate) slot: QueueSlot,
+    pub(crate) slots: QueueSlots,
 }
 
 pub(crate) async fn send_queued(
@@ -301,11 +302,14 @@ pub(crate) async fn send_queued(
     op: WriteOp,
     range: (u64, u64),
 ) {
-    let QueuedWrite { leg, leg_call, slot } = queued;
+    let QueuedWrite { leg, leg_call, slots } = queued;
+    let mut is_next_of_leg = false;
     let goes = poll_fn(|cx| {
-        let decision = inner.legs[leg].queue().send(slot, cx.waker());
-        if let SendDecision::Send { next } = decision {
-            next.into_iter().for_each(std::task::Waker::wake);
+        if !is_next_of_leg {
+            is_next_of_leg = is_next(inner.legs[leg].queue().send(slots.own, cx.waker()));
+        }
+        let in_group = || slots.in_group.as_ref().is_none_or(|slot| slot.is_next(cx.waker()));
+        if is_next_of_leg && in_group() {
             return Poll::Ready(true);
         }
         // Checked after the waker was stored: a session that ends from now on wakes this task.
@@ -323,11 +327,19 @@ pub(crate) async fn send_queued(
         count(&inner.legs[leg].counters.lost_writes, 1);
         count(&inner.legs[leg].counters.lost_bytes, range.1);
     }
-    inner.leave_queue(leg, slot);
+    inner.leave_queue(leg, slots.own);
+    slots.in_group.iter().for_each(GroupSlot::leave);
     inner.call_ended(Counted::Leg(leg, leg_call.half));
     if result.is_err() {
         inner.record_loss().await;
     }
+}
+
+/// Whether a write is the next to be sent. Wakes the one after it if it fits, too.
+pub(crate) fn is_next(decision: SendDecision) -> bool {
+    let SendDecision::Send { next } = decision else { return false };
+    next.into_iter().for_each(std::task::Waker::wake);
+    true
 }
 
 impl Inner {

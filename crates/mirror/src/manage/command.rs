@@ -53,6 +53,15 @@ pub enum CommandError {
     /// See [`LOCAL_IO_MS`](crate::limits::LOCAL_IO_MS).
     #[error("a device of the replica does not answer: the order takes effect when it does")]
     DeviceBusy,
+    /// See [`crate::group`]. Nothing has changed.
+    #[error("a volume of the consistency group serves hosts here: first `demote` the group")]
+    GroupServes,
+    /// The leader of a consistency group was handed over, and another member was not.
+    #[error(
+        "the peer serves the first volume of the consistency group, and not all others: they follow as \
+         soon as their replicas there can serve"
+    )]
+    GroupPartly,
 }
 
 /// The error of an order that concerns no peer.
@@ -201,6 +210,7 @@ impl Mirror {
     pub async fn resolve_keep_peers(&self, leg: usize) -> Result<(), CommandError> {
         let inner = &self.0;
         let (mine, peers, _) = inner.look_at_split(leg).await?;
+        inner.check_group_unserved()?;
         let _order = inner.running_order();
         inner.order_alone(Order::Demote).await?;
         let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
@@ -218,9 +228,10 @@ impl Mirror {
     pub async fn check_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
         let (_, peers, _) = self.0.look_at_split(leg).await?;
         // The same check as `Inner::discard_data` on the peer.
-        match keep_mine && peers.is_serving {
-            true => Err(RequestError::Refused(PeerRefusal::Serving).into()),
-            false => Ok(()),
+        match keep_mine {
+            true if peers.is_serving => Err(RequestError::Refused(PeerRefusal::Serving).into()),
+            true => Ok(()),
+            false => self.0.check_group_unserved(),
         }
     }
 
@@ -428,6 +439,16 @@ pub(crate) struct Offer {
 impl Inner {
     fn leg(&self, leg: usize) -> Result<&crate::mirror::Leg, CommandError> {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
+    }
+
+    /// Refuses to give up one volume of a group that hosts use here: the others would stay.
+    fn check_group_unserved(&self) -> Result<(), CommandError> {
+        let serves = |member: &Arc<Inner>| member.lock().serving;
+        let members = self.group.as_ref().map(|membership| membership.group().members());
+        match members.is_some_and(|members| members.iter().flatten().any(serves)) {
+            true => Err(CommandError::GroupServes),
+            false => Ok(()),
+        }
     }
 
     /// Bad ranges of resyncs from here and of the resync to this replica.

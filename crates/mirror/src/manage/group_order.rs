@@ -3,18 +3,20 @@
 //!
 //! The role locks are taken in the order of the members, so two orders cannot wait for each other. If a
 //! step fails, the order ends before the first member serves, or is handed over; members that have
-//! stopped serving then serve again if their peer has not been asked.
+//! stopped serving then serve again if their peer has not been asked. Every offer of the role is ended,
+//! whatever fails: a member whose offer is left open is served nowhere.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_runtime::{spawn, time};
 
-use crate::group::ConsistencyGroup;
+use crate::group::{ConsistencyGroup, Membership};
 use crate::io::deliver::Undelivered;
 use crate::limits::LOCAL_IO_MS;
 use crate::manage::command::{CommandError, Offer};
 use crate::manage::order::Progress;
+use crate::manage::roles::RoleError;
 use crate::mirror::Inner;
 use crate::state::machine::{Action, Actions, Handover, Order, Refusal, State, next_in_group};
 
@@ -109,36 +111,48 @@ async fn carry_out(members: &[Arc<Inner>], order: Order) -> Result<Vec<Undeliver
     Ok(decided.into_iter().flat_map(|member| member.progress.undelivered).collect())
 }
 
-/// Goes on after a failure: a member that serves nowhere would help no host.
+/// Ends at a failure of the leader, without which no other member may serve. Goes on after that of
+/// another member: one that serves nowhere would help no host.
 async fn commit(decided: &mut [Member]) -> Result<(), CommandError> {
+    // The log of a target is not written otherwise: that it has failed shows only now.
+    for member in decided.iter() {
+        if member.actions.iter().any(|action| matches!(action, Action::Serve(_))) {
+            member.inner.local.check_log().await.map_err(RoleError::Io)?;
+        }
+    }
     let mut result = Ok(());
     for member in decided {
         let actions = member.actions;
         for action in actions.iter().filter(|action| commits(*action)) {
             let done = member.act(action).await;
+            let leads = member.inner.group.as_ref().is_none_or(Membership::is_leader);
+            if done.is_err() && leads {
+                return done;
+            }
             result = result.and(done);
         }
     }
     result
 }
 
-/// Hands over all members. The outcome of the first decides that of all.
+/// Hands over all members. The outcome of the first member decides for all.
 async fn hand_over(decided: &[Member], leg: usize) -> Result<(), CommandError> {
     let mut offers: Vec<(&Arc<Inner>, Offer)> = Vec::new();
     for member in decided.iter().filter(|member| !member.actions.is_empty()) {
         match member.inner.offer_role(leg).await {
             Ok(offer) => offers.push((&member.inner, offer)),
             Err(error) => {
+                let mut result = Err(error);
                 for (inner, offer) in &offers {
-                    inner.end_hand_over(offer, Handover::Declined).await?;
+                    result = result.and(inner.end_hand_over(offer, Handover::Declined).await);
                 }
-                return Err(error);
+                return result;
             }
         }
     }
     let Some((inner, offer)) = offers.first() else { return Ok(()) };
-    let (outcome, result) = inner.promote_peer(offer).await;
-    inner.end_hand_over(offer, outcome).await?;
+    let (outcome, mut result) = inner.promote_peer(offer).await;
+    result = result.and(inner.end_hand_over(offer, outcome).await);
     for (inner, offer) in &offers[1..] {
         if outcome == Handover::Accepted {
             // If it does not serve now, it follows its leader.
@@ -146,9 +160,10 @@ async fn hand_over(decided: &[Member], leg: usize) -> Result<(), CommandError> {
             if other != Handover::Accepted {
                 let replica = inner.local.superblock().replica;
                 tracing::warn!(%replica, "the peer takes this volume of the group later: {other:?}");
+                result = result.and(Err(CommandError::GroupPartly));
             }
         }
-        inner.end_hand_over(offer, outcome).await?;
+        result = result.and(inner.end_hand_over(offer, outcome).await);
     }
     result
 }

@@ -184,7 +184,7 @@ impl Inner {
             _ => Record::Current,
         });
         let State { promised, announced, .. } = *state;
-        // The leader's state is locked after that of another member, and never the other way round.
+        // The leader's state is locked after another member's, never before it.
         let follows = self.group.as_ref().filter(|membership| !membership.is_leader());
         let leader = follows.map(|membership| match membership.leader() {
             Some(leader) => Leader::of(leader.machine_state().role),
@@ -194,7 +194,7 @@ impl Inner {
     }
 
     /// Carries out an order, which concerns all members of a group. Returns the writes that it left
-    /// undelivered. A stop concerns this member alone: no write follows it.
+    /// undelivered. A stop concerns only this member: no write follows it.
     pub(crate) async fn order(
         self: &Arc<Self>,
         order: Order,
@@ -207,7 +207,7 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::order`], for this mirror alone.
+    /// As [`Inner::order`], for this mirror only.
     pub(crate) async fn order_alone(
         self: &Arc<Self>,
         order: Order,
@@ -460,7 +460,7 @@ impl Inner {
         (answers, reached)
     }
 
-    /// Whether a peer other than that of `leg` answers and serves hosts. A node that returns would
+    /// Whether a peer other than `leg`'s answers and serves hosts. A node that returns would
     /// otherwise take the role beside it, because the met peer is equal.
     pub(crate) async fn is_served_elsewhere(self: &Arc<Self>, leg: usize) -> bool {
         if self.legs.len() < 2 {

@@ -452,6 +452,23 @@ impl Replica {
         .await
     }
 
+    /// Writes an empty record to the log of a replica that is not in use: nothing else shows that it
+    /// can be used.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(crate) async fn check_log(&self) -> Result<(), IoError> {
+        let inner = self.0.clone();
+        to_the_end(async move {
+            let _log_guard = inner.log.exclusive().await;
+            if inner.log.is_open() || inner.lock().retired {
+                return Ok(());
+            }
+            inner.log.quiesce().await
+        })
+        .await
+    }
+
     /// Refuses new calls, waits for those inside, and closes the log and the replica.
     ///
     /// # Errors

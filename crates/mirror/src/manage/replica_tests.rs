@@ -34,7 +34,7 @@ struct Course {
     moves: bool,
 }
 
-/// What the test knows about the world outside the replica's disks.
+/// State of the world outside the replica's disks.
 #[derive(Default)]
 struct Known {
     /// Version of each block that the peer has durably.

@@ -1,7 +1,7 @@
 //! Roles: taking and giving up the role of the source.
 //!
 //! Changes of role run one at a time. Role epochs are unique among the replicas of a volume: each
-//! replica uses the numbers of one residue class, which depends on its identity alone. So two
+//! replica uses the numbers of one residue class, which depends only on its identity. So two
 //! replicas that promote themselves without contact do not pick the same epoch, also after one of
 //! them replaced a third that not all have met.
 
@@ -272,7 +272,7 @@ impl Inner {
     }
 
     /// Runs degraded after a failure of the local leg: a peer with all data, or that its queue will
-    /// bring up to date, serves alone. Else `error`, and no differing peer may look equal.
+    /// bring up to date, serves by itself. Else `error`, and no differing peer may look equal.
     pub(crate) async fn run_degraded(
         self: &Arc<Self>,
         designated_successor: Option<(usize, u64)>,

@@ -258,7 +258,7 @@ fn rotten_copy_of_log_header_is_written_again() {
             sim.restart(node);
             match found(&sim, node) {
                 (None, _) => {}
-                // The copy of the latest incarnation was the one that is lost.
+                // The lost log was the copy of the latest incarnation.
                 (Some(LogLost::Stale), _) if step == 0 => lost += 1,
                 found => panic!("step {step}: {found:?}"),
             }

@@ -81,7 +81,7 @@ fn slots_to_forget(
             None => {}
         }
     }
-    // A new peer must not take the slot of one that has not been met.
+    // A new peer must not take the slot of a peer that has not been met.
     let known = recorded.iter().filter(|replica| !replica.is_none()).count() - forget.len();
     (known <= legs.iter().flatten().count()).then_some(forget)
 }

@@ -67,7 +67,7 @@ impl LogOwner {
 /// device. Writes nothing.
 ///
 /// # Errors
-/// Of a device. Unreadable pages are skipped, except the superblock's.
+/// Errors of a device. Unreadable pages are skipped, except the superblock's.
 pub async fn find_remnant(
     device: &SharedDevice,
     log: Option<&SharedDevice>,

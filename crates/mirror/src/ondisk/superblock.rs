@@ -160,14 +160,14 @@ impl LogProgress {
 pub struct Member {
     /// Name of the peer's node.
     pub name: String,
-    /// What was done. With the name at most [`MEMBER_TEXT_MAX`] bytes.
+    /// The change. With the name at most [`MEMBER_TEXT_MAX`] bytes.
     pub change: MemberChange,
 }
 
 /// See [`Member`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemberChange {
-    /// A peer beside those of the configuration, at this address.
+    /// A peer that the configuration does not have, at this address.
     Added(String),
     /// No peer any more, although the configuration may name it.
     Removed,

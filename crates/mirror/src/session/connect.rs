@@ -428,7 +428,9 @@ impl Inner {
         session_id: u64,
     ) -> Result<Option<JoinedGroup>, SessionEnd> {
         let Some(membership) = &self.group else { return Ok(None) };
-        let gathered = membership.gather(leg).await.ok_or(SessionEnd::GroupIncomplete)?;
+        let window_bytes = self.legs[leg].options().queue.window_bytes;
+        let gathered =
+            membership.gather(leg, window_bytes).await.ok_or(SessionEnd::GroupIncomplete)?;
         let number = gathered.number;
         let numbering = gathered.numbering.clone();
         let joined =

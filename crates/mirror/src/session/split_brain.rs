@@ -1,8 +1,8 @@
 //! Split brain: automatic resolution by policy.
 //!
 //! The only policy keeps the data that hosts are using. A replica that serves no hosts discards its
-//! data for that of a peer that serves, as if its own operator had said so. Each side decides only
-//! about its own data, by its own configuration.
+//! data in favor of a peer that serves, as if its own operator had ordered it. Each side decides
+//! only about its own data, by its own configuration.
 //!
 //! Guarantees:
 //! - at most one side discards its data. A node that is about to discard serves no hosts. It takes

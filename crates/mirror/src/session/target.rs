@@ -5,8 +5,8 @@
 //!   is answered when no call of an earlier session is in progress and its epoch is durable;
 //! - a replica that serves hosts itself accepts no source;
 //! - ordered writes start in their order, however they arrive ([`crate::io::reorder`]), and each is
-//!   durable before those that depend on it start: after a power loss, too, the data of a target in
-//!   sync is the source's at one moment of its past;
+//!   durable before writes that depend on it start: after a power loss, too, the data of a target
+//!   in sync is the source's at one moment of its past;
 //! - a reply of [`PeerReply::Done`] means that the effect is durable.
 //!
 //! All input may be hostile: ranges, orders and requests are checked.
@@ -101,7 +101,7 @@ impl TargetSession {
     /// the write is refused and may be sent again. A write that can start immediately is never
     /// refused for that reason.
     ///
-    /// An ordered write is durable before those that depend on it start. Otherwise a power loss
+    /// An ordered write is durable before writes that depend on it start. Otherwise a power loss
     /// could take it back from the device's cache and leave later ones.
     pub fn submit_in_order<P: 'static>(
         &self,
@@ -489,7 +489,7 @@ impl Inner {
         Err(PeerRefusal::NotNow)
     }
 
-    /// The superblock slot of a peer: its own, a free one, or that of a peer that was replaced.
+    /// The superblock slot of a peer: its own, a free slot, or a replaced peer's.
     pub(crate) fn slot_of(&self, replica: MirrorId) -> usize {
         let peers = self.local.superblock().peers;
         if let Some(known) = peers.iter().position(|peer| peer.replica == replica) {
@@ -655,6 +655,12 @@ impl Inner {
         }
         let decided = next(&self.machine_state(), Event::Promoted);
         let (after, actions) = decided.map_err(|_| PeerRefusal::NotNow)?;
+        // While the source can still decline for all members of a group.
+        if let Some(membership) = self.group.as_ref().filter(|group| group.is_leader()) {
+            for member in membership.group().members().into_iter().flatten() {
+                member.local.check_log().await.map_err(|_| PeerRefusal::Failed)?;
+            }
+        }
         let done =
             self.perform(after, actions.iter(), Progress::after(epoch.saturating_sub(1))).await;
         done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)

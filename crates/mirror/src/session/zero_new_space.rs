@@ -27,29 +27,37 @@ impl Mirror {
     /// except to peers of an older version.
     ///
     /// # Errors
-    /// Of any of them; also without space or a connection. Hosts can see no change.
+    /// Of any of them; also without space or a connection; [`CommandError::NotInSync`] when the session
+    /// to a peer ends meanwhile, or the role is given up. Hosts can see no change.
     pub async fn zero_new_space(&self, usable_bytes: u64) -> Result<(), CommandError> {
         let inner = &self.0;
         let mut asked = Vec::new();
         let own = inner.local.superblock().replica;
-        for leg in &inner.legs {
+        for (place, leg) in inner.legs.iter().enumerate() {
             let connector = leg.options().connector.clone();
             let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
             // Identify again: the peer may have been upgraded or downgraded since.
             let peers = identify(&session.0, own, inner.versions).await?;
             let common = inner.versions.highest_common(peers.versions);
             if common.map_err(RequestError::from)? >= LinkVersion::ZEROES_NEW_SPACE {
-                asked.push(session);
+                let own = &inner.lock().legs[place];
+                asked.push((place, own.session.is_some().then_some(own.session_id), session));
             }
         }
         // All peers work in parallel.
-        for session in &asked {
+        for (_, _, session) in &asked {
             is_zeroed(&session.0, usable_bytes).await?;
         }
         inner.local.zero_new_space(usable_bytes).await.map_err(RoleError::Io)?;
-        for session in &asked {
+        for (leg, session_id, session) in &asked {
             while !is_zeroed(&session.0, usable_bytes).await? {
                 time::sleep(Duration::from_millis(ZERO_POLL_MS)).await;
+                let state = inner.lock();
+                // A peer whose disk hangs answers for ever that it is not finished.
+                let lost = session_id.is_some_and(|id| !state.legs[*leg].is_current(id));
+                if lost || !state.serving || state.closed {
+                    return Err(CommandError::NotInSync);
+                }
             }
         }
         Ok(())

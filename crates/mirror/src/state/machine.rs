@@ -31,13 +31,13 @@ pub struct State {
     pub disk: Disk,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
-    /// What the superblock says about peers, in the order in which they were met. A peer that was
+    /// The superblock's records of peers, in the order in which they were met. A peer that was
     /// replaced or is no longer configured keeps its record, so records do not belong to legs.
     pub records: [Record; PEERS_MAX],
     /// Epoch under which a peer takes the role: from its announcement until this node has acted on
-    /// it, which may wait for another change of role. 0 without one.
+    /// it, which may wait for another change of role. 0: no announcement.
     pub promised: u64,
-    /// Epoch that this node has announced to its peers, until its order ends. 0 without one.
+    /// Epoch that this node has announced to its peers, until its order ends. 0: none announced.
     pub announced: u64,
     /// The leader of the consistency group on this node, if this is another member of one.
     pub leader: Option<Leader>,
@@ -50,7 +50,9 @@ pub enum Leader {
     Serves,
     /// It is the last source, and does not serve yet.
     Waits,
-    /// It is a target, or was deposed: the group is served elsewhere, or nowhere.
+    /// It is the target of a source, which serves the group.
+    Follows,
+    /// It is a target without a source, or was deposed: the group is served elsewhere, or nowhere.
     Elsewhere,
     /// It is not open.
     Absent,
@@ -62,6 +64,7 @@ impl Leader {
         match role {
             Role::Serving { .. } => Leader::Serves,
             Role::Waiting { .. } => Leader::Waits,
+            Role::Target { attached: true, .. } => Leader::Follows,
             Role::Target { .. } | Role::Deposed { .. } => Leader::Elsewhere,
             Role::Closed => Leader::Absent,
         }
@@ -129,7 +132,7 @@ pub struct Leg {
     pub phase: LegPhase,
 }
 
-/// What the superblock says about a peer.
+/// The superblock's record of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// No peer has been met.
@@ -546,7 +549,7 @@ pub fn next_in_group(state: &State, order: Order) -> Transition {
 }
 
 /// Whether this node may begin to serve after [`Action::Announce`], with these answers. A peer that
-/// cannot be reached is the operator's responsibility if `forced`; one that can be reached must have
+/// cannot be reached is the operator's responsibility if `forced`; a reachable peer must have
 /// stopped.
 ///
 /// # Errors
@@ -795,7 +798,9 @@ fn admitted(state: &State, by: AdmittedBy) -> Transition {
             return Ok(state.to(Role::Serving { epoch }, &[Action::RaiseEpoch]));
         }
         Role::Target { attached: true, .. } => return Err(Refusal::PeerServes),
-        role if !may_precede(state.leader, role) => return Err(Refusal::LeaderFirst),
+        _ if state.leader.is_some_and(|leader| leader != Leader::Serves) => {
+            return Err(Refusal::LeaderFirst);
+        }
         Role::Waiting { handed_over: true, .. } if !by.successor => {
             return Err(Refusal::NotEntitled);
         }
@@ -808,22 +813,11 @@ fn admitted(state: &State, by: AdmittedBy) -> Transition {
     state.serves(Claim::Agreed, &[Action::EndAttachment])
 }
 
-/// Whether a member of a group may take the role at a handshake while its leader is in this state. A
-/// source that was not asked to hand over the group goes on beside one that will.
-fn may_precede(leader: Option<Leader>, role: Role) -> bool {
-    match leader {
-        None | Some(Leader::Serves) => true,
-        Some(Leader::Waits | Leader::Absent) => {
-            matches!(role, Role::Waiting { handed_over: false, .. })
-        }
-        Some(Leader::Elsewhere) => false,
-    }
-}
-
 /// A step with which a member follows the leader of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Following {
-    /// The leader was handed over, so this member was or will be: it gives up its claim.
+    /// The leader was handed over, or follows another source, so this member does or will: it gives up
+    /// its claim.
     StepBack,
     /// The leader serves, and this member is served nowhere, unless its peers say otherwise.
     TakeRole,
@@ -842,7 +836,8 @@ impl Following {
 /// What a member of a group has to do to be where its leader is.
 pub fn following(state: &State) -> Option<Following> {
     match (state.leader?, state.role) {
-        (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => Some(Following::StepBack),
+        (Leader::Follows, Role::Waiting { .. })
+        | (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => Some(Following::StepBack),
         (Leader::Serves, Role::Target { attached: false, .. })
             if servable(state, false).is_ok() && state.promised == 0 =>
         {

@@ -164,8 +164,8 @@ pub enum PeerRequest {
         /// Page number, from 0.
         page: u64,
     },
-    /// The ordered writes of this session are numbered together with those of the other members of the
-    /// group in this group session. Requires [`LinkVersion::JOINS_GROUPS`].
+    /// The ordered writes of this session are numbered together with the writes of other members of
+    /// the group in this group session. Requires [`LinkVersion::JOINS_GROUPS`].
     JoinGroup {
         /// Random number; not 0.
         session: u64,
@@ -326,7 +326,7 @@ pub enum PeerReply {
     Renewed(Option<Obstacle>),
 }
 
-/// What a replica reports about itself and its node.
+/// A replica's report about itself and its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicaIdentity {
     /// Input of the handshake decision.

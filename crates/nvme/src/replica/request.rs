@@ -226,7 +226,7 @@ pub enum Request {
         /// Role epoch of the sender.
         epoch: u64,
     },
-    /// Orders the writes of this session together with those of the other members of the group.
+    /// Orders the writes of this session together with the writes of the group's other members.
     JoinGroup {
         /// Group session; not 0.
         session: u64,

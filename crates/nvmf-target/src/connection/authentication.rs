@@ -1,7 +1,7 @@
 //! Authentication of a queue: its state, and the commands Authentication Send and Receive
 //! (Base 6.1, 6.2, 8.3.5).
 //!
-//! Until its host is authenticated, a queue of a subsystem with keys executes these commands alone.
+//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands.
 //! A host may authenticate again later; a failure ends the connection then too. The group operations
 //! run off this core.
 
@@ -51,7 +51,7 @@ pub(crate) struct Exchange {
     began: Instant,
 }
 
-/// What a command does with an exchange.
+/// Transfer for a command of an exchange.
 enum Step {
     Send(Vec<u8>),
     /// A message of at most this many bytes.

@@ -28,7 +28,7 @@ use crate::Namespace;
 use crate::io::{Span, check_length, check_writable, status_of};
 use crate::limits::FUSED_BYTES;
 
-/// What the last command of a queue leaves to the next one.
+/// State that a command of a queue leaves to its successor.
 #[derive(Default)]
 pub(super) enum ParkedHalf {
     /// It was no first half.

@@ -14,7 +14,7 @@
 //!   the limit the connection stops receiving;
 //! - a peer that stops sending or reading in the middle of a transfer is disconnected. Time spent
 //!   waiting for the local device or local memory does not count;
-//! - a queue of a subsystem with keys executes authentication commands alone until its host is
+//! - a queue of a subsystem with keys executes only authentication commands until its host is
 //!   authenticated (`authentication`);
 //! - a removed namespace is released within [`WATCHDOG_PERIOD`], even by an idle connection;
 //! - buffers for data to and from the peer are within the connection's share of the buffer memory
@@ -159,7 +159,7 @@ impl QueueSession {
         }
     }
 
-    /// The namespace of `table` as this controller sees it. The controller alone keeps its session
+    /// The namespace of `table` as this controller sees it. Only the controller keeps its session
     /// alive, and ends it when it is reset.
     #[inline]
     fn own_namespace(&self, shared: &Arc<Namespace>) -> Option<Arc<Namespace>> {

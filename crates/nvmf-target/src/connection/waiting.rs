@@ -52,7 +52,7 @@ enum Work {
     Transfer(TransferOf),
 }
 
-/// What data is requested for, with R2Ts.
+/// Command whose data is requested with R2Ts.
 pub(super) enum TransferOf {
     Command(Sqe),
     /// A fused operation, which needs memory for both halves.

@@ -109,7 +109,7 @@ pub(crate) enum Event {
     Deliver(u64, usize),
     /// A reset reaches this end of a connection.
     Reset(u64, usize),
-    /// Operations that wait at this end of a connection retry.
+    /// Operations that wait at this end of a connection are retried.
     Wake(u64, usize),
     /// The retransmissions of undeliverable data in this direction have timed out.
     GiveUp(u64, usize),

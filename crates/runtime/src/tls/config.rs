@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 use super::error::TlsConfigError;
 
-/// s2n's policy of TLS 1.3 alone, with the three suites of AES-GCM and ChaCha20. A PSK selects the
+/// s2n's policy of only TLS 1.3, with the three suites of AES-GCM and ChaCha20. A PSK selects the
 /// suite by its hash; [`super::handshake`] refuses ChaCha20.
 const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
 
@@ -59,7 +59,7 @@ impl TlsPsk {
     }
 }
 
-/// What a server does with the pre-shared keys that a client offers.
+/// A server's choice among the pre-shared keys that a client offers.
 #[derive(Debug)]
 pub enum PskChoice {
     /// Continue with this one.
@@ -124,7 +124,7 @@ pub struct ClientIdentity {
 /// How a client trusts a server with a certificate.
 #[derive(Clone)]
 pub struct Trust {
-    /// Certificates of authorities in PEM; `None` for those of the system.
+    /// Certificates of authorities in PEM; `None` for the system's.
     pub authorities: Option<Vec<u8>>,
     /// Name in the server's certificate.
     pub server_name: String,

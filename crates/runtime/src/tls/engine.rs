@@ -97,7 +97,7 @@ impl Engine {
     }
 
     fn set_io(&mut self, io: *mut Io) -> Result<(), Error> {
-        // SAFETY: the contexts are used by `receive` and `send` alone, and only within a call that
+        // SAFETY: only `receive` and `send` use the contexts, and only within a call that
         // this engine makes. `Engine::call` sets them to its own `Io`, which outlives its call, and
         // back to null before it returns; the callbacks do not follow null.
         unsafe {

@@ -30,7 +30,7 @@ const REFUSAL_LEVEL_AT: usize = 5;
 /// Suites that are accepted, as the library names them.
 const SUITES: [&str; 2] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"];
 
-/// What the peer has proven in the handshake.
+/// Identity that the peer has proven in the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerIdentity {
     /// That it knows the pre-shared key with this identity.

@@ -113,7 +113,7 @@ impl TlsStream {
         std::cell::Ref::map(self.session.engine.borrow(), Engine::connection)
     }
 
-    /// What the peer has proven.
+    /// Identity that the peer has proven.
     pub fn peer_identity(&self) -> &PeerIdentity {
         &self.session.peer
     }

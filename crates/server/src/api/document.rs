@@ -118,7 +118,7 @@ impl From<RouteInfo> for Resource {
 pub struct VolumesDocument {
     /// Seconds since the server started. Two samples of the counters give rates.
     pub uptime_seconds: f64,
-    /// Volumes, in the order of the configuration, then those of pools.
+    /// Volumes, in the order of the configuration, then volumes of pools.
     pub volumes: Vec<VolumeDocument>,
 }
 

@@ -1,7 +1,7 @@
 //! Metrics of hosts: connections of both protocols, and I/O over NVMe/TCP.
 //!
 //! Hosts choose their names, so the number of series has a bound: hosts beyond [`HOSTS_MAX`], and
-//! those that a subsystem does not count separately, are together `host="others"`.
+//! hosts that a subsystem does not count separately, are together `host="others"`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

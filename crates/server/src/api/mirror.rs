@@ -89,7 +89,7 @@ impl Api {
         })
     }
 
-    /// What a request does to a volume, or to all volumes of its consistency group.
+    /// Effect of a request on a volume, or on all volumes of its consistency group.
     async fn preview(
         &self,
         mirrored: &Rc<MirroredVolume>,
@@ -362,14 +362,16 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
     match effect {
         Effect::Order(order) => mirror.order(order).await,
         Effect::Resync { leg, full, compare } => {
+            // First, as it may be refused, and then nothing is to be changed.
+            mirror.set_desired_state(leg, DesiredState::Connected).await?;
             if let Some(compare) = compare {
                 let options = mirror.options(leg).ok_or(CommandError::NoPeer)?;
                 mirror.set_options(leg, PeerOptions { compare, ..options })?;
             }
-            if full {
-                mirror.resync_all(leg)?;
+            match full {
+                true => mirror.resync_all(leg),
+                false => Ok(()),
             }
-            mirror.set_desired_state(leg, DesiredState::Connected).await
         }
         Effect::Resolve { leg, keep } => {
             let resolved = match keep {
@@ -425,6 +427,14 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         CommandError::OutcomeUnknown => failed(format!(
             "{name} was lost during the switchover: {node} serves no hosts until it reaches {name}; see \
              `flagstone mirror status {volume}` there"
+        )),
+        CommandError::GroupServes => Problem::conflict(format!(
+            "{node} serves a volume of the consistency group of {volume}, which would keep the data of \
+             {node}: first run `flagstone mirror demote {volume}`, which concerns the group"
+        )),
+        CommandError::GroupPartly => failed(format!(
+            "{name} serves the first volume of the consistency group of {volume}, and not all others, \
+             which follow as soon as their replicas can serve: see `flagstone mirror status` on {name}"
         )),
         CommandError::Peer(RequestError::Refused(PeerRefusal::Serving)) => {
             Problem::conflict(format!(

@@ -17,9 +17,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 named! {
-    /// State of a mirror: the states of an open mirror with a peer, and those of a mirror without
-    /// a replica. Those of an open mirror come first, the worst first: a mirror with several peers
-    /// reports the worst of their states.
+    /// State of a mirror: the states of an open mirror with a peer, and the states of a mirror
+    /// without a replica. States of an open mirror come first, the worst first: a mirror with
+    /// several peers reports the worst of their states.
     #[derive(Default)]
     pub enum ReportedState {
         /// See [`MirrorState::SplitBrain`].

@@ -237,6 +237,14 @@ fn resync(
     let other_compare = compare.is_some_and(|compare| compare != peer.compare);
     let runs = matches!(peer.state, ReportedState::Mirroring | ReportedState::Resynchronizing);
     let connected = peer.desired_state == Some(DesiredState::Connected);
+    if let Some(group) = now.group.as_ref().filter(|_| !connected) {
+        let detail = format!(
+            "{name} is paused or broken, as for all volumes of group {group}: `flagstone mirror continue \
+             {group}` continues them, and then this volume can be resynchronized",
+            group = group.name
+        );
+        return Err(Problem::conflict(detail));
+    }
     let under_way = connected && if full { peer.full_resync } else { runs };
     if under_way && !other_compare {
         return Ok(ActionPreview::unchanged(match peer.state {
@@ -429,7 +437,7 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     Ok(ActionPreview::with_effect(Effect::Order(order), outcome).losing(data_loss))
 }
 
-/// What this node may lack of the writes that hosts were acknowledged.
+/// Acknowledged writes that this node may lack, as text.
 fn behind((now, replica, facts): Decided<'_>, names: &str) -> String {
     let node = &now.node;
     let lagging = match now.peers.iter().any(|peer| peer.mode == Some(Mode::Async)) {

@@ -56,7 +56,7 @@ struct VolumeBody {
     pool: Option<String>,
     size_bytes: Option<u64>,
     thick: Option<bool>,
-    /// Keys of a volume's table in a configuration; `set` removes those that are `null`.
+    /// Keys of a volume's table in a configuration; `set` removes keys that are `null`.
     settings: Map<String, Value>,
     to: Option<String>,
     /// The snapshot that becomes the content of a clone.

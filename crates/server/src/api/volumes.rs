@@ -22,7 +22,7 @@ use crate::stack::layer_name;
 use crate::volume::ServedVolume;
 
 pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
-    let description = "All volumes, in the order of the configuration, then those of pools.";
+    let description = "All volumes, in the order of the configuration, then volumes of pools.";
     router.get("/v1/volumes", description, on(api, async |api, _| Ok(all(&api).await)));
     let description = "One volume: its properties, attached hosts and I/O.";
     router.get(

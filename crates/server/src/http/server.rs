@@ -390,7 +390,7 @@ mod tests {
             vec![(0, address(1), ago(9)), (1, address(2), ago(1)), (2, address(2), ago(5))];
         assert_eq!(room(&open, address(2), options), Room::Free);
         open.push((3, address(2), None));
-        // All places are taken: of the peer with the most, the one that works is spared.
+        // All places are taken: the peer with the most loses its idle connection, not the busy one.
         assert_eq!(room(&open, address(3), options), Room::Replace(2));
         // A peer at its own limit takes only from itself.
         open.remove(0);

@@ -32,9 +32,9 @@ pub struct TlsError {
 /// Certificate and key of a side.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnCertificate<'a> {
-    /// The certificate, then those of intermediate authorities.
+    /// The certificate, then certificates of intermediate authorities.
     pub certificate: &'a Path,
-    /// The private key, readable by its owner alone.
+    /// The private key, readable only by its owner.
     pub key: &'a Path,
 }
 
@@ -78,7 +78,7 @@ pub fn server_config(
     Ok(config)
 }
 
-/// Configuration of a client that trusts the authorities in `ca`, or those of the machine.
+/// Configuration of a client that trusts the authorities in `ca`, or the machine's.
 ///
 /// # Errors
 /// A file cannot be used.

@@ -265,6 +265,7 @@ impl MirroredVolume {
             return Ok(());
         }
         self.set_ana_state(false);
+        mirror.leave_group_sessions();
         if let Err(error) = mirror.stop().await {
             self.set_ana_state(mirror.is_serving());
             return Err(failed(error));

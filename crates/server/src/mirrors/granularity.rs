@@ -27,7 +27,7 @@ pub(super) fn shape(mirror: &config::Mirror, device_bytes: u64) -> ReplicaGeomet
     shape
 }
 
-/// The same with the given granularity: a target uses that of its source.
+/// The same with the given granularity: a target uses its source's.
 pub(super) fn with_bits(
     mirror: &config::Mirror,
     bit_bytes: u32,

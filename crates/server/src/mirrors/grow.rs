@@ -24,7 +24,7 @@ use flagstone_units::size_text;
 /// Unit of replica sizes, in bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// What a replacement of the mirror changes.
+/// Change that a replacement of the mirror makes.
 pub(super) enum Replacement {
     /// Size of the volume, in bytes.
     Size(u64),

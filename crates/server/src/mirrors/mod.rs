@@ -75,7 +75,7 @@ use reopen::Reopening;
 /// Number of shares of controller and port IDs: the nodes of a subsystem must not share IDs.
 const NODES: u16 = flagstone_config::limits::MAX_PEERS as u16 + 1;
 
-/// What the mirrored volumes of a server share.
+/// State that the mirrored volumes of a server share.
 #[derive(Clone, Default)]
 pub(crate) struct MirrorShares {
     /// Bandwidth limits by peer name. All volumes mirrored to a peer share its limit.

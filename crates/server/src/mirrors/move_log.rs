@@ -32,7 +32,7 @@ pub(crate) struct LogMove {
     pub to: String,
     /// It was there before.
     pub already: bool,
-    /// What to change in the configuration file.
+    /// Change to make in the configuration file.
     pub configure: String,
 }
 

@@ -5,7 +5,7 @@
 //!
 //! The mirror is replaced by one with other legs while host I/O waits. One write of the superblock has
 //! the whole change, so a crash leaves the peers before or after it. A peer is told of its removal before
-//! that write, because the address of one that was added at run time is lost with it. If the source
+//! that write, because the address of a peer added at run time is lost with it. If the source
 //! crashes in between, the removed peer is paused, and the command can be repeated or `continue` used: a
 //! source that attaches makes it a member again.
 

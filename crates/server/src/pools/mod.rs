@@ -114,7 +114,7 @@ impl From<String> for OpenPoolError {
 
 impl Pools {
     /// Locks the state directory of the configuration, or of the service manager, and reads it.
-    /// `first_number` is that of the first volume made at run time.
+    /// `first_number` is the number of the first volume made at run time.
     pub(crate) async fn read(configured: Option<PathBuf>, first_number: usize) -> Pools {
         let inherited = || std::env::var_os("STATE_DIRECTORY").filter(|path| !path.is_empty());
         let path = configured.or_else(|| inherited().map(PathBuf::from));
@@ -266,8 +266,8 @@ async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> 
     Ok(pool)
 }
 
-/// Opens the pool `name` on the devices that the state directory has, with or without those that an
-/// order was adding or removing.
+/// Opens the pool `name` on the devices that the state directory has, with or without devices that
+/// an order was adding or removing.
 async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, OpenPoolError> {
     let mut first = None;
     for paths in set.alternatives() {

@@ -96,7 +96,7 @@ fn toml(value: &Value) -> String {
     }
 }
 
-/// A basic string; its escapes are those of JSON, and DEL in addition.
+/// A basic string; it escapes as JSON does, and DEL in addition.
 fn toml_text(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

@@ -147,8 +147,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Serves a new volume. One that cannot be served, such as with a block size that its stack
-    /// cannot have, is deleted again.
+    /// Serves a new volume. A volume that cannot be served, such as with a block size that its
+    /// stack cannot have, is deleted again.
     pub(super) async fn serve_created(
         &self,
         pool_name: &str,
@@ -440,7 +440,7 @@ fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> boo
     };
     let allow_hosts = served.subsystem.allow_hosts.clone();
     let has_same_limits = served.config.layers.len() == volume.layers.len() || {
-        // The limit goes to the top of a stack that was made without one.
+        // The limit goes to the top of a stack that was made without a limit.
         let is_first =
             matches!(volume.layers.first(), None | Some(flagstone_config::Layer::Limit(_)));
         is_first || volume.layers.len() < served.config.layers.len()

@@ -131,7 +131,7 @@ fn noticed_loss_survives_a_crash() {
 }
 
 /// The role goes to one target while the queue of the other is stuck or lost: the new source does not
-/// count that one as equal.
+/// count the other target as equal.
 #[test]
 fn switchover_leaves_a_lagging_target_behind() {
     for seed in 0..6 {

@@ -42,8 +42,8 @@ pub(super) struct HostWrite {
 #[derive(Default)]
 pub(super) struct History {
     writes: RefCell<Vec<HostWrite>>,
-    /// Version of the target's disk at the last check. A write that completes later than all that
-    /// it shows began changes no answer.
+    /// Version of the target's disk at the last check. A write that completes after the writes on
+    /// that disk began cannot change the result.
     checked: Cell<u64>,
     events: Cell<u64>,
     stop: Cell<bool>,

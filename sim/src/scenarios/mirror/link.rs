@@ -27,7 +27,7 @@ pub(super) struct Hub {
     world: World,
     /// Directions that are cut.
     cut: RefCell<BTreeSet<(NodeId, NodeId)>>,
-    /// Volumes whose connections are cut, while those of others work.
+    /// Volumes whose connections are cut, while other volumes' work.
     cut_volumes: RefCell<BTreeSet<usize>>,
     /// Mirrors that each node serves, by volume, with the mirror's life number.
     serving: RefCell<Vec<ServedMirror>>,
@@ -35,6 +35,7 @@ pub(super) struct Hub {
     /// Longest delay of a message.
     slow: Cell<Duration>,
     pub(super) messages: Cell<u64>,
+    pub(super) ordered: Cell<Ordered>,
     /// Decides the fate of requests, for tests that lose particular messages.
     fate: RefCell<Option<FateOf>>,
     /// Observer of the requests that nodes handle.
@@ -67,6 +68,17 @@ pub(super) enum Fate {
     Unanswered,
 }
 
+/// Writes with numbers, over all volumes.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ordered {
+    last: u32,
+    in_flight: u64,
+    /// The most bytes in flight.
+    pub(super) most_in_flight: u64,
+    /// Writes that were sent after one with a higher number, also one of an earlier session.
+    pub(super) early: u64,
+}
+
 /// Handle of the hub, held by mirrors.
 #[derive(Clone)]
 pub(super) struct HubHandle(Arc<CoreLocal<Hub>>);
@@ -82,6 +94,7 @@ impl HubHandle {
             lives: Cell::new(0),
             slow: Cell::new(Duration::from_micros(300)),
             messages: Cell::new(0),
+            ordered: Cell::default(),
             fate: RefCell::default(),
             watcher: RefCell::default(),
         });
@@ -169,6 +182,17 @@ impl Hub {
 
     pub(super) fn set_slow(&self, slow: Duration) {
         self.slow.set(slow);
+    }
+
+    fn count_ordered(&self, number: u32, len: u64) {
+        let Ordered { last, in_flight, most_in_flight, early } = self.ordered.get();
+        let in_flight = in_flight + len;
+        self.ordered.set(Ordered {
+            last: number,
+            in_flight,
+            most_in_flight: most_in_flight.max(in_flight),
+            early: early + u64::from(number < last),
+        });
     }
 
     fn passes(&self, volume: usize, from: NodeId, to: NodeId) -> bool {
@@ -366,7 +390,19 @@ impl PeerSession for SimSession {
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()> {
-        self.call(Fate::Arrives, move |target| target.write(offset, data, fua, order))
+        let (hub, len) = (self.0.get().map(|wire| wire.hub.clone()), data.len() as u64);
+        if let (Some(hub), Some(order)) = (&hub, order) {
+            hub.count_ordered(order.number, len);
+        }
+        let call = self.call(Fate::Arrives, move |target| target.write(offset, data, fua, order));
+        IoFuture::later(async move {
+            let done = call.await;
+            if let (Some(hub), Some(_)) = (hub, order) {
+                let ordered = hub.ordered.get();
+                hub.ordered.set(Ordered { in_flight: ordered.in_flight - len, ..ordered });
+            }
+            done
+        })
     }
 
     fn write_zeroes(

@@ -27,7 +27,7 @@ fn trio(seed: u64) -> Trio {
     trio
 }
 
-/// Applies `fate` to the requests of a kind and counts them. Other requests arrive.
+/// Applies `fate` to the requests of a kind and counts them. Other requests are delivered.
 fn fate(trio: &Trio, fate: Fate, kind: fn(&PeerRequest) -> bool) -> Rc<Cell<u64>> {
     let seen = Rc::new(Cell::new(0));
     let counting = seen.clone();

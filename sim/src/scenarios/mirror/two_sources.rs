@@ -533,8 +533,8 @@ fn deposed_source_with_failed_disk_is_reopened() {
     }
 }
 
-/// `pause` on a source whose disk hangs and that has no other copy says so, and takes effect later.
-/// Its hosts are not cut off for it.
+/// `pause` on a source with a hung disk and no other copy reports that, and takes effect later.
+/// Its hosts stay connected.
 #[test]
 fn pause_with_hung_disk_is_answered_and_takes_effect() {
     let pair = Pair::new(22, |_| {});

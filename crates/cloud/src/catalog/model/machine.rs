@@ -45,9 +45,7 @@ impl MachineFamily {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalSsd {
-    /// Documents that say so.
     pub source: SourceKeys,
-    /// How well the documents support it.
     pub confidence: Option<Confidence>,
     /// Disk types that the rows are for.
     #[serde(default)]
@@ -57,7 +55,6 @@ pub struct LocalSsd {
     pub rows: Vec<LocalSsdRow>,
     /// vCPUs that the highest figures need.
     pub vcpus_for_maximum: Option<u32>,
-    /// Remark that is shown beside it.
     pub note: Option<String>,
 }
 
@@ -65,9 +62,7 @@ pub struct LocalSsd {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LocalSsdRow {
-    /// vCPUs of the machines that the row is for; all if absent.
     pub vcpus: Option<CountRange>,
-    /// Names of the machines that the row is for; all if absent.
     pub machine: Option<NamePattern>,
     /// Such as `["1-8", "16", "24"]`.
     pub disks: Vec<CountRange>,
