@@ -484,7 +484,8 @@ impl MirroredVolume {
                 tls.insert(host, HostTls { keys: ring, required: !peer.tls_optional });
             }
         }
-        let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
+        let peers: Vec<_> =
+            links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
         *self.links.borrow_mut() = links;
         let membership = self.group().and_then(|group| group.member(&self.name));
         let failover = self.failover_options();
