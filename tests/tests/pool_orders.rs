@@ -327,3 +327,52 @@ fn devices_that_do_not_answer_hold_up_their_pools_only() {
     until("the pools are open", is_open, String::new);
     assert!(bed.server.terminate().success());
 }
+
+#[test]
+fn old_copy_and_other_pool_need_an_import() {
+    if !have("volumes", &TOOLS) {
+        return;
+    }
+    let (mut bed, device) = Bed::with_pool();
+    let (mut elsewhere, other) = Bed::with_pool();
+    assert!(elsewhere.server.terminate().success());
+    bed.run("volume create db --pool fast --size 64MiB");
+    io(&bed, "db", "write -P 1 0 64k");
+    assert!(bed.server.terminate().success());
+    let [old, current] = ["old", "current"].map(|name| bed.scratch.join(name));
+    std::fs::copy(&device, &old).unwrap();
+    // After an opening that ends in a crash, and after one that ends in order.
+    for crash in [true, false] {
+        bed.server.restart();
+        io(&bed, "db", "write -P 2 0 64k");
+        if crash {
+            bed.server.kill();
+        } else {
+            assert!(bed.server.terminate().success());
+        }
+        std::fs::copy(&device, &current).unwrap();
+        for (wrong, part) in [(&old, "old copy of the pool"), (&other, "another pool")] {
+            std::fs::copy(wrong, &device).unwrap();
+            bed.server.restart();
+            let pool = bed.pool();
+            assert_eq!(pool["state"], "closed", "{pool:#}");
+            let reason = pool["reason"].as_str().unwrap();
+            assert!(reason.contains(part) && reason.contains("pool import"), "{reason}");
+            assert!(bed.server.terminate().success());
+            let same = std::fs::read(wrong).unwrap() == std::fs::read(&device).unwrap();
+            assert!(same, "nothing was written");
+        }
+        std::fs::copy(&current, &device).unwrap();
+    }
+    bed.server.restart();
+    io(&bed, "db", "read -P 2 0 64k");
+    assert!(bed.server.terminate().success());
+    // The import is the consent.
+    std::fs::copy(&old, &device).unwrap();
+    bed.server.restart();
+    bed.run(&format!("pool import fast {}", device.display()));
+    io(&bed, "db", "read -P 1 0 64k");
+    bed.server.kill();
+    bed.server.restart();
+    io(&bed, "db", "read -P 1 0 64k");
+}

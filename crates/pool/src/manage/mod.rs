@@ -3,6 +3,7 @@
 pub mod create;
 pub mod device_set;
 pub mod devices;
+pub mod identity;
 pub mod pool;
 pub(crate) mod shared;
 pub mod snapshot;

@@ -43,7 +43,7 @@ pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome};
 pub(crate) use settings::Settings;
 pub(crate) use snapshot_orders::CloneVolume;
-use state_directory::{PoolEntry, StateDirectory};
+use state_directory::{LastSeen, PoolEntry, StateDirectory};
 pub(crate) use stream_orders::ReceivePart;
 pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
 use volume_state::VolumeOrder;
@@ -63,6 +63,8 @@ pub(crate) struct Pools {
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     openings: opening::Openings,
+    /// What was opened or closed last, by name.
+    last_seen: RefCell<BTreeMap<String, LastSeen>>,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
     /// Volumes out of service whose commands have not ended.
@@ -119,6 +121,13 @@ impl From<String> for OpenPoolError {
     }
 }
 
+impl From<PoolError> for OpenPoolError {
+    fn from(error: PoolError) -> OpenPoolError {
+        let is_absent = matches!(error, PoolError::NotAPool { .. });
+        OpenPoolError { reason: error.to_string(), is_absent }
+    }
+}
+
 impl Pools {
     /// Locks the state directory of the configuration, or of the service manager, and reads it.
     /// `first_number` is the number of the first volume made at run time.
@@ -139,6 +148,8 @@ impl Pools {
             Err(why) => (Err(why), Vec::new()),
         };
         let not_yet = || OpenPoolError::from(opening::OPENING.to_owned());
+        let seen = |entry: &PoolEntry| Some((entry.name.clone(), entry.last_seen.clone()?));
+        let last_seen = entries.iter().filter_map(seen).collect();
         let slots = entries
             .into_iter()
             .map(|entry| (entry.name.clone(), PoolSlot::closed(entry.set(), not_yet())));
@@ -148,6 +159,7 @@ impl Pools {
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             openings: opening::Openings::default(),
+            last_seen: RefCell::new(last_seen),
             receivers: RefCell::default(),
             endings: retire::Endings::default(),
             order: Semaphore::new(1),
@@ -205,7 +217,11 @@ impl Pools {
             Some(set) => drop(sets.insert(name.to_owned(), set.clone())),
             None => drop(sets.remove(name)),
         }
-        let entries = sets.iter().map(|(name, set)| PoolEntry::new(name, set));
+        let last_seen = self.last_seen.borrow().clone();
+        let entries = sets.iter().map(|(name, set)| PoolEntry {
+            last_seen: last_seen.get(name).cloned(),
+            ..PoolEntry::new(name, set)
+        });
         self.writable()?.write(entries.collect()).await.map_err(failed)
     }
 
@@ -216,6 +232,23 @@ impl Pools {
             slot.set = set;
         }
         Ok(())
+    }
+
+    /// Records what an open pool is: an older copy is refused from now on, and another pool.
+    async fn remember(&self, name: &str, set: &DeviceSet<String>, pool: &Pool) {
+        self.last_seen.borrow_mut().insert(name.to_owned(), pool.identity().into());
+        if let Err(problem) = self.record(name, Some(set)).await {
+            tracing::warn!("the state of pool {name} is not recorded: {}", problem.detail);
+        }
+    }
+
+    /// A pool of this name that was opened before, whatever it is, is no longer expected.
+    fn forget_identity(&self, name: &str) {
+        self.last_seen.borrow_mut().remove(name);
+    }
+
+    fn last_seen(&self, name: &str) -> Option<LastSeen> {
+        self.last_seen.borrow().get(name).cloned()
     }
 
     fn insert(&self, name: &str, slot: PoolSlot) {
@@ -233,12 +266,12 @@ impl Pools {
             self.halt_scrub(&name).await;
             self.removals.borrow_mut().remove(&name);
             self.receivers.borrow_mut().clear();
-            if let PoolState::Open(pool) = slot.state
-                && let Err(error) = pool.close().await
-            {
-                tracing::warn!(
+            let PoolState::Open(pool) = slot.state else { continue };
+            match pool.close().await {
+                Ok(()) => self.remember(&name, &slot.set, &pool).await,
+                Err(error) => tracing::warn!(
                     "pool {name} was not closed in order, and recovers at its next start: {error}"
-                );
+                ),
             }
         }
     }
@@ -261,12 +294,16 @@ async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
 }
 
 /// Opens the pool `name`, whose devices these are.
-async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
+async fn open_pool(
+    name: &str,
+    paths: &[String],
+    expected: Option<&LastSeen>,
+) -> Result<Pool, OpenPoolError> {
     let devices = open_devices(paths).await?;
-    let pool = Pool::open(devices).await.map_err(|error| OpenPoolError {
-        is_absent: matches!(error, PoolError::NotAPool { .. }),
-        reason: error.to_string(),
-    })?;
+    if let Some(expected) = expected {
+        check_identity(name, &devices, expected).await?;
+    }
+    let pool = Pool::open(devices).await?;
     let found = pool.status().name;
     if found != name {
         let _ = pool.close().await;
@@ -276,12 +313,46 @@ async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> 
     Ok(pool)
 }
 
+/// Compares devices with the pool that was opened last, before anything is written to them.
+async fn check_identity(
+    name: &str,
+    devices: &[NamedDevice],
+    expected: &LastSeen,
+) -> Result<(), OpenPoolError> {
+    let found = Pool::identify(devices).await?;
+    let paths: Vec<&str> = devices.iter().map(|named| named.name.as_str()).collect();
+    let (found, paths) = (LastSeen::from(found), paths.join(", "));
+    let LastSeen { id, update } = expected;
+    let way_out = format!("flagstone pool import {name} DEVICE… takes what is there");
+    if found.id != *id {
+        return Err(format!(
+            "{paths} hold another pool, {}, not {id}, which was opened as {name} last: attach its \
+             devices; or {way_out}",
+            found.id
+        )
+        .into());
+    }
+    if found.update < *update {
+        return Err(format!(
+            "{paths} are an old copy of the pool, with update {}; update {update} was there last: \
+             attach the current devices; or {way_out}, without what was written since",
+            found.update
+        )
+        .into());
+    }
+    Ok(())
+}
+
 /// Opens the pool `name` on the devices that the state directory has, with or without devices that
 /// an order was adding or removing.
-async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, OpenPoolError> {
+async fn open_recorded(
+    name: &str,
+    set: &DeviceSet<String>,
+    expected: Option<&LastSeen>,
+) -> Result<Pool, OpenPoolError> {
     let mut first = None;
     for paths in set.alternatives() {
-        match open_pool(name, &paths).await {
+        match open_pool(name, &paths, expected).await {
             Ok(pool) => return Ok(pool),
             Err(error) => drop(first.get_or_insert(error)),
         }
@@ -292,7 +363,8 @@ async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, Open
 impl Server {
     /// Opens a closed pool, and logs a new reason for a failure. The caller has the order.
     async fn try_open(self: &Rc<Self>, name: &str, set: DeviceSet<String>, last_reason: &str) {
-        let opened = open_recorded(name, &set).await;
+        let expected = self.pools.last_seen(name);
+        let opened = open_recorded(name, &set, expected.as_ref()).await;
         self.end_open(name, set, last_reason, opened).await;
     }
 
@@ -306,6 +378,7 @@ impl Server {
         match opened {
             Ok(pool) => {
                 let set = self.adjust_devices(name, set, &pool).await;
+                self.pools.remember(name, &set, &pool).await;
                 let removing = set.removing.clone();
                 self.pools.insert(name, PoolSlot::open(set, pool.clone()));
                 self.serve_pool(name, &pool);

@@ -55,7 +55,8 @@ impl Server {
             }
             let (server, own) = (self.clone(), name.clone());
             let opening = spawn(async move {
-                let opened = open_recorded(&own, &slot.set).await;
+                let expected = server.pools.last_seen(&own);
+                let opened = open_recorded(&own, &slot.set, expected.as_ref()).await;
                 let _order = server.pools.order().await;
                 server.end_open(&own, slot.set, &reason, opened).await;
                 // The task ends with it.

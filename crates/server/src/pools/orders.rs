@@ -103,6 +103,7 @@ impl Server {
         }
         // First, so that a crash leaves no pool that the server does not know.
         let set = DeviceSet::from(devices.clone());
+        self.pools.forget_identity(name);
         self.pools.record(name, Some(&set)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
@@ -116,6 +117,7 @@ impl Server {
         };
         let capacity = size(pool.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
+        self.pools.remember(name, &set, &pool).await;
         self.pools.insert(name, PoolSlot::open(set, pool));
         tracing::info!("pool {name} was created on {}", devices.join(", "));
         Ok(outcome)
@@ -182,12 +184,13 @@ impl Server {
                 "pool {name} is opened, if these are its devices"
             )));
         }
-        let pool = open_pool(name, devices).await;
+        let pool = open_pool(name, devices, None).await;
         let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
         if let Err(problem) = self.pools.record(name, Some(&set)).await {
             let _ = pool.close().await;
             return Err(problem);
         }
+        self.pools.remember(name, &set, &pool).await;
         self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
@@ -294,6 +297,7 @@ impl Server {
         if let PoolState::Open(pool) = slot.state {
             pool.destroy().await.map_err(|error| failed(error.to_string()))?;
         }
+        self.pools.forget_identity(name);
         self.pools.record(name, None).await?;
         self.pools.slots.borrow_mut().remove(name);
         tracing::info!("pool {name} was destroyed");

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_config::names::check_volume_name;
-use flagstone_pool::DeviceSet;
 use flagstone_pool::limits::{DEVICES_MAX, POOL_NAME_MAX};
+use flagstone_pool::{DeviceSet, PoolIdentity};
 use flagstone_runtime::{spawn_blocking, time};
 use serde::{Deserialize, Serialize};
 
@@ -24,23 +24,41 @@ const VERSION: u32 = 1;
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
+/// A pool as it was opened or closed last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastSeen {
+    /// Its identifier.
+    pub(crate) id: String,
+    /// Updates of its superblock.
+    pub(crate) update: u64,
+}
+
+impl From<PoolIdentity> for LastSeen {
+    fn from(identity: PoolIdentity) -> LastSeen {
+        LastSeen { id: identity.id.to_string(), update: identity.update }
+    }
+}
+
 /// A pool and the paths of its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolEntry {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
+    /// None before it was opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) last_seen: Option<LastSeen>,
     /// One of the devices, which an order is adding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    adding: Option<String>,
+    pub(crate) adding: Option<String>,
     /// One of the devices, which an order is removing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    removing: Option<String>,
+    pub(crate) removing: Option<String>,
 }
 
 impl PoolEntry {
     pub(crate) fn new(name: &str, set: &DeviceSet<String>) -> PoolEntry {
         let DeviceSet { devices, adding, removing } = set.clone();
-        PoolEntry { name: name.to_owned(), devices, adding, removing }
+        PoolEntry { name: name.to_owned(), devices, last_seen: None, adding, removing }
     }
 
     /// Its devices.
@@ -254,6 +272,7 @@ mod tests {
             let mut pools = vec![entry("fast", &["/dev/x", "/dev/y"])];
             directory.write(pools.clone()).await.unwrap();
             pools[0].removing = Some("/dev/y".to_owned());
+            pools[0].last_seen = Some(LastSeen { id: "x".to_owned(), update: 7 });
             directory.write(pools.clone()).await.unwrap();
             assert!(matches!(open_now(path.clone()), Err((true, _))));
             drop(directory);
