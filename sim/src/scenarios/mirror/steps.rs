@@ -323,6 +323,12 @@ fn help_as_operator(cluster: &Cluster) {
         resolve(cluster, loser);
         return;
     }
+    if let Some(index) = (0..2).find(|index| cluster.mirror(*index).is_none()) {
+        // Both headers of its log are damaged: the device is refused until it has been wiped.
+        cluster.end(index, false);
+        cluster.replace_log(index, false);
+        return cluster.restart_same_release(index);
+    }
     if cluster.kind.grows && shown.contains(&Some(MirrorState::Mismatch)) {
         // A node announced its device's room, then grew by less than the metadata, which moved into
         // it. So there is less room than announced.
