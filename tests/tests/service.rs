@@ -16,6 +16,9 @@ fn monotonic_usec() -> u128 {
     now.tv_sec as u128 * 1_000_000 + now.tv_nsec as u128 / 1000
 }
 
+const NOT_RELOADED: &str =
+    "STATUS=nothing was reloaded, the configuration or a key file has errors: see the log";
+
 #[test]
 fn service_notifies_its_manager() {
     let scratch = Scratch::new();
@@ -36,7 +39,7 @@ fn service_notifies_its_manager() {
     }
     for (iops, status) in [
         ("200", "STATUS=volumes: 1"),
-        ("\"many\"", "STATUS=the new configuration has errors, and the old one stays: see the log"),
+        ("\"many\"", NOT_RELOADED),
     ] {
         write(iops);
         let before = monotonic_usec();
