@@ -37,10 +37,7 @@ fn service_notifies_its_manager() {
     for _ in 0..3 {
         service.message("WATCHDOG=1");
     }
-    for (iops, status) in [
-        ("200", "STATUS=volumes: 1"),
-        ("\"many\"", NOT_RELOADED),
-    ] {
+    for (iops, status) in [("200", "STATUS=volumes: 1"), ("\"many\"", NOT_RELOADED)] {
         write(iops);
         let before = monotonic_usec();
         service.signal(Signal::HUP);
