@@ -1,5 +1,6 @@
 //! Pools and volumes made at run time: real servers, hosts and orders, across SIGKILL.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
 use flagstone_tests::http::{ask, get};
@@ -255,6 +256,23 @@ fn lost_log_device_withholds_volumes_until_given_up() {
     let (device, log) = (device.display(), log.display());
     let create = format!("pool create fast {device} --log-device {log}");
     bed.run(&format!("{create} --destroy-data={device} --destroy-data={log} --yes"));
+}
+
+#[test]
+fn used_disk_at_the_path_of_the_log_device() {
+    let (mut bed, _, log) = with_log();
+    assert!(bed.server.terminate().success());
+    let other = std::fs::OpenOptions::new().write(true).open(&log).unwrap();
+    other.write_all_at(&[7; 1 << 20], 0).unwrap();
+    bed.server.restart();
+    let pool = bed.pool();
+    assert_eq!((&pool["state"], &pool["log"]["present"]), (&"open".into(), &false.into()));
+    let set = format!("pool set-log fast {0} --destroy-data={0} --yes", log.display());
+    let outcome = bed.run(&set);
+    assert!(outcome.contains("has log device") && !outcome.contains("already"), "{outcome}");
+    assert_eq!(bed.pool()["log"]["present"], true);
+    assert!(bed.run(&set).contains("already"));
+    Load::start(&bed.server.nvme_uri("db"), VERIFIED).wait().assert_complete();
 }
 
 #[test]

@@ -140,6 +140,8 @@ pub enum PoolError {
         at_most_bytes: u64,
         /// Newest update of the superblock.
         update: u64,
+        /// The device that was named is blank. It can be used if the log device is nowhere else.
+        is_blank: bool,
     },
     /// The log device lacks changes that it had.
     #[error(

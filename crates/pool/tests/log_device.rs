@@ -14,6 +14,7 @@ use flagstone_blockdev::{
     BlockDevice, FaultConfig, FaultLayer, Geometry, IoError, IoFuture, MemoryDevice, SharedDevice,
     ZeroFlags,
 };
+use flagstone_pool::ondisk::superblock::Superblock;
 use flagstone_pool::{
     CreateOptions, LostTail, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeError,
     VolumeOptions,
@@ -144,6 +145,8 @@ fn blank_log_device_withholds_only_volumes_of_the_tail() {
             let withheld = pool.open_volume("db").map(drop);
             assert_eq!(withheld, Err(VolumeError::Incomplete { name: "db".to_owned() }));
             assert!(pool.volume("db").unwrap().incomplete);
+            let refused = pool.create_snapshot(&["old", "db"], "a").await.unwrap_err();
+            assert_eq!(refused, VolumeError::Incomplete { name: "db".to_owned() });
             assert!(pool.status().log.unwrap().name.is_some(), "the device is used again");
             drop(pool);
             pool = bed.open(bed.log(), false).await.unwrap();
@@ -368,6 +371,68 @@ fn failed_log_device_fails_changes_until_pool_is_reopened() {
         drop((db, pool));
         let pool = bed.open(Some(log), false).await.unwrap();
         assert_eq!(value(&pool, "db").await, 4);
+    })
+    .unwrap();
+}
+
+#[test]
+fn log_device_without_writes_is_detached() {
+    block_on(async {
+        let bed = Bed::crashed().await;
+        let log = bed.devices[1].clone();
+        let (layer, control) = FaultLayer::new(log.device, FaultConfig::default()).unwrap();
+        let log = NamedDevice { name: "log".to_owned(), device: Arc::new(layer) as SharedDevice };
+        control.fail_next_writes(1_000_000);
+        let name = |pool: &Pool| pool.status().log.unwrap().name;
+        // The first time it is current, then it has an older state.
+        for found in [2, 5, 6] {
+            let pool = bed.open(Some(log.clone()), false).await.unwrap();
+            assert_eq!((value(&pool, "db").await, name(&pool)), (found, None));
+            write(&pool.open_volume("db").unwrap(), 1, found.max(4) + 1).await.unwrap();
+        }
+        let pool = bed.open(None, false).await.unwrap();
+        assert_eq!((value(&pool, "db").await, name(&pool)), (7, None));
+        drop(pool);
+        let trace = std::mem::take(&mut *bed.trace.lock());
+        let mut crashes = 0;
+        let check = async |time, images: Vec<Image>| {
+            crashes += 1;
+            let bed = Bed::new(images);
+            let pool = bed.open(bed.log(), false).await;
+            let pool = pool.unwrap_or_else(|error| panic!("crash after event {time}: {error}"));
+            assert!(value(&pool, "db").await >= 2, "crash after event {time}");
+            assert!(name(&pool).is_some(), "it takes writes again");
+        };
+        trace.at_each_event(|_| true, &mut Rng::new(1), check).await;
+        assert!(crashes > 40, "{crashes}");
+        let pool = bed.open(Some(log.clone()), false).await.unwrap();
+        pool.set_log_device(None, false).await.unwrap();
+        drop(pool);
+        let pool = bed.open(None, false).await.unwrap();
+        assert_eq!((value(&pool, "db").await, pool.status().log), (7, None));
+    })
+    .unwrap();
+}
+
+#[test]
+fn lost_pages_of_checkpoints_keep_no_pool_closed() {
+    block_on(async {
+        let bed = Bed::crashed().await;
+        bed.open(bed.log(), false).await.unwrap().close().await.unwrap();
+        let mut images = bed.images().await;
+        for (disk, copy) in [0, 1].into_iter().flat_map(|disk| (0..4).map(move |copy| (disk, copy)))
+        {
+            let mut block = [0; BLOCK as usize];
+            images[disk].read(copy << 18, &mut block);
+            let mut superblock = Superblock::decode(&block, copy as usize).unwrap();
+            assert!(superblock.tail.is_empty());
+            // Chunks of a checkpoint that did not complete.
+            superblock.reached = superblock.start.sequence + 9;
+            images[disk].write(copy << 18, &superblock.encode(copy as usize));
+        }
+        let bed = Bed::new(images);
+        let pool = bed.open(bed.log(), false).await.unwrap();
+        assert_eq!(value(&pool, "db").await, 2);
     })
     .unwrap();
 }

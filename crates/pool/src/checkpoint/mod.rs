@@ -154,12 +154,12 @@ impl Shared {
         self.flush().await?;
         // Without the log device, too, the checkpoint is whole.
         self.written_out().await?;
-        let turn = self.superblock_turn(|_| false).await?;
+        let turn = self.update_turn().await?;
         let superblock = self.next_update(|superblock| {
             superblock.root = root;
             (superblock.start, superblock.log) = (frozen.start, frozen.log);
         });
-        self.storage.write_superblock(&superblock).await?;
+        turn.write(&superblock, None).await?;
         let Work { catalog, trees, usage, .. } = work;
         self.commit(superblock, &frozen.catalog, &catalog, trees, meta, usage);
         drop(turn);

@@ -154,6 +154,8 @@ impl Shared {
             Ok(start) => start,
             Err(error) => {
                 state.withdraw(records);
+                drop(state);
+                self.progress.notify();
                 return Some(Err(error));
             }
         };

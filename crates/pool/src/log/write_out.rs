@@ -90,7 +90,8 @@ impl Shared {
     async fn next_due(&self, log: &LogDevice) -> Due {
         let idle = {
             let due = || self.due(log, false);
-            let is_quiet = self.state.lock().marked.is_empty() && !log.head().tail.has_applied();
+            let is_unmarked = self.state.lock().superblock.tail.is_empty();
+            let is_quiet = is_unmarked && !log.head().tail.has_applied();
             let stirs = || due().or_else(|| Self::stirs(log));
             match is_quiet {
                 true => Ok(self.progress.wait_for(stirs).await),
@@ -124,7 +125,7 @@ impl Shared {
             return Some(Due::Copy(pieces));
         }
         let is_drained = idle && head.tail.volumes().is_empty();
-        match (is_drained || is_planned) && !state.marked.is_empty() {
+        match (is_drained || is_planned) && !state.superblock.tail.is_empty() {
             true => Some(Due::Unmark),
             false if is_planned => Some(Due::Stop),
             false => None,

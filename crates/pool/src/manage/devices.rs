@@ -23,6 +23,7 @@ use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
 use super::space::OrderKind;
+use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
     BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
@@ -172,7 +173,7 @@ impl Pool {
         let turn = self.keeper_turn().await?;
         wipe(&new).await?;
         // From here on to the end of the update, the log device's marks wait.
-        let update = shared.superblock_turn(|_| false).await.map_err(VolumeError::Io)?;
+        let update = shared.update_turn().await.map_err(VolumeError::Io)?;
         let superblock = shared.next_update(|superblock| superblock.devices.push(record));
         let index = superblock.devices.len() - 1;
         let total = u64::from(shared.storage.layout.segments()) + u64::from(record.segments);
@@ -183,7 +184,7 @@ impl Pool {
         first.map_err(|error| PoolError::Device { device, error })?;
         shared.storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
         shared.storage.devices.push(new);
-        self.write_table(&superblock, Some(index)).await.map_err(VolumeError::Io)?;
+        self.write_table(&update, &superblock, Some(index)).await.map_err(VolumeError::Io)?;
         {
             let mut state = shared.state.lock();
             let segments = record.segments as usize;
@@ -204,11 +205,12 @@ impl Pool {
     /// Writes a superblock with another table. A new device has its first copies already.
     async fn write_table(
         &self,
+        turn: &SuperblockTurn<'_>,
         superblock: &Superblock,
         new: Option<usize>,
     ) -> Result<(), IoError> {
         let shared = self.shared();
-        let written = shared.storage.write_superblock_after(superblock, new).await;
+        let written = turn.write(superblock, new).await;
         let mut state = shared.state.lock();
         match written {
             Ok(()) => state.updated(superblock.clone()),
@@ -366,7 +368,7 @@ impl Evacuation {
         let shared = self.pool.shared().clone();
         let order = self.pool.order(OrderKind::Deletion).await?;
         let turn = self.pool.keeper_turn().await?;
-        let update = shared.superblock_turn(|_| false).await.map_err(VolumeError::Io)?;
+        let update = shared.update_turn().await.map_err(VolumeError::Io)?;
         {
             let mut state = shared.state.lock();
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
@@ -374,7 +376,7 @@ impl Evacuation {
         }
         let superblock =
             shared.next_update(|superblock| superblock.devices[self.index].size_bytes = 0);
-        if let Err(error) = self.pool.write_table(&superblock, None).await {
+        if let Err(error) = self.pool.write_table(&update, &superblock, None).await {
             return Err(VolumeError::Io(error).into());
         }
         shared.storage.layout.remove(self.index);

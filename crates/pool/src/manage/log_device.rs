@@ -4,12 +4,12 @@ use flagstone_blockdev::IoError;
 
 use super::create::{CreateOptions, check_log_device, wipe, wipe_all};
 use super::pool::Pool;
-use super::shared::{Shared, State, WriteOut};
+use super::shared::{Shared, State, Update, WriteOut};
 use crate::error::{PoolError, VolumeError};
 use crate::limits::BLOCK_BYTES;
 use crate::log::device::{LogDevice, tail_limit};
 use crate::ondisk::superblock::{LogStart, Superblock};
-use crate::storage::NamedDevice;
+use crate::storage::{NamedDevice, read_block};
 
 /// State of a log device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,9 +46,11 @@ impl Shared {
         self.progress.wait_for(ended).await;
     }
 
-    /// True if the log device may have changes that the other devices lack.
+    /// True if the log device may have changes that the other devices lack, or the superblock says so.
+    /// After an update that failed, what it says is not known.
     pub(crate) fn has_tail(&self) -> bool {
-        let is_marked = !self.state.lock().marked.is_empty();
+        let state = self.state.lock();
+        let is_marked = !state.superblock.tail.is_empty() || state.update == Update::Over;
         is_marked || self.storage.log.as_ref().is_some_and(|log| log.head().tail.has_applied())
     }
 
@@ -82,12 +84,25 @@ impl Pool {
         Ok(names)
     }
 
+    /// Returns when the log device has answered a read, at once without one. A log device that hangs
+    /// never does, and would keep the pool from being closed.
+    ///
+    /// # Errors
+    /// Of the log device.
+    pub async fn ask_log_device(&self) -> Result<(), IoError> {
+        match &self.shared().storage.log {
+            Some(log) => read_block(&log.named.device, 0).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Closes the pool, and gives it another log device, or none. The former one is free then. The
     /// pool is to be opened again, whatever the outcome.
     ///
     /// # Errors
     /// [`PoolError`] for a device that contains data, unless it may be overwritten, is too small, or
-    /// is part of the pool, and errors of devices. The former log device remains.
+    /// is part of the pool, and errors of devices. The pool then has the former log device or the new
+    /// one, and nothing in it.
     pub async fn set_log_device(
         &self,
         log_device: Option<NamedDevice>,
@@ -106,7 +121,16 @@ impl Pool {
         if let (Some(named), Some(record)) = (&log_device, &record) {
             wipe_all(std::slice::from_ref(named), std::slice::from_ref(record)).await?;
         }
-        let current = shared.state.lock().superblock.clone();
+        // The update of a device that was added or removed may still be on its way.
+        let _turn = shared.update_turn().await.map_err(failure)?;
+        let current = {
+            let mut state = shared.state.lock();
+            state.update = Update::Over;
+            state.superblock.clone()
+        };
+        if !current.tail.is_empty() {
+            return Err(failure(IoError::WriteFault));
+        }
         let superblock = Superblock {
             update: current.update + 1,
             start: LogStart { slot: 0, ..current.start },
@@ -122,9 +146,13 @@ impl Pool {
             .with_log(&superblock, log)
             .map_err(|reason| PoolError::Superblock { device: shared.name.clone(), reason })?;
         storage.write_superblock(&superblock).await.map_err(failure)?;
-        match &shared.storage.log {
-            Some(former) => wipe(&former.named).await,
-            None => Ok(()),
+        // From here on the change is durable: the former one is found to be none of the pool's.
+        if let Some(former) = &shared.storage.log
+            && let Err(error) = wipe(&former.named).await
+        {
+            let device = &former.named.name;
+            tracing::warn!(pool = shared.name, device, %error, "former log device was not erased");
         }
+        Ok(())
     }
 }

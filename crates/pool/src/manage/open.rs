@@ -6,6 +6,9 @@
 //! volumes that lack changes from being opened. Or it is *elsewhere*: it was not found, another
 //! device was, or its superblock is damaged. Then it may come back with the tail, which opening the
 //! prefix would lose: the pool is refused, until the operator gives the tail up.
+//!
+//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied to
+//! the other devices, and the pool opens without it.
 
 use std::sync::Arc;
 
@@ -60,13 +63,36 @@ pub enum LostTail {
 enum FoundLog {
     /// It has the newest update.
     Current(NamedDevice),
-    /// Blank, or with an older state of the pool: it can be used again.
-    Gone(NamedDevice),
+    /// It has an older state of the pool: it can be used again.
+    Outdated(NamedDevice),
+    /// As a local SSD after a stop of its machine, or another disk that was never used.
+    Blank(NamedDevice),
     /// Fewer than two copies of its superblock are whole.
     Damaged(NamedDevice),
     /// Another device, whose name this is.
     Other(String),
     Missing,
+}
+
+/// Whether a log device is used after its tail was copied to the other devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LogUse {
+    Continue,
+    /// It does not take writes.
+    Detach,
+}
+
+/// Why an attempt to open a pool failed.
+enum Failure {
+    Final(PoolError),
+    /// After the tail was copied: without this log device, there may be no failure.
+    WithLog(PoolError, NamedDevice),
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Failure {
+        Failure::Final(error)
+    }
 }
 
 /// How a pool is opened that has a log device.
@@ -81,33 +107,39 @@ enum Plan {
 }
 
 fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Plan, PoolError> {
-    if superblock.tail.is_empty() {
+    let is_blank = matches!(found, FoundLog::Blank(_));
+    // A blank device may have taken the name of the log device, whatever that still has.
+    if superblock.tail.is_empty() && !(is_blank && tail == LostTail::Keep) {
         return Ok(match found {
             FoundLog::Current(named) => Plan::Whole(named),
-            FoundLog::Gone(named) | FoundLog::Damaged(named) => Plan::Drained(Some(named)),
+            FoundLog::Outdated(named) | FoundLog::Blank(named) | FoundLog::Damaged(named) => {
+                Plan::Drained(Some(named))
+            }
             FoundLog::Other(_) | FoundLog::Missing => Plan::Drained(None),
         });
     }
     let device = match (found, tail) {
         (FoundLog::Current(named), _) => return Ok(Plan::Whole(named)),
-        (_, LostTail::GiveUp) | (FoundLog::Gone(_), LostTail::Withhold) => return Ok(Plan::Prefix),
-        (FoundLog::Gone(named), _) => {
-            format!("{} is blank or has an older state of the pool", named.name)
+        (_, LostTail::GiveUp)
+        | (FoundLog::Outdated(_) | FoundLog::Blank(_), LostTail::Withhold) => {
+            return Ok(Plan::Prefix);
         }
+        (FoundLog::Outdated(named), _) => format!("{} has an older state of the pool", named.name),
+        (FoundLog::Blank(named), _) => format!("{} is blank", named.name),
         (FoundLog::Damaged(named), _) => format!("the superblock of {} is damaged", named.name),
         (FoundLog::Other(name), _) => format!("{name} is another device"),
         (FoundLog::Missing, _) => "it was not found".to_owned(),
     };
-    Err(log_missing(superblock, device))
+    Err(log_missing(superblock, device, is_blank))
 }
 
 /// The error of a pool whose log device has a tail and was not found.
-pub(crate) fn log_missing(superblock: &Superblock, device: String) -> PoolError {
+pub(crate) fn log_missing(superblock: &Superblock, device: String, is_blank: bool) -> PoolError {
     let pool = superblock.name.clone();
     let (id, slots) = superblock.log_device.map(|log| (log.id, log.segments)).unwrap_or_default();
     let slot_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
     let (at_most_bytes, update) = (u64::from(slots) * slot_bytes, superblock.update);
-    PoolError::LogDeviceMissing { pool, id, device, at_most_bytes, update }
+    PoolError::LogDeviceMissing { pool, id, device, at_most_bytes, update, is_blank }
 }
 
 impl Pool {
@@ -130,7 +162,7 @@ impl Pool {
         devices: Vec<NamedDevice>,
         options: &OpenOptions,
     ) -> Result<Pool, PoolError> {
-        let (pool, plan) = open_once(devices.clone(), options).await?;
+        let (pool, plan) = open_or_detach(devices.clone(), options).await?;
         let name = match (plan, &options.log) {
             (Some(Plan::Prefix), Some(log)) => log.name.clone(),
             _ => return Ok(pool),
@@ -139,14 +171,42 @@ impl Pool {
         let closed = pool.close().await;
         closed.map_err(|error| PoolError::Device { device: name, error })?;
         drop(pool);
-        Ok(open_once(devices, options).await?.0)
+        Ok(open_or_detach(devices, options).await?.0)
+    }
+}
+
+/// Opens a pool, and without its log device if that does not take writes: its tail is on the other
+/// devices then.
+async fn open_or_detach(
+    devices: Vec<NamedDevice>,
+    options: &OpenOptions,
+) -> Result<(Pool, Option<Plan>), PoolError> {
+    let (error, log) = match open_once(devices.clone(), options, LogUse::Continue).await {
+        Ok(opened) => return Ok(opened),
+        Err(Failure::Final(error)) => return Err(error),
+        Err(Failure::WithLog(error, log)) => (error, log),
+    };
+    match open_once(devices, options, LogUse::Detach).await {
+        Ok((pool, plan)) => {
+            let (pool_name, log) = (&pool.shared().name, &log.name);
+            tracing::error!(
+                pool = pool_name,
+                log,
+                %error,
+                "the log device does not take writes: the pool continues without it, and has all of \
+                 its data"
+            );
+            Ok((pool, plan))
+        }
+        Err(Failure::Final(error) | Failure::WithLog(error, _)) => Err(error),
     }
 }
 
 async fn open_once(
     devices: Vec<NamedDevice>,
     options: &OpenOptions,
-) -> Result<(Pool, Option<Plan>), PoolError> {
+    log_use: LogUse,
+) -> Result<(Pool, Option<Plan>), Failure> {
     let mut found = Vec::with_capacity(devices.len());
     for named in devices {
         let superblock = read_superblock(&named).await?;
@@ -158,9 +218,10 @@ async fn open_once(
     };
     let (mut storage, superblock, is_log_current) = assemble(&found)?;
     let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
-    let log = match own.map(|(named, _)| named.clone()) {
-        Some(named) if is_log_current => FoundLog::Current(named),
-        Some(named) => FoundLog::Gone(named),
+    let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {
+        Some((named, own)) if superblock.is_former(own) => FoundLog::Other(named.name),
+        Some((named, _)) if is_log_current => FoundLog::Current(named),
+        Some((named, _)) => FoundLog::Outdated(named),
         None => other,
     };
     let log = fitting(log, &superblock);
@@ -168,11 +229,15 @@ async fn open_once(
         Some(_) => Some(plan(log, &superblock, options.tail)?),
         None => None,
     };
-    if let Some(Plan::Whole(named) | Plan::Drained(Some(named))) = &plan {
-        attach_log(&mut storage, &superblock, named);
+    match (&plan, log_use) {
+        (Some(Plan::Whole(named)), _) | (Some(Plan::Drained(Some(named))), LogUse::Continue) => {
+            attach_log(&mut storage, &superblock, named);
+        }
+        _ => {}
     }
     let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
-    let pool = recover(storage, superblock, &superblocks, plan.as_ref(), options).await?;
+    let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
+    let pool = recover(storage, superblock, recovery).await?;
     Ok((pool, plan))
 }
 
@@ -188,7 +253,10 @@ pub(crate) fn attach_log(storage: &mut Storage, superblock: &Superblock, named: 
 fn fitting(found: FoundLog, superblock: &Superblock) -> FoundLog {
     let bytes = superblock.log_device.map_or(0, |record| record.size_bytes);
     match found {
-        FoundLog::Current(named) | FoundLog::Gone(named) | FoundLog::Damaged(named)
+        FoundLog::Current(named)
+        | FoundLog::Outdated(named)
+        | FoundLog::Blank(named)
+        | FoundLog::Damaged(named)
             if named.device.geometry().size_bytes < bytes =>
         {
             FoundLog::Other(named.name)
@@ -222,7 +290,7 @@ async fn add_log(
         Err(PoolError::NotAPool { .. }) => {
             let size_bytes = log.device.geometry().size_bytes;
             Ok(match is_empty(&log.device, size_bytes).await {
-                Ok(true) => FoundLog::Gone(log.clone()),
+                Ok(true) => FoundLog::Blank(log.clone()),
                 Ok(false) | Err(_) => FoundLog::Other(log.name.clone()),
             })
         }
@@ -241,23 +309,32 @@ async fn add_log(
     }
 }
 
+/// What a recovery knows besides the storage and its newest superblock.
+struct Recovery<'a> {
+    superblocks: Vec<FoundSuperblock>,
+    plan: Option<&'a Plan>,
+    log_use: LogUse,
+    lost: LostTail,
+}
+
 async fn recover(
-    storage: Storage,
-    superblock: Superblock,
-    superblocks: &[FoundSuperblock],
-    plan: Option<&Plan>,
-    options: &OpenOptions,
-) -> Result<Pool, PoolError> {
+    mut storage: Storage,
+    mut superblock: Superblock,
+    recovery: Recovery<'_>,
+) -> Result<Pool, Failure> {
+    let Recovery { superblocks, plan, log_use, lost } = recovery;
     let sizes = Sizes::of(&storage.layout);
     let cache = PageCache::new(CACHE_PAGES);
     let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
     let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
     let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
     let is_prefix = matches!(plan, Some(Plan::Prefix));
-    let gives_up = options.tail == LostTail::GiveUp && !superblock.tail.is_empty();
+    let gives_up = lost == LostTail::GiveUp && !superblock.tail.is_empty();
     replay.proof = match plan {
         Some(Plan::Prefix) => Proof::Accepted,
         Some(Plan::Whole(_)) if gives_up => Proof::Accepted,
+        // Without marks, only pages of checkpoints may be on the log device alone.
+        Some(Plan::Whole(_)) if superblock.tail.is_empty() => Proof::OfHosts,
         Some(Plan::Drained(_)) => Proof::OfHosts,
         Some(Plan::Whole(_)) | None => Proof::Any,
     };
@@ -267,16 +344,27 @@ async fn recover(
         && sequence < superblock.reached
     {
         let (device, reached) = (log.name.clone(), superblock.reached);
-        return Err(PoolError::TailMissing { device, sequence, reached });
+        return Err(PoolError::TailMissing { device, sequence, reached }.into());
     }
-    let failure = |error| PoolError::Device { device: superblock.name.clone(), error };
+    let device = format!("a device of pool {}", superblock.name);
+    let failure = |error| PoolError::Device { device: device.clone(), error };
     if let Some(log) = &storage.log {
         // From now on the log device has nothing that the others lack.
         let copied = Copier::new(log.clone()).copy(&storage, &replay.on_log).await;
         copied.map_err(failure)?;
     }
+    let on_disk = superblock.clone();
     let Replay { recent, frozen, mut catalog, trees, segments: log_segments, .. } = replay;
-    repair(&storage, &superblock, superblocks).await?;
+    if log_use == LogUse::Detach {
+        storage.log = None;
+        (superblock.tail, superblock.reached) = (TailVolumes::default(), 0);
+    }
+    let log = storage.log.as_ref().map(|log| log.named.clone());
+    let with_log = |error| match &log {
+        Some(log) => Failure::WithLog(error, log.clone()),
+        None => Failure::Final(error),
+    };
+    repair(&storage, &on_disk, &superblocks).await.map_err(with_log)?;
     // Replayed chunks may be in the caches of the devices only.
     storage.flush_table().await.map_err(failure)?;
     if is_prefix {
@@ -289,7 +377,7 @@ async fn recover(
              that were made since are lost"
         );
     }
-    if is_prefix && options.tail != LostTail::GiveUp {
+    if is_prefix && lost != LostTail::GiveUp {
         mark_incomplete(&mut catalog, &superblock.tail);
     }
     let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
@@ -314,7 +402,7 @@ async fn recover(
         catalog_bytes,
         superblock,
     };
-    Pool::start(storage, sizes, opened).await
+    Pool::start(storage, sizes, opened).await.map_err(with_log)
 }
 
 /// Keeps the volumes that lack changes from being opened.
@@ -362,7 +450,8 @@ mod tests {
             };
         for (found, drained, keep, withhold, give_up) in [
             (FoundLog::Current(named.clone()), "whole", "whole", "whole", "whole"),
-            (FoundLog::Gone(named.clone()), "drained", "refused", "prefix", "prefix"),
+            (FoundLog::Outdated(named.clone()), "drained", "refused", "prefix", "prefix"),
+            (FoundLog::Blank(named.clone()), "drained", "refused", "prefix", "prefix"),
             (FoundLog::Damaged(named), "drained", "refused", "refused", "prefix"),
             (FoundLog::Other(String::new()), "without", "refused", "refused", "prefix"),
             (FoundLog::Missing, "without", "refused", "refused", "prefix"),
@@ -373,7 +462,10 @@ mod tests {
                 (LostTail::GiveUp, give_up),
             ] {
                 let empty = decide(&found, TailVolumes::default(), lost);
-                assert_eq!(empty, drained, "{found:?} {lost:?}");
+                let is_sought =
+                    matches!((found.clone(), lost), (FoundLog::Blank(_), LostTail::Keep));
+                let expected_empty = if is_sought { "refused" } else { drained };
+                assert_eq!(empty, expected_empty, "{found:?} {lost:?}");
                 let all = decide(&found, TailVolumes::All, lost);
                 assert_eq!(all, expected, "{found:?} {lost:?}");
             }

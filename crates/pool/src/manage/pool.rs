@@ -10,7 +10,7 @@ use flagstone_runtime::{CoreLocal, spawn, spawn_detached};
 use parking_lot::Mutex;
 
 use super::log_device::LogDeviceStatus;
-use super::shared::{Opened, Shared, State, VolumeHandle, Work, WriteOut, reservation};
+use super::shared::{Opened, Shared, State, Update, VolumeHandle, Work, WriteOut, reservation};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -96,7 +96,6 @@ impl Pool {
         sizes: Sizes,
         opened: Opened,
     ) -> Result<Pool, PoolError> {
-        let device = storage.devices[0].name.clone();
         let shared = Arc::new(Shared {
             name: opened.superblock.name.clone(),
             storage,
@@ -115,8 +114,12 @@ impl Pool {
         }
         // One for what was replayed before a snapshot, one for everything.
         while shared.state.lock().needs_first_checkpoint() {
-            let done = shared.checkpoint().await;
-            done.map_err(|error| PoolError::Device { device: device.clone(), error })?;
+            if let Err(error) = shared.checkpoint().await {
+                // It uses the devices until it ends.
+                shared.write_out_ended().await;
+                let device = format!("a device of pool {}", shared.name);
+                return Err(PoolError::Device { device, error });
+            }
         }
         shared.state.lock().kept = true;
         spawn_detached(keep(shared.clone()));
@@ -189,6 +192,9 @@ impl Pool {
         shared.write_out_ended().await;
         // Otherwise a checkpoint in progress could write a superblock afterwards.
         shared.keeper_ended().await;
+        // A pool that failed before has no further updates.
+        let _turn = shared.update_turn().await;
+        shared.state.lock().update = Update::Over;
         for (_, named) in shared.storage.members() {
             super::create::wipe(named).await?;
         }

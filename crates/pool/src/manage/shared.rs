@@ -81,6 +81,18 @@ pub(crate) enum Turn {
     Held,
 }
 
+/// An update of the superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Update {
+    /// None is in progress.
+    Idle,
+    /// One task has the turn.
+    Runs,
+    /// None may follow. One failed, and may be on some of the devices: another update of the same
+    /// number would contradict it. Or the devices have another log device, or are no pool.
+    Over,
+}
+
 /// The task that writes out the log device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteOut {
@@ -145,8 +157,7 @@ pub(crate) struct State {
     /// Catalog as it is on disk.
     pub(crate) catalog_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
-    /// The superblock is being updated.
-    pub(crate) updating: bool,
+    pub(crate) update: Update,
     /// Volumes that the superblock marks, whatever becomes of an update in progress: chunks that
     /// change them may go to the log device.
     pub(crate) marked: TailVolumes,
@@ -258,7 +269,7 @@ impl State {
             meta_usage: opened.meta_usage,
             live,
             catalog_bytes: opened.catalog_bytes,
-            updating: false,
+            update: Update::Idle,
             marked: opened.superblock.tail.clone(),
             to_mark: BTreeSet::new(),
             write_out: WriteOut::Ended,

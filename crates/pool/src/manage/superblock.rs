@@ -1,25 +1,46 @@
 //! Superblock updates of an open pool, one at a time: by checkpoints, and by the marks of volumes
 //! whose changes the log device has.
 //!
-//! Invariant: before a chunk that changes a volume goes to the log device, the superblock says that
-//! the log device may have changes of this volume. So an opening without the log device knows which
-//! volumes lack changes.
+//! Invariants:
+//! - before a chunk that changes a volume goes to the log device, the superblock says that the log
+//!   device may have changes of this volume. So an opening without the log device knows which
+//!   volumes lack changes;
+//! - an update that failed may be on some of the devices, so no further one follows it.
 
 use std::collections::BTreeSet;
 
 use flagstone_blockdev::IoError;
 
-use super::shared::{Shared, State};
+use super::shared::{Shared, State, Update};
 use crate::ondisk::chunk::Record;
 use crate::ondisk::superblock::{Superblock, TailVolumes};
 
-/// The right to update the superblock, until it is dropped.
+/// The right to update the superblock, until it is dropped. The holder is a task that nothing drops.
 pub(crate) struct SuperblockTurn<'a>(&'a Shared);
 
 impl Drop for SuperblockTurn<'_> {
     fn drop(&mut self) {
-        self.0.state.lock().updating = false;
+        let mut state = self.0.state.lock();
+        if state.update == Update::Runs {
+            state.update = Update::Idle;
+        }
+        drop(state);
         self.0.progress.notify();
+    }
+}
+
+impl SuperblockTurn<'_> {
+    /// Writes an update. A new device has it in copies 0 and 1 already.
+    ///
+    /// # Errors
+    /// Of the devices; there are no updates after it.
+    pub(crate) async fn write(&self, next: &Superblock, new: Option<usize>) -> Result<(), IoError> {
+        let written = self.0.storage.write_superblock_after(next, new).await;
+        if let Err(error) = &written {
+            tracing::error!(pool = self.0.name, %error, "superblock was not written");
+            self.0.state.lock().update = Update::Over;
+        }
+        written
     }
 }
 
@@ -38,11 +59,19 @@ pub(crate) fn changed(record: &Record) -> &[u32] {
 }
 
 impl Shared {
+    /// Waits for the turn to update the superblock.
+    ///
+    /// # Errors
+    /// As [`Shared::superblock_turn`].
+    pub(crate) async fn update_turn(&self) -> Result<SuperblockTurn<'_>, IoError> {
+        self.superblock_turn(|_| false).await.map(|turn| turn.expect("there is a need"))
+    }
+
     /// Waits for the turn to update the superblock. None if `done` says that there is no need.
     ///
     /// # Errors
-    /// After a failure of the pool.
-    pub(crate) async fn superblock_turn(
+    /// After a failure of the pool or of an update.
+    async fn superblock_turn(
         &self,
         done: impl Fn(&State) -> bool,
     ) -> Result<Option<SuperblockTurn<'_>>, IoError> {
@@ -54,7 +83,14 @@ impl Shared {
             if done(&state) {
                 return Some(Ok(None));
             }
-            (!std::mem::replace(&mut state.updating, true)).then(|| Ok(Some(SuperblockTurn(self))))
+            match state.update {
+                Update::Idle => {
+                    state.update = Update::Runs;
+                    Some(Ok(Some(SuperblockTurn(self))))
+                }
+                Update::Runs => None,
+                Update::Over => Some(Err(IoError::WriteFault)),
+            }
         };
         self.progress.wait_for(turn).await
     }
@@ -94,14 +130,17 @@ impl Shared {
         next
     }
 
-    /// Marks the volumes that these records change.
+    /// Marks the volumes that these records change, unless the pool stops.
     ///
     /// # Errors
     /// Of the devices.
     pub(crate) async fn mark(&self, records: &[Record]) -> Result<(), IoError> {
         let volumes: BTreeSet<u32> = records.iter().flat_map(changed).copied().collect();
         self.state.lock().to_mark.extend(&volumes);
-        let done = |state: &State| volumes.iter().all(|volume| state.marked.has(*volume));
+        let done = |state: &State| {
+            let is_over = state.check().is_err();
+            is_over || volumes.iter().all(|volume| state.marked.has(*volume))
+        };
         match self.superblock_turn(done).await? {
             Some(turn) => self.update_marks(turn).await,
             None => Ok(()),
@@ -113,16 +152,15 @@ impl Shared {
     /// # Errors
     /// Of the devices.
     pub(crate) async fn unmark(&self) -> Result<(), IoError> {
-        match self.superblock_turn(|state| state.marked.is_empty()).await? {
+        match self.superblock_turn(|state| state.superblock.tail.is_empty()).await? {
             Some(turn) => self.update_marks(turn).await,
             None => Ok(()),
         }
     }
 
-    async fn update_marks(&self, _turn: SuperblockTurn<'_>) -> Result<(), IoError> {
+    async fn update_marks(&self, turn: SuperblockTurn<'_>) -> Result<(), IoError> {
         let next = self.next_update(|_| {});
-        if let Err(error) = self.storage.write_superblock(&next).await {
-            tracing::error!(pool = self.name, %error, "superblock was not written");
+        if let Err(error) = turn.write(&next, None).await {
             self.state.lock().fail(IoError::WriteFault);
             return Err(error);
         }

@@ -218,9 +218,11 @@ impl Superblock {
     /// Encodes one copy.
     ///
     /// # Panics
-    /// With more than 16 devices or a name longer than 63 bytes.
+    /// With more than 16 devices, a name longer than 63 bytes, or a tail without a log device: no
+    /// reader accepts them.
     pub fn encode(&self, copy: usize) -> Block {
         assert!(self.devices.len() <= DEVICES_MAX && self.name.len() <= POOL_NAME_MAX);
+        assert!(self.log_device.is_some() || self.tail.is_empty(), "a tail without a log device");
         let mut block = [0; BLOCK_BYTES];
         begin(&mut block, MAGIC);
         put(&mut block, 10, &self.device.to_le_bytes());
@@ -382,9 +384,15 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
 }
 
 impl Superblock {
-    /// True if the table has the device as removed.
-    pub(crate) fn has_removed(&self, id: PoolId) -> bool {
-        self.devices.iter().any(|record| record.id == id && record.is_removed())
+    /// True for the superblock of a device that was removed from the table, or of a log device that
+    /// is none any more.
+    pub(crate) fn is_former(&self, other: &Superblock) -> bool {
+        let id = other.device_id();
+        let is_removed = |record: &DeviceRecord| record.id == id && record.is_removed();
+        match other.device {
+            LOG_INDEX => self.log_device.is_none_or(|log| log.id != id),
+            _ => self.devices.iter().any(is_removed),
+        }
     }
 
     /// Identifier of the device that holds this superblock.

@@ -67,10 +67,14 @@ fn impossible_log_devices_are_refused() {
     let beyond = DeviceRecord { segments: 41, ..device };
     let few = DeviceRecord { segments: 3, ..device };
     let twin = DeviceRecord { id: PoolId([1; 16]), ..device };
-    for log_device in [Some(beyond), Some(few), Some(twin), None] {
-        let own = Superblock { log_device, ..superblock(3) };
+    for log_device in [beyond, few, twin] {
+        let own = Superblock { log_device: Some(log_device), ..superblock(3) };
         assert!(Superblock::decode(&own.encode(0), 0).is_err(), "{log_device:?}");
     }
+    let mut block = superblock(3).encode(0);
+    block[LOG_DEVICE_AT..LOG_DEVICE_AT + DEVICE_BYTES].fill(0);
+    seal(&mut block);
+    assert_eq!(Superblock::decode(&block, 0), Err(FormatError::Field("tail")));
     let start = LogStart { slot: 8, ..superblock(3).start };
     let own = Superblock { start, ..superblock(3) };
     assert_eq!(Superblock::decode(&own.encode(0), 0), Err(FormatError::Field("start of the log")));
@@ -133,7 +137,8 @@ fn removed_devices_stay_in_the_table() {
     superblock.devices[0].size_bytes = 0;
     let block = superblock.encode(2);
     assert_eq!(Superblock::decode(&block, 2), Ok(superblock.clone()));
-    assert!(superblock.has_removed(PoolId([1; 16])) && !superblock.has_removed(PoolId([2; 16])));
+    let of = |device| Superblock { device, ..superblock.clone() };
+    assert!(superblock.is_former(&of(0)) && !superblock.is_former(&of(1)));
     let own = Superblock { device: 0, ..superblock.clone() };
     assert_eq!(Superblock::decode(&own.encode(2), 2), Err(FormatError::Field("devices")));
     superblock.devices[1].size_bytes = 0;

@@ -142,9 +142,7 @@ pub(crate) fn assemble(
     };
     let found: Vec<_> = found
         .into_iter()
-        .filter(|(_, superblock)| {
-            superblock.pool != newest.pool || !newest.has_removed(superblock.device_id())
-        })
+        .filter(|(_, superblock)| superblock.pool != newest.pool || !newest.is_former(superblock))
         .collect();
     for (named, superblock) in &found {
         if superblock.pool != newest.pool {

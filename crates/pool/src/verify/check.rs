@@ -23,7 +23,7 @@ use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
-use crate::ondisk::superblock::{LOG_INDEX, copy_offset};
+use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
 use crate::recover::replay::{Proof, Replay};
 use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
@@ -119,11 +119,12 @@ impl Pool {
             found.push((named, superblock));
         }
         let (mut storage, superblock, is_log_current) = assemble(&found)?;
-        let log = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
+        let is_log = |own: &Superblock| own.device == LOG_INDEX && !superblock.is_former(own);
+        let log = found.iter().find(|(_, found)| is_log(&found.superblock));
         match log.filter(|_| is_log_current) {
             Some((named, _)) => attach_log(&mut storage, &superblock, named),
             None if superblock.tail.is_empty() => {}
-            None => return Err(log_missing(&superblock, "it was not given".to_owned())),
+            None => return Err(log_missing(&superblock, "it was not given".to_owned(), false)),
         }
         let cache = PageCache::new(CACHE_PAGES);
         let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;

@@ -5,11 +5,12 @@ use std::rc::Rc;
 
 use flagstone_host::local_ssd::volatile_model;
 use flagstone_host::root::Root;
-use flagstone_runtime::spawn_blocking;
+use flagstone_runtime::{spawn_blocking, time};
 
 use super::orders::check_device;
 use super::{OpenPoolError, Outcome, PoolSlot, PoolState, failed, open_devices};
 use crate::http::Problem;
+use crate::limits::OPEN_PATIENCE;
 use crate::serve::Server;
 
 /// `pool set-log`.
@@ -57,8 +58,10 @@ impl Server {
         self.pools.writable()?;
         let pool = self.pools.open_pool(name)?;
         let former = self.pools.log_path(name);
-        let has_device = pool.status().log.is_some();
-        if former == *log && has_device == log.is_some() {
+        let status = pool.status().log;
+        // A log device that is missing is not the one that has its name.
+        let is_in_use = status.as_ref().map(|log| log.name.as_ref()) == log.as_ref().map(Some);
+        if former == *log && is_in_use {
             let has =
                 log.as_ref().map_or("no log device".to_owned(), |log| format!("log device {log}"));
             return Ok(Outcome::unchanged(format!("pool {name} has {has} already")));
@@ -66,6 +69,13 @@ impl Server {
         if let Some(device) = destroy_data.iter().find(|device| Some(*device) != log.as_ref()) {
             return Err(Problem::invalid(format!(
                 "{device} is to be destroyed, but is not the new log device"
+            )));
+        }
+        // Errors do not matter: what was written out is enough.
+        if time::timeout(OPEN_PATIENCE, pool.ask_log_device()).await.is_err() {
+            return Err(Problem::conflict(format!(
+                "the log device of pool {name} does not answer, and has what was written last: wait \
+                 until it does, or detach it and restart the server"
             )));
         }
         let slot = self.pools.slot(name)?;

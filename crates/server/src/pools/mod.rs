@@ -12,6 +12,7 @@ mod device_orders;
 mod fullness;
 mod log_orders;
 mod log_search;
+mod open;
 mod opening;
 mod orders;
 mod retire;
@@ -24,7 +25,7 @@ mod volume_orders;
 mod volume_state;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,9 +34,10 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_blockdev::sectors::{SECTOR_BYTES, SectorDevice};
 use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
+use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
-use flagstone_pool::{DeviceSet, LostTail, NamedDevice, Pool, PoolError, VolumeInfo};
+use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
 use flagstone_runtime::sync::{Permit, Semaphore};
 use flagstone_runtime::time;
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
@@ -43,7 +45,7 @@ use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use log_orders::SetLog;
-use log_search::{Sought, find_log_device};
+use log_search::LogSearch;
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
 pub(crate) use settings::Settings;
 pub(crate) use snapshot_orders::CloneVolume;
@@ -71,6 +73,9 @@ pub(crate) struct Pools {
     receivers: RefCell<BTreeMap<String, Receiver>>,
     /// Paths of the log devices by pool.
     logs: RefCell<BTreeMap<String, String>>,
+    search: LogSearch,
+    /// Log devices that are being opened, by path.
+    asked: Rc<RefCell<BTreeSet<String>>>,
     /// Memory of map caches by pool, in bytes, where it is not the default.
     map_caches: RefCell<BTreeMap<String, u64>>,
     /// Volumes out of service whose commands have not ended.
@@ -164,6 +169,8 @@ impl Pools {
             openings: opening::Openings::default(),
             receivers: RefCell::default(),
             logs: RefCell::new(logs),
+            search: LogSearch::new(Root::new("/")),
+            asked: Rc::default(),
             map_caches: RefCell::new(map_caches),
             endings: retire::Endings::default(),
             order: Semaphore::new(1),
@@ -302,71 +309,6 @@ async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
     Ok(devices)
 }
 
-/// Opens the pool `name`, whose devices these are.
-async fn open_pool(
-    name: &str,
-    paths: &[String],
-    log: Option<&String>,
-    give_up_tail: bool,
-) -> Result<Pool, OpenPoolError> {
-    let devices = open_devices(paths).await?;
-    // The pool decides what the absence of its log device means.
-    let log = match log {
-        Some(path) => {
-            open_devices(std::slice::from_ref(path)).await.ok().and_then(|mut log| log.pop())
-        }
-        None => None,
-    };
-    let open = async |tail| {
-        let options = flagstone_pool::OpenOptions { log: log.clone(), tail };
-        Pool::open_with(devices.clone(), &options).await
-    };
-    let opened = match open(if give_up_tail { LostTail::GiveUp } else { LostTail::Keep }).await {
-        Err(PoolError::LogDeviceMissing { id, update, .. }) => {
-            let root = flagstone_host::root::Root::new("/");
-            if let Some(path) = find_log_device(root, Sought { id, update }).await? {
-                return Err(format!(
-                    "its log device has another name now: flagstone pool import {name} {} \
-                     --log-device {path}",
-                    paths.join(" ")
-                )
-                .into());
-            }
-            open(LostTail::Withhold).await
-        }
-        opened => opened,
-    };
-    let pool = opened.map_err(|error| OpenPoolError {
-        is_absent: matches!(error, PoolError::NotAPool { .. }),
-        reason: error.to_string(),
-    })?;
-    let found = pool.status().name;
-    if found != name {
-        let _ = pool.close().await;
-        let devices = paths.join(", ");
-        return Err(format!("{devices} hold pool {found}, not {name}").into());
-    }
-    Ok(pool)
-}
-
-/// Opens the pool `name` on the devices that the state directory has, with or without devices that
-/// an order was adding or removing.
-async fn open_recorded(
-    name: &str,
-    set: &DeviceSet<String>,
-    log: Option<&String>,
-    give_up_tail: bool,
-) -> Result<Pool, OpenPoolError> {
-    let mut first = None;
-    for paths in set.alternatives() {
-        match open_pool(name, &paths, log, give_up_tail).await {
-            Ok(pool) => return Ok(pool),
-            Err(error) => drop(first.get_or_insert(error)),
-        }
-    }
-    Err(first.unwrap_or_else(|| "it has no devices".to_owned().into()))
-}
-
 impl Server {
     /// Opens a closed pool, and logs a new reason for a failure. The caller has the order.
     async fn try_open(
@@ -377,7 +319,7 @@ impl Server {
         give_up_tail: bool,
     ) {
         let log = self.pools.log_path(name);
-        let opened = open_recorded(name, &set, log.as_ref(), give_up_tail).await;
+        let opened = self.pools.open_recorded(name, &set, log.as_ref(), give_up_tail).await;
         self.end_open(name, set, last_reason, opened).await;
     }
 

@@ -11,7 +11,7 @@ use flagstone_runtime::spawn_blocking;
 use flagstone_units::display::size;
 
 use super::state_directory::{PoolEntry, check_entry};
-use super::{PoolSlot, PoolState, failed, log_orders, open_devices, open_pool};
+use super::{PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
 use crate::limits::POOLS_MAX;
@@ -228,7 +228,7 @@ impl Server {
                 "pool {name} is opened, if these are its devices"
             )));
         }
-        let pool = open_pool(name, devices, log.as_ref(), false).await;
+        let pool = self.pools.open(name, devices, log.as_ref(), false).await;
         let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
         self.pools.apply_map_cache(name, &pool);
         self.pools.set_log_path(name, log.clone());
