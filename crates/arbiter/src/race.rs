@@ -37,8 +37,8 @@ pub struct Ask {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Goal {
     /// The source, while its peer is attached: record whether the peer has every acknowledged write.
-    /// The peer agrees by being attached, so that a record which excludes this node, or is missing,
-    /// or is an old one, is replaced.
+    /// The peer agrees by being attached, so that a record which is missing, or an old one, is
+    /// replaced. So is one that excludes this node, in a race that is the first of its session.
     Publish {
         /// The peer, if it is in sync. `None` during a resync to it.
         peer: Option<ReplicaId>,
@@ -169,6 +169,15 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
                 // it needs a write of its own.
                 Some(found) if peer.is_some() && !first && says(ask, &found, &in_sync, epoch) => {
                     Decision::Keep(found)
+                }
+                // The peer won since, which it does only when it hears nothing more from this node: a
+                // paused machine believes for a while that its session goes on.
+                Some(found)
+                    if !first
+                        && !found.is_in_sync(ask.own)
+                        && found.revision > ask.seen_revision =>
+                {
+                    Decision::Deny(lost(&found))
                 }
                 _ => proposal(epoch.max(recorded_epoch), in_sync, ask.suspended),
             }

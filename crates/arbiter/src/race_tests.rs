@@ -343,6 +343,21 @@ fn first_publish_defeats_delayed_write_of_peer() {
     assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
 }
 
+/// A source whose machine was paused believed that its session went on. It replaced the record of its
+/// peer, which had taken over and acknowledged writes.
+#[test]
+fn paused_source_keeps_the_win_of_its_peer() {
+    let publish = |seen_revision, first| {
+        let goal = Goal::Publish { peer: Some(B), epoch: 5, first };
+        decide(&Ask { seen_revision, ..ask(A, goal) }, Some(&stored(&record(B, &[B]))))
+    };
+    assert!(matches!(publish(6, false), Decision::Deny(Denial::Lost { .. })));
+    // The peer has attached since, and agrees.
+    assert!(matches!(publish(6, true), Decision::Write(_)));
+    // Restored from a backup.
+    assert!(matches!(publish(8, false), Decision::Write(_)));
+}
+
 #[test]
 fn unreadable_record_grants_nothing() {
     let version = StoredVersion::new("1").expect("short");

@@ -70,9 +70,10 @@ impl Published {
         Published { session_id, revision, checked_ns: Inner::boot_ns() }
     }
 
-    fn is_due(self) -> bool {
+    /// When the record is compared again.
+    fn compare_at_ns(self) -> u64 {
         let period = Duration::from_millis(ARBITER_CHECK_MS).as_nanos() as u64;
-        Inner::boot_ns() >= self.checked_ns.saturating_add(period)
+        self.checked_ns.saturating_add(period)
     }
 }
 
@@ -167,6 +168,10 @@ impl Failover {
             }
             Promotion::Alone | Promotion::Overriding => Standing::Alone(Exclusion::Ordered),
             _ if !has_met => Standing::Alone(Exclusion::Unshared),
+            // The order stands until it is recorded.
+            Promotion::Resumed if before.arbiter.standing == RecordedStanding::Ordered => {
+                Standing::Alone(Exclusion::Ordered)
+            }
             // Also if the record excluded the peer once: it may say otherwise by now.
             Promotion::Resumed | Promotion::Agreed => {
                 Standing::Contested { since_ns: Inner::boot_ns() }
@@ -184,10 +189,10 @@ impl Failover {
                 ArbiterMark { revision, standing, suspended: false, ..before }
             }
             Promotion::Alone | Promotion::Overriding => {
-                ArbiterMark { standing: RecordedStanding::Alone, ..before }
+                ArbiterMark { standing: RecordedStanding::Ordered, ..before }
             }
             Promotion::Resumed => before,
-            Promotion::Agreed if before.standing == RecordedStanding::Alone => before,
+            Promotion::Agreed if before.standing.is_alone() => before,
             Promotion::Agreed => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
         }
     }
@@ -280,6 +285,10 @@ impl Inner {
     fn situation_in(&self, state: &State) -> Situation {
         let mark = self.local.superblock().arbiter;
         let session_id = state.legs.first().map(|leg| leg.session_id);
+        let now_ns = Inner::boot_ns();
+        let published = state.published.filter(|published| {
+            Some(published.session_id) == session_id && published.compare_at_ns() > now_ns
+        });
         Situation {
             state: self.machine_state_in(state),
             standing: state.standing,
@@ -287,11 +296,10 @@ impl Inner {
             changes_role: state.changing_role,
             mark: mark.standing,
             revision: mark.revision,
-            is_published: state.published.is_some_and(|published| {
-                Some(published.session_id) == session_id && !published.is_due()
-            }),
+            is_published: published.is_some(),
+            compare_at_ns: published.map_or(u64::MAX, Published::compare_at_ns),
             write_waits: state.bumping_generation,
-            now_ns: Inner::boot_ns(),
+            now_ns,
             lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
             ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
             was_renewed: self.failover.offer.lock().is_some(),

@@ -16,10 +16,11 @@ impl Inner {
     /// What the peer of this session may do when this node is lost.
     pub(super) fn offer(&self, state: &State, session_id: u64) -> Offer {
         let current = state.published.filter(|published| published.session_id == session_id);
-        let Some(published) = current else { return Offer::Unrecorded };
-        match self.local.superblock().arbiter.suspended {
-            true => Offer::Suspended,
-            false => Offer::Recorded { revision: published.revision },
+        match (self.local.superblock().arbiter.suspended, current) {
+            // Also before the record says so: the peer must know it, should it become the source.
+            (true, _) => Offer::Suspended,
+            (false, Some(published)) => Offer::Recorded { revision: published.revision },
+            (false, None) => Offer::Unrecorded,
         }
     }
 }

@@ -267,7 +267,7 @@ impl Inner {
         let replica = self.local.superblock().replica;
         let before = self.failover.denial.lock().replace(denial.clone());
         if before.as_ref() != Some(&denial) {
-            tracing::warn!(%replica, "the arbiter was asked in vain: {denial}");
+            tracing::warn!(%replica, "the arbiter granted nothing: {denial}");
         }
         if now == Step::Watch {
             self.watched();
@@ -275,7 +275,7 @@ impl Inner {
         let Denial::Lost { epoch, revision, .. } = denial else { return };
         let role = self.machine_state().role;
         if matches!(role, Role::Serving { .. } | Role::Waiting { .. }) {
-            let was_alone = self.local.superblock().arbiter.standing == RecordedStanding::Alone
+            let was_alone = self.local.superblock().arbiter.standing.is_alone()
                 || matches!(self.lock().standing, Standing::Alone(_));
             self.step_aside(match was_alone {
                 // What it acknowledged without its peer is kept for the operator.

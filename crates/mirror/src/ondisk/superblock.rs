@@ -78,14 +78,24 @@ pub enum RecordedStanding {
     Unknown,
     /// A target: its source has recorded it as in sync, and no other source has attached since.
     InSync,
-    /// A source that may have acknowledged writes which its peers lack: the record excludes them, or
-    /// the operator has ordered so.
+    /// A source that may have acknowledged writes which its peers lack: the record excludes them.
     Alone,
+    /// As `Alone`, by an order of the operator that the record does not say yet.
+    Ordered,
 }
 
 impl RecordedStanding {
-    const ALL: [RecordedStanding; 3] =
-        [RecordedStanding::Unknown, RecordedStanding::InSync, RecordedStanding::Alone];
+    const ALL: [RecordedStanding; 4] = [
+        RecordedStanding::Unknown,
+        RecordedStanding::InSync,
+        RecordedStanding::Alone,
+        RecordedStanding::Ordered,
+    ];
+
+    /// A source that may have acknowledged writes which its peers lack.
+    pub fn is_alone(self) -> bool {
+        matches!(self, RecordedStanding::Alone | RecordedStanding::Ordered)
+    }
 }
 
 /// Interrupted activities of a replica.

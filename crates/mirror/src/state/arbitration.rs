@@ -113,6 +113,8 @@ pub struct Situation {
     pub revision: u64,
     /// The record lists the peer as in sync, in the current session.
     pub is_published: bool,
+    /// When a published record is compared again.
+    pub compare_at_ns: u64,
     /// A write waits for the right to be acknowledged without the peer.
     pub write_waits: bool,
     /// Now, on the runtime's clock, in nanoseconds.
@@ -175,7 +177,7 @@ pub fn step(situation: &Situation) -> Step {
         // It was never shared, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
-        Role::Target { .. } if situation.mark == RecordedStanding::Alone => Step::Wait(None),
+        Role::Target { .. } if situation.mark.is_alone() => Step::Wait(None),
         Role::Target { attached: true, .. } if situation.mark == RecordedStanding::Unknown => {
             Step::Wait(None)
         }
@@ -233,8 +235,11 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                 }
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 // It was alone before it restarted, so its peer is no part of the decision.
-                _ if !attached && situation.mark == RecordedStanding::Alone => Step::GoAlone,
+                _ if !attached && situation.mark.is_alone() => Step::GoAlone,
                 _ if !attached && (situation.write_waits || now_ns >= ask_at) => Step::GoAlone,
+                LegPhase::InSync if attached => {
+                    Step::Wait(Some(ask_at.min(situation.compare_at_ns)))
+                }
                 _ => Step::Wait(Some(ask_at)),
             }
         }

@@ -23,6 +23,7 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         mark: RecordedStanding::InSync,
         revision: 7,
         is_published: true,
+        compare_at_ns: NOW + 10 * SECOND,
         write_waits: false,
         now_ns: NOW,
         lease_until_ns: NOW + TIMING.lease_ns(),
@@ -56,6 +57,8 @@ fn contested_source_asks_before_its_lease_ends() {
     let ask_at = attached.lease_until_ns - TIMING.margin_ns();
     assert_eq!(step(&attached), Step::Wait(Some(ask_at)));
     assert_eq!(step(&Situation { now_ns: ask_at, ..attached }), Step::Disconnect);
+    let compared = Situation { compare_at_ns: NOW + 1, ..attached };
+    assert_eq!(step(&compared), Step::Wait(Some(NOW + 1)), "the record is compared first");
     let lost = situation(SERVING, LegPhase::Disconnected);
     assert_eq!(step(&lost), Step::Wait(Some(ask_at)));
     assert_eq!(step(&Situation { now_ns: ask_at, ..lost }), Step::GoAlone);
@@ -96,6 +99,7 @@ fn only_target_that_was_in_sync_takes_over() {
         assert!(matches!(step(&other), Step::Wait(_)), "{other:?}");
     };
     waits(|other| other.mark = RecordedStanding::Alone);
+    waits(|other| other.mark = RecordedStanding::Ordered);
     let unknown = Situation { mark: RecordedStanding::Unknown, ..target };
     assert_eq!(step(&unknown), Step::Reclaim);
     // A source without an arbiter may have gone on alone.
@@ -122,7 +126,9 @@ fn only_target_that_was_in_sync_takes_over() {
 #[test]
 fn restarted_lone_source_asks_at_once() {
     let lost = situation(SERVING, LegPhase::Disconnected);
-    assert_eq!(step(&Situation { mark: RecordedStanding::Alone, ..lost }), Step::GoAlone);
+    for mark in [RecordedStanding::Alone, RecordedStanding::Ordered] {
+        assert_eq!(step(&Situation { mark, ..lost }), Step::GoAlone);
+    }
 }
 
 #[test]

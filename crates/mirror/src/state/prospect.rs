@@ -126,6 +126,10 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Role::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
         Role::Waiting { .. } => denied,
         Role::Target { .. } => match (situation.mark, outlook.offer) {
+            // It has not compared the record yet.
+            (RecordedStanding::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
+                denied.or(Some(Obstacle::ArbiterSilent))
+            }
             (RecordedStanding::InSync, _) => denied,
             (_, Some(Offer::Suspended)) => Some(Obstacle::Suspended),
             _ if outlook.is_attached => Some(Obstacle::NotInSync),

@@ -138,6 +138,35 @@ fn lone_source_asks_again_after_its_restart() {
     assert!(matches!(role, Role::Deposed { .. }), "its data is kept for the operator: {role:?}");
 }
 
+/// The operator forced a node while the arbiter was silent. After a restart it stopped serving, and lost
+/// to its peer, which had gone: nothing had recorded the order.
+#[test]
+fn forced_source_serves_after_restart_without_arbiter() {
+    let cluster = in_sync([2000, 2000]);
+    cluster.end(1, false);
+    cluster.pass(FAILOVER_TIME);
+    cluster.end(0, false);
+    cluster.store().cuts[1].set(EVERYTHING);
+    cluster.restart(1);
+    until(&cluster, "open", |cluster| cluster.mirror(1).is_some());
+    cluster.world.hold.set(true);
+    cluster.world.failing_over.set(Some(1));
+    cluster.world.gives_up.set(true);
+    cluster.command(1, "failover", async |mirror| {
+        mirror.failover().await.expect("its data is consistent");
+    });
+    cluster.pass(Duration::from_secs(3));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    cluster.end(1, false);
+    cluster.restart(1);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    cluster.store().cuts[1].set(Cut::default());
+    cluster.pass(Duration::from_secs(20));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    assert_eq!(cluster.store().record(VOLUME).expect("a record").in_sync.len(), 1);
+}
+
 /// A lone source notices that a record from a backup lists its peer again, before the peer returns.
 #[test]
 fn lone_source_excludes_its_peer_from_restored_record() {
