@@ -22,6 +22,8 @@ optional=(
     # NBD clients, and servers to compare with.
     nbdinfo:libnbd-bin nbdcopy:libnbd-bin nbdkit:nbdkit
     qemu-img:qemu-utils qemu-io:qemu-utils qemu-nbd:qemu-utils
+    # The arbiter of automatic failover.
+    etcd:etcd-server
     # The checker of metrics and alert rules.
     promtool:prometheus
     # The browser that draws reports.

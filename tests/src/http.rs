@@ -97,6 +97,30 @@ pub fn ask_port(port: u16, method: &str, path: &str) -> Answer {
     Answer::parse(&String::from_utf8_lossy(&answer))
 }
 
+/// Sends JSON over TCP to this machine.
+///
+/// # Panics
+///
+/// If the response is not valid HTTP.
+pub fn post_port(port: u16, path: &str, body: &str) -> Answer {
+    post_with(port, path, "", body)
+}
+
+/// As [`post_port`], with further header lines, each of which ends with a line break.
+///
+/// # Panics
+///
+/// If the response is not valid HTTP.
+pub fn post_with(port: u16, path: &str, header: &str, body: &str) -> Answer {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         {header}Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let answer = exchange(wire::connect(port), (head + body).as_bytes());
+    Answer::parse(&String::from_utf8_lossy(&answer))
+}
+
 /// Fetches an existing document.
 ///
 /// # Panics

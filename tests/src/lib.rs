@@ -23,7 +23,9 @@
     reason = "end-to-end tests use real processes, threads and clocks"
 )]
 
+pub mod authority;
 pub mod by_hand;
+pub mod etcd;
 pub mod guest;
 pub mod http;
 pub mod load;

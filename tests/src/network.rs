@@ -7,7 +7,7 @@
 //!            192.0.2.1 ---- link ---- 192.0.2.2
 //! ```
 //!
-//! Only the link between the nodes is cut: hosts always reach both. Namespaces need root;
+//! Hosts always reach both nodes. The link between them is cut, and the way to [`SERVICES`]. Namespaces need root;
 //! [`Network::make`] reports missing prerequisites.
 
 use crate::place::{Namespaces, Place};
@@ -23,6 +23,9 @@ pub const HOST_PORTS: [u16; 2] = [4420, 4421];
 
 /// Addresses of the host on the same cables.
 const HOST: [&str; 2] = ["198.51.100.2", "198.51.100.6"];
+
+/// Address of programs beside the host that both nodes reach, such as an arbiter.
+pub const SERVICES: &str = "203.0.113.1";
 
 /// MAC addresses of the interfaces at the ends of the link.
 const CARDS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
@@ -53,6 +56,7 @@ impl Network {
             let name = format!("node{node}");
             cable((own, "hosts", HOSTS[node]), (&network.host, &name, HOST[node]))?;
         }
+        network.host().run("ip", &["address", "add", &format!("{SERVICES}/32"), "dev", "lo"]);
         network.heal();
         Ok(network)
     }
@@ -81,6 +85,15 @@ impl Network {
     /// If the command fails.
     pub fn cut(&self, node: usize) {
         self.reach(node, false);
+    }
+
+    /// Cuts a node off from [`SERVICES`], until [`Network::heal`]. Hosts still reach it.
+    ///
+    /// # Panics
+    ///
+    /// If the command fails.
+    pub fn cut_services(&self, node: usize) {
+        self.node(node).run("ip", &["route", "replace", "blackhole", SERVICES]);
     }
 
     /// Takes the link interface of `node` down: both sides notice the loss of carrier.
@@ -118,6 +131,8 @@ impl Network {
             let _ = place.try_run("tc", &["qdisc", "del", "dev", "mirror", "root"]);
             place.run("ip", &["link", "set", "mirror", "up"]);
             self.reach(node, true);
+            let _ = place.try_run("ip", &["route", "del", "blackhole", SERVICES]);
+            place.run("ip", &["route", "replace", SERVICES, "via", HOST[node]]);
         }
     }
 }

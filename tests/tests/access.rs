@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use flagstone_tests::authority::Authority;
 use flagstone_tests::http::{ask, exchange, get};
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
@@ -62,41 +63,6 @@ fn insecure_listener_is_announced() {
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
     }
 }
-
-/// Authority, and certificates that it issues.
-struct Authority<'a>(&'a Scratch);
-
-impl Authority<'_> {
-    fn new(scratch: &Scratch) -> Authority<'_> {
-        let (key, ca) = (scratch.join("ca.key"), scratch.join("ca.pem"));
-        let own = ["-keyout", text(&key), "-out", text(&ca), "-subj", "/CN=test", "-days", "2"];
-        tools::run("openssl", &[&["req", "-x509"], &KEY[..], &own].concat());
-        Authority(scratch)
-    }
-
-    fn ca(&self) -> PathBuf {
-        self.0.join("ca.pem")
-    }
-
-    /// Paths of a certificate with this alternative name, and of its key.
-    fn issue(&self, name: &str, alternative: &str) -> (PathBuf, PathBuf) {
-        let file = |end: &str| self.0.join(&format!("{name}.{end}"));
-        let [key, request, extensions, certificate] = ["key", "csr", "ext", "pem"].map(file);
-        let own = ["-keyout", text(&key), "-out", text(&request), "-subj", "/CN=none"];
-        tools::run("openssl", &[&["req"], &KEY[..], &own].concat());
-        let lines = format!("subjectAltName={alternative}\nbasicConstraints=CA:FALSE\n");
-        fs::write(&extensions, lines).expect("it can be written");
-        let (ca, ca_key) = (self.ca(), self.0.join("ca.key"));
-        let signed = ["x509", "-req", "-days", "2", "-CAcreateserial", "-CA", text(&ca), "-CAkey"];
-        let files = [text(&ca_key), "-in", text(&request), "-out", text(&certificate)];
-        tools::run("openssl", &[&signed[..], &files, &["-extfile", text(&extensions)]].concat());
-        (certificate, key)
-    }
-}
-
-/// Options of `openssl req` for a new key.
-const KEY: [&str; 6] =
-    ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-batch"];
 
 /// Makes the token `name.token`, and the file `name.hash` for the server.
 fn token(scratch: &Scratch, name: &str) -> (PathBuf, PathBuf) {

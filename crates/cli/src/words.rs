@@ -88,3 +88,5 @@ pub(crate) const KEPT_SIDES: &Words<ResolveKeep> = &[
 ];
 
 pub(crate) const YES_NO: &Words<bool> = &[("yes", true, "Yes"), ("no", false, "No")];
+
+pub(crate) const ON_OFF: &Words<bool> = &[("on", true, "On"), ("off", false, "Off")];

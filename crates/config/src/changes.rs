@@ -1,6 +1,8 @@
 //! Changes between two configurations: the keys that a running server applies only at its next start.
 
-use crate::{Config, Host, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume};
+use crate::{
+    ArbiterStore, Config, Host, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume,
+};
 
 /// Adds `PREFIX.KEY` for each field that differs; a field is called like its key, or `field: key`.
 /// Every field is named, so that the compiler finds a forgotten field.
@@ -54,6 +56,14 @@ impl Config {
                     nqn, key_file, controller_key_file, tls_key_file
                 }, elsewhere { name });
             }
+        }
+        match (&self.arbiter, &read.arbiter) {
+            (Some(old), Some(new)) => {
+                compare!(keys, "arbiter", ArbiterStore, old, new, { etcd, tls, prefix, user },
+                    elsewhere {});
+            }
+            (None, None) => {}
+            _ => keys.push("arbiter".to_owned()),
         }
         compare_subsystems(self, read, &mut keys);
         keys

@@ -15,8 +15,8 @@ use super::api::{self, RawApiTls};
 use super::diagnostic::{Located, Message, Place, Report};
 use super::mirror::RawMirror;
 use super::model::{
-    ApiUser, Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server, SharedLimit,
-    Subsystem, Volume,
+    ApiUser, ArbiterStore, Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server,
+    SharedLimit, Subsystem, Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
@@ -39,6 +39,8 @@ pub(crate) struct RawConfig {
     pub(crate) hosts: Vec<(Located<String>, Option<Host>)>,
     pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
     pub(crate) api_users: Vec<(Located<String>, Option<ApiUser>)>,
+    /// `Some(None)` for one with a mistake.
+    pub(crate) arbiter: Option<Option<ArbiterStore>>,
 }
 
 pub(crate) struct RawServer {
@@ -121,6 +123,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     }
     warn_of_unused(&raw, report);
     Some(Config {
+        arbiter: raw.arbiter.flatten(),
         server: finish_server(raw.server, listen),
         volumes: raw
             .volumes

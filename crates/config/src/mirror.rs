@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_mirror::limits::GROUP_MEMBERS_MAX;
-use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
+use flagstone_mirror::{
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
+};
 use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
@@ -23,6 +25,9 @@ use flagstone_units::{format_rate, format_size};
 
 const RATES: [&str; 2] = ["resync_max", "resync_min"];
 
+/// Times of automatic failover.
+const TIMES: [&str; 1] = ["failover_after"];
+
 pub(crate) struct RawMirror {
     place: Place,
     peers: Vec<Located<String>>,
@@ -30,6 +35,10 @@ pub(crate) struct RawMirror {
     intent_log: Option<Located<DeviceSpec>>,
     /// Rates of the resync that are written, by key.
     rates: Vec<(&'static str, Located<u64>)>,
+    /// Place of `failover`.
+    failover: Place,
+    /// The keys of [`TIMES`] that are written, and their places.
+    failover_times: Vec<(&'static str, Place)>,
     mirror: Mirror,
 }
 
@@ -139,6 +148,8 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
             &AfterSplitBrain::ALL,
             AfterSplitBrain::name,
         ),
+        failover: one_of(reader, "failover", &FailoverMode::ALL, FailoverMode::name),
+        failover_after: reader.time_or_default("failover_after"),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
@@ -159,6 +170,12 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
         peers,
         group,
         intent_log,
+        failover: reader.key_place("failover"),
+        failover_times: TIMES
+            .into_iter()
+            .filter(|key| reader.has(key))
+            .map(|key| (key, reader.key_place(key)))
+            .collect(),
         rates: RATES.into_iter().filter_map(|key| Some((key, reader.rate(key)?))).collect(),
         mirror,
     })))
@@ -228,11 +245,11 @@ fn one_of<T: Copy>(
 
 /// Reports keys of the other mode, which have no effect.
 fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
-    let (keys, needed) = match mirror.mode {
-        Mode::Sync => (["queue", "on_congestion"], "async"),
-        Mode::Async => (["ack", "on_peer_loss"], "sync"),
+    let (keys, needed): (&[&str], _) = match mirror.mode {
+        Mode::Sync => (&["queue", "on_congestion"], "async"),
+        Mode::Async => (&["ack", "on_peer_loss"], "sync"),
     };
-    for key in keys.into_iter().filter(|key| reader.has(key)) {
+    for key in keys.iter().filter(|key| reader.has(key)) {
         let message = format!("`{key}` has no effect in this mode");
         let help = format!("remove it, or write mode = \"{needed}\"");
         reader.report().error(&reader.key_place(key), message, help);
@@ -257,6 +274,7 @@ pub(crate) fn check_mirrors(
             check_surroundings(raw, volume, mirror, listen, report);
             check_intent_log(volume, mirror, &mut taken, report);
             check_queue(raw, mirror, report);
+            check_failover(raw, mirror, &peers, report);
         }
     }
     check_groups(raw, report);
@@ -457,5 +475,60 @@ fn check_queue(raw: &RawConfig, mirror: &RawMirror, report: &Report) {
         let help =
             format!("write buffer_memory = \"{}\" in [server], or less", format_size(2 * queue));
         report.error(&mirror.place, message, help);
+    }
+}
+
+/// Automatic failover is for two nodes, and needs an arbiter.
+fn check_failover(
+    raw: &RawConfig,
+    mirror: &RawMirror,
+    peers: &BTreeMap<String, usize>,
+    report: &Report,
+) {
+    let place = &mirror.failover;
+    let own = &mirror.mirror;
+    if own.failover == FailoverMode::Manual {
+        for (key, place) in &mirror.failover_times {
+            let help = "remove it, or write failover = \"automatic\"";
+            report.error(place, format!("`{key}` has no effect with manual failover"), help);
+        }
+        return;
+    }
+    let refuse = |message: &'static str, help: &'static str| report.error(place, message, help);
+    if raw.arbiter.is_none() {
+        let help = "add [arbiter] with etcd = [\"http://HOST:2379\"]";
+        refuse("automatic failover without an arbiter", help);
+    }
+    if own.mode == Mode::Async {
+        let help =
+            "write mode = \"sync\": an operator decides what an asynchronous failover may lose";
+        refuse("automatic failover of an asynchronous mirror", help);
+    }
+    if mirror.group.is_some() {
+        let help =
+            "remove `group` or `failover`: an operator moves the volumes of a group together";
+        refuse("automatic failover of a volume in a consistency group", help);
+    }
+    if mirror.peers.len() > 1 {
+        let help = "name one peer: of two targets, each would conclude that it has to take over";
+        refuse("automatic failover with several peers", help);
+    }
+    if own.on_peer_loss == OnPeerLoss::Block {
+        let help = "remove `on_peer_loss`: the source goes on without its peer";
+        refuse("automatic failover with `on_peer_loss` = \"block\"", help);
+    }
+    for name in &mirror.peers {
+        let Some((_, Some(peer))) = peers.get(&name.value).map(|index| &raw.peers[*index]) else {
+            continue;
+        };
+        if own.failover_after < peer.timeout {
+            let message = format!(
+                "`failover_after` ({:?}) is below the `timeout` of peer `{}` ({:?})",
+                own.failover_after, name.value, peer.timeout
+            );
+            let help = "write at least the timeout, or a shorter timeout in the [peer.NAME]";
+            let after = mirror.failover_times.iter().find(|(key, _)| *key == TIMES[0]);
+            report.error(after.map_or(place, |(_, place)| place), message, help);
+        }
     }
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use flagstone_cloud::Confidence;
 use flagstone_limit::{DiskModelConfig, Limit};
-use flagstone_mirror::{Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss};
+use flagstone_mirror::{
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
+};
 use flagstone_nvme::replica::Codec;
 use flagstone_runtime::IoEngine;
 
@@ -28,6 +30,8 @@ pub struct Config {
     pub hosts: Vec<Host>,
     /// The users of the API over TCP, in the order of the file.
     pub api_users: Vec<ApiUser>,
+    /// The arbiter; present if a mirror fails over by itself.
+    pub arbiter: Option<ArbiterStore>,
     /// The NVMe subsystems: first the file's, then one for each volume outside of them.
     /// Every volume is a namespace of exactly one.
     pub subsystems: Vec<Subsystem>,
@@ -56,6 +60,28 @@ pub struct Server {
     pub state: Option<PathBuf>,
     pub nvme: Nvme,
     pub nbd: Nbd,
+}
+
+/// `[arbiter]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArbiterStore {
+    /// Members of an etcd cluster; at least one.
+    pub etcd: Vec<HostPort>,
+    /// How the connections are encrypted, if they are.
+    pub tls: Option<ArbiterTls>,
+    /// Beginning of the keys.
+    pub prefix: String,
+    /// User, and file of the password.
+    pub user: Option<(String, PathBuf)>,
+}
+
+/// TLS to the arbiter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArbiterTls {
+    /// Authorities that are trusted; those of the machine if `None`.
+    pub ca_file: Option<PathBuf>,
+    /// This node's certificate, and its key.
+    pub own: Option<(PathBuf, PathBuf)>,
 }
 
 /// `[server.nvme]`
@@ -233,6 +259,10 @@ pub struct Mirror {
     /// Policy for writes while the peer is lost.
     pub on_peer_loss: OnPeerLoss,
     pub after_split_brain: AfterSplitBrain,
+    /// Who decides that the target takes over.
+    pub failover: FailoverMode,
+    /// How long after its last contact the target asks the arbiter.
+    pub failover_after: Duration,
     /// Device of the write-intent log; `None` for the end of the volume's own device.
     pub intent_log: Option<DeviceSpec>,
     /// Layers over the intent log device, the first on top: for labs and tests.

@@ -9,6 +9,7 @@ use super::check::{RawBacking, RawConfig, RawServer, RawSubsystem, RawVolume};
 use flagstone_runtime::IoEngine;
 
 use super::api;
+use super::arbiter;
 use super::diagnostic::{Located, Place, Report, shown};
 use super::layers;
 use super::mirror;
@@ -26,7 +27,8 @@ use crate::limits::{
 use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{self, NameError};
 
-const ROOT: [&str; 7] = ["server", "volume", "limit", "subsystem", "host", "peer", "api_user"];
+const ROOT: [&str; 8] =
+    ["server", "volume", "limit", "subsystem", "host", "peer", "api_user", "arbiter"];
 
 pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
@@ -48,8 +50,13 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     let hosts = tables("host", &schema::HOST, MAX_ALLOWED_HOSTS);
     let peers = tables("peer", &schema::PEER, MAX_PEERS);
     let api_users = tables("api_user", &schema::API_USER, MAX_API_USERS);
+    let arbiter_table = root.get("arbiter").and_then(|item| {
+        let title = "arbiter".to_owned();
+        Reader::new(&schema::ARBITER, title, item, key_place("arbiter"), report)
+    });
     let catalogs = Catalogs::default();
     RawConfig {
+        arbiter: arbiter_table.as_ref().map(arbiter::read_arbiter),
         server: read_server(&server),
         volumes_mistaken: root.contains_key("volume"),
         volumes: volumes

@@ -482,6 +482,9 @@ mod tests {
                 Kind::Choice(_) => word_from_text(key.default, &key.kind).map(drop),
                 Kind::Text("NQN") => crate::names::check_nqn(&format!("{}:x", key.default))
                     .map_err(|e| e.to_string()),
+                Kind::Text("key prefix") => {
+                    crate::arbiter::key_prefix(key.default).map(drop).map_err(str::to_owned)
+                }
                 _ => Err("this kind has no default".to_owned()),
             };
             assert_eq!(checked, Ok(()), "{} = {}", key.name, key.default);

@@ -235,10 +235,15 @@ fn mirror_with(key: &str, value: &str) -> String {
         "intent_log_mode" if value.contains("every-write") => {
             "intent_log = \"memory:64MiB\", intent_log_disk_model = { latency = \"1ms\" }, "
         }
+        "failover_after" => "failover = \"automatic\", ",
         _ => "mode = \"sync\", ",
     };
+    let arbiter = match key.starts_with("failover_") || value == "\"automatic\"" {
+        true => "[arbiter]\netcd = [\"http://10.0.0.3\"]\n",
+        false => "",
+    };
     format!(
-        "[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"127.0.0.2\"\n\
+        "{arbiter}[server]\nnode = \"a\"\nbuffer_memory = \"1024GiB\"\n[peer.b]\naddress = \"127.0.0.2\"\n\
          [volume.NAME]\nmirror = {{ peer = \"b\", {mode}{key} = {value} }}\ndevice = \"/a\"\n"
     )
 }
@@ -301,8 +306,66 @@ fn file_with(path: &str, key: &str, value: &str) -> String {
         "subsystem.NAME" => {
             format!("{volume}[subsystem.NAME]\nnamespaces = [\"NAME\"]\n{key} = {value}\n")
         }
+        "arbiter" => arbiter_with(key, value) + volume,
         _ => format!("[{path}]\n{key} = {value}\n{volume}"),
     }
+}
+
+fn arbiter_with(key: &str, value: &str) -> String {
+    let more = match key {
+        "etcd" => "",
+        "user" => "password_file = \"/p\"\n",
+        "password_file" => "user = \"u\"\n",
+        "certificate_file" => "key_file = \"/k\"\n",
+        "key_file" => "certificate_file = \"/c\"\n",
+        _ => "",
+    };
+    let etcd = if key == "etcd" { "" } else { "etcd = [\"https://h\"]\n" };
+    format!("[arbiter]\n{etcd}{more}{key} = {value}\n")
+}
+
+#[test]
+fn automatic_failover_is_refused_without_its_conditions() {
+    let file = |arbiter: &str, peer: &str, mirror: &str| {
+        format!(
+            "[server]\nnode = \"a\"\nlisten = [\"nvme-tcp://127.0.0.1:4420\"]\n{arbiter}\n\
+             [peer.b]\naddress = \"127.0.0.2\"\n{peer}\n[peer.c]\naddress = \"127.0.0.4\"\n\
+             [volume.v]\nmirror = {{ {mirror} }}\ndevice = \"/a\"\n"
+        )
+    };
+    let etcd = "[arbiter]\netcd = [\"http://10.0.0.3\", \"http://etcd:2380/\"]";
+    let automatic = "peer = \"b\", failover = \"automatic\"";
+    let config = Config::parse("f", &file(etcd, "", automatic)).unwrap_or_else(|e| panic!("{e}"));
+    let arbiter = config.arbiter.expect("it is configured");
+    let members: Vec<String> = arbiter.etcd.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        (&members[..], arbiter.prefix.as_str()),
+        (&["10.0.0.3:2379".to_owned(), "etcd:2380".to_owned()][..], "/flagstone")
+    );
+    for (arbiter, peer, mirror, named) in [
+        ("", "", automatic, "without an arbiter"),
+        (etcd, "timeout = \"6s\"", automatic, "below the `timeout`"),
+        (etcd, "", "peers = [\"b\", \"c\"], failover = \"automatic\"", "several peers"),
+        (etcd, "", &format!("{automatic}, mode = \"async\""), "an asynchronous mirror"),
+        (etcd, "", &format!("{automatic}, group = \"g\""), "in a consistency group"),
+        (etcd, "", &format!("{automatic}, on_peer_loss = \"block\""), "on_peer_loss"),
+        (etcd, "", "peer = \"b\", failover_after = \"9s\"", "no effect"),
+        ("[arbiter]\netcd = [\"10.0.0.3\"]", "", automatic, "write https://"),
+        ("[arbiter]\netcd = [\"http://a\", \"https://b\"]", "", automatic, "some are not"),
+        ("[arbiter]\netcd = [\"http://a\"]\nca_file = \"/c\"", "", automatic, "no effect"),
+        ("[arbiter]\netcd = [\"https://a\"]\nkey_file = \"/k\"", "", automatic, "belong together"),
+        ("[arbiter]\netcd = []", "", automatic, "no etcd"),
+        ("[arbiter]\netcd = [\"http://e\"]\nuser = \"u\"", "", automatic, "belong together"),
+    ] {
+        let refused = Config::parse("f", &file(arbiter, peer, mirror)).expect_err(named);
+        assert!(refused.to_string().contains(named), "{named}: {refused}");
+    }
+    let encrypted = "[arbiter]\netcd = [\"https://a\"]\nca_file = \"/c\"\n\
+                     certificate_file = \"/d\"\nkey_file = \"/k\"";
+    let config =
+        Config::parse("f", &file(encrypted, "", automatic)).unwrap_or_else(|e| panic!("{e}"));
+    let tls = config.arbiter.and_then(|arbiter| arbiter.tls).expect("it is encrypted");
+    assert_eq!(tls.own, Some(("/d".into(), "/k".into())));
 }
 
 /// Values at and just beyond the ends of each documented range, and the defaults written out.
@@ -367,6 +430,9 @@ fn parser_accepts_schema_ranges_and_defaults() {
                 "limit.NAME" => file_with(section.path, "read_iops", "1"),
                 "volume.NAME.mirror" if matches!(key.name, "queue" | "on_congestion") => {
                     mirror_with("mode", "\"async\"")
+                }
+                "volume.NAME.mirror" if key.name == "failover_after" => {
+                    mirror_with("failover", "\"automatic\"")
                 }
                 "volume.NAME.mirror" => mirror_with("mode", "\"sync\""),
                 "peer.NAME" if key.name == "tls" => {

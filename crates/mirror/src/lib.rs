@@ -9,9 +9,11 @@
 //! 4. [`manage`]: creating, opening and resizing replicas; roles and the operator's commands.
 //! 5. [`mirror`] and [`io`]: a host's write from admission to completion on both legs.
 //! 6. [`group`]: volumes that are kept at one moment and change their role together.
-//! 7. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
+//! 7. [`failover`]: the arbiter decides who serves when the nodes part.
+//! 8. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
 
 pub mod agree;
+pub mod failover;
 pub mod group;
 pub mod id;
 pub mod intent_log;
@@ -27,6 +29,7 @@ pub mod state;
 pub mod wire;
 
 pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
+pub use failover::{FailoverOptions, FailoverStatus, MaintenanceError};
 pub use group::{ConsistencyGroup, Membership};
 pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;
@@ -34,5 +37,5 @@ pub use manage::roles::RoleError;
 pub use manage::transfer::{PeerChange, ReplicaTransfer};
 pub use mirror::Mirror;
 pub use options::{
-    Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss, PeerOptions,
 };

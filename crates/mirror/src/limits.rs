@@ -174,6 +174,13 @@ pub const DEPOSE_MS: u64 = 2000;
 /// disk may hang.
 pub const REFUSAL_MS: u64 = 500;
 
+/// Interval at which a source compares the arbiter's record while its peer is in sync, in
+/// milliseconds.
+pub const ARBITER_CHECK_MS: u64 = 10_000;
+/// Pause before the arbiter is asked again after it granted nothing, in milliseconds: below the
+/// shortest lease.
+pub const ARBITER_RETRY_MS: u64 = 250;
+
 /// Minimum time before a peer that was detached because of a full queue is brought up to date, in
 /// milliseconds. It keeps the peer from alternating between falling behind and catching up.
 pub const DETACH_PAUSE_MS: u64 = 10_000;

@@ -31,6 +31,7 @@ use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::agree::versions::LinkVersions;
+use crate::failover::{Failover, FailoverOptions, Published};
 use crate::group::{GroupSession, Membership, SharedNumbering, follow_leader};
 use crate::id::{Generation, MirrorId};
 use crate::intent_log::bitmap::Bitmap;
@@ -44,8 +45,9 @@ use crate::io::reorder::ReorderBuffer;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
 use crate::ondisk::superblock::ReplicaRole;
-use crate::options::PeerOptions;
+use crate::options::{Mode, PeerOptions};
 use crate::session::bad_ranges::BadRanges;
+use crate::state::arbitration::Standing;
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
@@ -68,6 +70,7 @@ pub(crate) struct Inner {
     state: Mutex<(State, Vec<Waker>)>,
     pub(crate) calls: CallGate<AdmissionView>,
     pub(crate) desired_state_lock: Arc<FifoLock>,
+    pub(crate) failover: Failover,
     /// Held while bits of the log change together with bits of a leg's bitmap.
     marks: Mutex<()>,
     next_session: AtomicU64,
@@ -163,6 +166,12 @@ pub(crate) struct State {
     pub(crate) promised: u64,
     /// See [`announced`](crate::state::machine::State::announced).
     pub(crate) announced: u64,
+    /// Right to serve without the peer, of a node that serves.
+    pub(crate) standing: Standing,
+    /// What the arbiter's record says about the peer.
+    pub(crate) published: Option<Published>,
+    /// How often a source has attached.
+    pub(crate) attachments: u64,
     /// The local leg has just failed, and a peer is being asked to run degraded.
     pub(crate) degrading: bool,
     /// The session that may write to this replica.
@@ -247,6 +256,8 @@ pub(crate) struct LegState {
     /// Identifies the session. Each new session gets the next number.
     pub(crate) session_id: u64,
     pub(crate) receives_writes: bool,
+    /// With automatic failover: the peer has admitted this session as its source.
+    pub(crate) is_admitted: bool,
     /// A generation was started after this peer was lost.
     pub(crate) generation_bumped: bool,
     pub(crate) unflushed_half: usize,
@@ -326,7 +337,7 @@ impl Mirror {
     /// # Panics
     /// As [`Mirror::new`].
     pub fn speaking(versions: LinkVersions, local: Replica, peers: Vec<PeerOptions>) -> Mirror {
-        Mirror::in_group(versions, local, peers, None)
+        Mirror::build(versions, local, peers, None, None)
     }
 
     /// As [`Mirror::speaking`], as a member of a consistency group. An earlier mirror in its place has
@@ -339,6 +350,31 @@ impl Mirror {
         local: Replica,
         peers: Vec<PeerOptions>,
         group: Option<Membership>,
+    ) -> Mirror {
+        Mirror::build(versions, local, peers, group, None)
+    }
+
+    /// Like [`Mirror::speaking`], with automatic failover if there are options for it. Such a mirror
+    /// is in no consistency group.
+    ///
+    /// # Panics
+    /// As [`Mirror::new`], and with `failover` unless there is a single peer in synchronous mode.
+    pub fn with_failover(
+        versions: LinkVersions,
+        local: Replica,
+        peers: Vec<PeerOptions>,
+        failover: Option<FailoverOptions>,
+    ) -> Mirror {
+        assert!(failover.is_none() || is_pair(&peers), "automatic failover is for a pair in sync");
+        Mirror::build(versions, local, peers, None, failover)
+    }
+
+    fn build(
+        versions: LinkVersions,
+        local: Replica,
+        peers: Vec<PeerOptions>,
+        group: Option<Membership>,
+        failover: Option<FailoverOptions>,
     ) -> Mirror {
         assert!(peers.len() <= PEERS_MAX, "a superblock holds at most {PEERS_MAX} peers");
         let superblock = local.superblock();
@@ -377,6 +413,7 @@ impl Mirror {
             state: Mutex::new((state, Vec::new())),
             calls: CallGate::default(),
             desired_state_lock: Arc::default(),
+            failover: Failover::new(failover.clone(), superblock.arbiter),
             marks: Mutex::new(()),
             next_session: AtomicU64::new(1),
         });
@@ -392,8 +429,16 @@ impl Mirror {
                 spawn_detached(follow_leader(Arc::downgrade(&inner)));
             }
         }
+        if let Some(options) = failover {
+            spawn_detached(crate::failover::task::run(inner.clone(), options.arbiter));
+        }
         Mirror(inner)
     }
+}
+
+/// A single peer in synchronous mode: what automatic failover is for.
+fn is_pair(peers: &[PeerOptions]) -> bool {
+    matches!(peers, [peer] if peer.mode == Mode::Sync)
 }
 
 /// Fails the local leg when a call to its devices hangs and something else can go on without it:
@@ -674,6 +719,7 @@ impl Inner {
             let group_session = member_of.clone().filter(|_| freezes);
             // Before its queued writes fail: another member may wait for them to end its resync.
             group_session.iter().for_each(|session| session.set_ended());
+            own.is_admitted = false;
             (own.receives_writes, own.inconsistent, own.phase) =
                 (false, false, LegPhase::Disconnected);
             Some((own.session.take()?, member_of, group_session))
@@ -693,5 +739,11 @@ impl Inner {
     /// Current time, in nanoseconds of the runtime's clock.
     pub(crate) fn now_ns() -> u64 {
         time::now().as_nanos()
+    }
+
+    /// Current time of automatic failover, in nanoseconds of a clock that runs on while the machine is
+    /// suspended: a lease ends meanwhile, too.
+    pub(crate) fn boot_ns() -> u64 {
+        time::boot_nanos()
     }
 }

@@ -57,6 +57,18 @@ named! {
 }
 
 named! {
+    /// Who decides that a target takes over.
+    #[derive(Default)]
+    pub enum FailoverMode {
+        /// The operator.
+        #[default]
+        Manual = "manual",
+        /// The arbiter.
+        Automatic = "automatic",
+    }
+}
+
+named! {
     /// Effect of a full queue of an asynchronous peer.
     #[derive(Default)]
     pub enum OnCongestion {

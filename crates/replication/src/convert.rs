@@ -8,8 +8,9 @@ use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
 use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
+use flagstone_mirror::state::prospect::Obstacle;
 use flagstone_mirror::wire::peer::{
-    AttachRequest, BadRangeReport, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+    AttachRequest, BadRangeReport, Offer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
 };
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
@@ -51,6 +52,9 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
         PeerRequest::Remove { volume, epoch } => wire::Request::Remove { volume: volume.0, epoch },
         PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
+        PeerRequest::Renew { offer, failover_after_ms } => {
+            wire::Request::Renew { offer: offer_to_wire(offer), failover_after_ms }
+        }
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
             wire::Request::BadRange { offset, len, index, count }
         }
@@ -65,6 +69,43 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
             wire::Request::Checksum { offset, len, unit_bytes }
         }
     })
+}
+
+fn offer_to_wire(offer: Offer) -> wire::Offer {
+    match offer {
+        Offer::Unrecorded => wire::Offer::Unrecorded,
+        Offer::Recorded { revision } => wire::Offer::Recorded { revision },
+        Offer::Suspended => wire::Offer::Suspended,
+    }
+}
+
+fn offer_from_wire(offer: wire::Offer) -> Offer {
+    match offer {
+        wire::Offer::Unrecorded => Offer::Unrecorded,
+        wire::Offer::Recorded { revision } => Offer::Recorded { revision },
+        wire::Offer::Suspended => Offer::Suspended,
+    }
+}
+
+/// Codes of the answer to Replica Renew. Others mean an unknown obstacle.
+const OBSTACLES: [(u64, Option<Obstacle>); 8] = [
+    (0, None),
+    (1, Some(Obstacle::Manual)),
+    (2, Some(Obstacle::NotInSync)),
+    (3, Some(Obstacle::Suspended)),
+    (4, Some(Obstacle::ArbiterSilent)),
+    (5, Some(Obstacle::RecordUnusable)),
+    (6, Some(Obstacle::Inconsistent)),
+    (7, Some(Obstacle::Device)),
+];
+
+fn readiness_to_wire(obstacle: Option<Obstacle>) -> u64 {
+    OBSTACLES.iter().find(|(_, known)| *known == obstacle).map_or(u64::MAX, |(code, _)| *code)
+}
+
+fn readiness_from_wire(code: u64) -> Option<Obstacle> {
+    let known = OBSTACLES.iter().find(|(known, _)| *known == code);
+    known.map_or(Some(Obstacle::Unknown), |(_, obstacle)| *obstacle)
 }
 
 fn state(state: State, generation: Generation) -> wire::Request {
@@ -115,6 +156,9 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         }
         wire::Request::JoinGroup { session } => PeerRequest::JoinGroup { session },
         wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
+        wire::Request::Renew { offer, failover_after_ms } => {
+            PeerRequest::Renew { offer: offer_from_wire(offer), failover_after_ms }
+        }
         wire::Request::BadRange { offset, len, index, count } => {
             PeerRequest::BadRange(BadRangeReport { offset, len, index, count })
         }
@@ -147,6 +191,7 @@ pub(crate) fn put_reply(reply: &PeerReply, buffer: &mut [u8]) -> bool {
         PeerReply::Incompatible(_) => false,
         PeerReply::BitmapPage(words) => put_words(&words[..], buffer),
         PeerReply::Checksums(sums) => put_words(sums, buffer),
+        PeerReply::Renewed(obstacle) => put_words(&[readiness_to_wire(*obstacle)], buffer),
     }
 }
 
@@ -171,6 +216,7 @@ pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<PeerReply> {
             PeerReply::BitmapPage(page)
         }
         wire::Request::Checksum { .. } => PeerReply::Checksums(words().collect()),
+        wire::Request::Renew { .. } => PeerReply::Renewed(readiness_from_wire(words().next()?)),
         _ => PeerReply::Done,
     })
 }
@@ -345,6 +391,20 @@ mod tests {
         for (lowest, highest) in [(2, 3), (2, 0), (3, 9), (0, 0), (0, 3), (3, 2), (u16::MAX, 1)] {
             assert_eq!(answered(lowest, highest), None, "{lowest} to {highest}");
         }
+    }
+
+    #[test]
+    fn readiness_round_trips() {
+        for (code, obstacle) in OBSTACLES {
+            assert_eq!(readiness_to_wire(obstacle), code);
+            assert_eq!(readiness_from_wire(code), obstacle);
+        }
+        // Of a later release, or without a code of its own.
+        assert_eq!(readiness_from_wire(99), Some(Obstacle::Unknown));
+        assert_eq!(
+            readiness_from_wire(readiness_to_wire(Some(Obstacle::Lost))),
+            Some(Obstacle::Unknown)
+        );
     }
 
     #[test]

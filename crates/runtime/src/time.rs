@@ -53,6 +53,12 @@ pub fn now() -> Instant {
     Instant(Executor::current().now())
 }
 
+/// Nanoseconds of a monotonic clock that runs on while the machine is suspended (`CLOCK_BOOTTIME`): for
+/// rights that end at a time that another machine counts too. Sleeps do not count that time.
+pub fn boot_nanos() -> u64 {
+    Executor::current().driver().boot_time()
+}
+
 /// Time since the Unix epoch, for log lines and identifiers; it may jump.
 pub fn wall_clock() -> Duration {
     Duration::from_nanos(Executor::current().driver().wall_clock())

@@ -8,6 +8,7 @@
 
 mod announce;
 pub mod api;
+mod arbiter;
 mod connections;
 pub mod http;
 mod insecure;

@@ -182,6 +182,7 @@ impl Server {
             let place = mirrors.partition_point(|other| other.volume < volume);
             mirrors.insert(place, mirrored.clone());
         }
+        mirrored.set_arbiter(self.arbiter.clone());
         let begun = match mirrored.start(&self.target, &self.mirror_shares).await {
             Ok(()) => self.serve_volume(&served, device),
             Err(error) => Err(error.into()),

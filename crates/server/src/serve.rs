@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_arbiter::SharedArbiter;
 use flagstone_nbd::{Drain, Exports, NbdServer, NbdTls, ServerOptions};
 use flagstone_nvmf_target as target;
 use flagstone_nvmf_target::{Target, TlsMode};
@@ -18,6 +19,7 @@ use flagstone_runtime::{CoreHandle, JoinHandle, cores, signal, spawn, time};
 
 use crate::announce::announcement;
 use crate::api::{self, ReloadConfig};
+use crate::arbiter;
 use crate::connections::Connections;
 use crate::http::access::Users;
 use crate::mirrors::{self, MirrorShares, MirroredVolume};
@@ -95,6 +97,8 @@ pub(crate) struct Server {
     /// TLS of NBD listeners, if one has it.
     pub(crate) nbd_tls: Option<NbdTls>,
     pub(crate) mirror_shares: MirrorShares,
+    /// The arbiter of mirrors that fail over by themselves.
+    pub(crate) arbiter: Option<SharedArbiter>,
     pub(crate) machine: Vec<u8>,
     pub(crate) started: time::Instant,
     /// The same moment, since the Unix epoch.
@@ -230,7 +234,10 @@ pub(crate) async fn open(config: Config, signals: &Signals) -> Result<Option<Ser
     let shares = BufferShares::new(buf::memory_limit(), connections as usize);
     nbd_server.share_buffers(shares.clone());
     target.share_buffers(shares);
+    let arbiter = config.arbiter.as_ref().map(arbiter::start).transpose();
+    let arbiter = arbiter.map_err(|error| ServeError::Unservable(format!("[arbiter]: {error}")))?;
     let server = Server {
+        arbiter,
         volumes: RefCell::new(ServedVolume::configured(&config, &limits.own, &machine)),
         pending,
         pools: Pools::read(config.server.state.clone(), config.volumes.len()).await,

@@ -35,6 +35,7 @@ pub const ALL: &[Scenario] = &[
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
     chain::CHAIN_TLS,
+    chain::FAILOVER,
 ];
 
 /// Finds a scenario by name.

@@ -6,7 +6,7 @@ use flagstone_units::{parse_rate, parse_size};
 
 use crate::completions;
 use crate::status::{QueryArgs, StatusArgs};
-use crate::words::{KEPT_SIDES, YES_NO, one_of};
+use crate::words::{KEPT_SIDES, ON_OFF, YES_NO, one_of};
 
 #[derive(Debug, Args)]
 pub(crate) struct MirrorArgs {
@@ -32,6 +32,8 @@ pub(crate) enum MirrorCommand {
     Switchover(SwitchoverArgs),
     /// Make this node the source without a hand-over by the current one
     Failover(ForceArgs),
+    /// Suspend automatic failover for maintenance, or resume it
+    Maintenance(MaintenanceArgs),
     /// Compare the checksums of both replicas while hosts are served
     Verify(VerifyArgs),
     /// End a split brain by choosing the data to keep
@@ -122,6 +124,15 @@ pub(crate) struct SwitchoverArgs {
     /// The new source: a peer or this node; this node if not given
     #[arg(long, value_name = "NODE", add = completions::all_nodes())]
     pub(crate) to: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct MaintenanceArgs {
+    #[command(flatten)]
+    pub(crate) on: VolumeArgs,
+    /// `on` suspends automatic failover, `off` resumes it
+    #[arg(value_name = "on|off", action = clap::ArgAction::Set, value_parser = one_of(ON_OFF))]
+    pub(crate) suspend: bool,
 }
 
 #[derive(Debug, Clone, Args)]

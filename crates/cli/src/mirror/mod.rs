@@ -185,7 +185,7 @@ fn send(request: &ActionRequest, dry_run: bool) -> Result<(String, ActionDocumen
     let body = Value::Object(body).to_string();
     let path = format!("{}/{}", path(&request.volume), request.action);
     let mut server = request.query.server()?;
-    if request.reads_device {
+    if request.waits {
         server.wait_longer();
     }
     let text = server.post_text(&path, &body)?;

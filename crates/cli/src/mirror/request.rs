@@ -18,8 +18,8 @@ pub(super) struct ActionRequest {
     /// The action may lose data and the user has not confirmed it.
     pub(super) asks_first: bool,
     pub(super) dry_run: bool,
-    /// The server answers when it has read a whole device.
-    pub(super) reads_device: bool,
+    /// The server answers when it has read a whole device, or asked the arbiter.
+    pub(super) waits: bool,
     pub(super) query: QueryArgs,
 }
 
@@ -32,7 +32,7 @@ impl ActionRequest {
             body: Map::new(),
             asks_first: false,
             dry_run: on.action_args.dry_run,
-            reads_device: false,
+            waits: false,
             query: on.action_args.query.clone(),
         }
     }
@@ -79,7 +79,7 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             // An empty device has nothing to lose, and a source keeps its data.
             ActionRequest {
                 asks_first: (args.destroy_data || args.new_volume) && !args.yes,
-                reads_device: args.empty,
+                waits: args.empty,
                 ..request
             }
         }
@@ -93,6 +93,11 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             ActionRequest::of(MirrorAction::Switchover, &args.of).with("to", args.to.clone())
         }
         MirrorCommand::Failover(args) => ActionRequest::forced(MirrorAction::Failover, args),
+        MirrorCommand::Maintenance(args) => {
+            let request = ActionRequest::new(MirrorAction::Maintenance, &args.on);
+            // The arbiter may take longer to answer than the server does.
+            ActionRequest { waits: true, ..request }.with("on", Some(args.suspend))
+        }
         MirrorCommand::Verify(args) => ActionRequest::of(MirrorAction::Verify, &args.of)
             .with_true("repair", args.repair)
             .with_true("stop", args.stop)
@@ -239,6 +244,8 @@ mod tests {
             ("resolve db --keep peer", "resolve", json!({ "keep": "peer" }), true),
             ("resolve db --keep mine --yes", "resolve", json!({ "keep": "mine" }), false),
             ("demote db", "demote", json!({}), false),
+            ("maintenance db on", "maintenance", json!({ "on": true }), false),
+            ("maintenance db off", "maintenance", json!({ "on": false }), false),
             ("grow db", "grow", json!({}), false),
             ("grow db --size 2GiB", "grow", json!({ "size_bytes": 2u64 << 30 }), false),
             (
@@ -272,6 +279,8 @@ mod tests {
             ("verify db --max-rate 0B/s", "above 0"),
             ("verify db --stop --repair", "cannot be used with"),
             ("demote db --peer b", "unexpected argument"),
+            ("maintenance db", "required"),
+            ("maintenance db yes", "invalid value"),
             ("grow db --size huge", "huge"),
             ("pause", "<VOLUME>"),
             ("status --interval 1ms", "100ms or longer"),

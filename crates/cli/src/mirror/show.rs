@@ -73,6 +73,7 @@ pub(super) fn mirror(look: &MirrorSample, last: Option<&MirrorSample>) -> String
     if let Some(bytes) = replica.growing_to_bytes {
         let _ = writeln!(text, "  growing to {}: zeroing the new space on all nodes", size(bytes));
     }
+    text.push_str(&failover(now));
     text.push_str(&bad_ranges(replica));
     let before = last.and_then(|last| Some((last, last.document.replica.as_ref()?)));
     for peer in &now.peers {
@@ -100,6 +101,26 @@ pub(super) fn group(group: &GroupDocument) -> String {
         (missing, _) => format!("no replica here of {}: none is mirrored", missing.join(", ")),
     };
     format!("  group {}: {}; {state}\n", group.name, group.volumes.join(", "))
+}
+
+/// Who would win at the arbiter now.
+fn failover(now: &MirrorDocument) -> String {
+    let Some(failover) = &now.failover else { return String::new() };
+    let node = &now.node;
+    let serving = now.replica.as_ref().is_some_and(|replica| replica.serving);
+    let own = match (failover.obstacle, serving) {
+        (None, true) => format!("{node} goes on if it loses its peer"),
+        (None, false) => format!("{node} takes over if its source fails"),
+        (Some(obstacle), _) => {
+            format!("{node} does not serve by itself: {}", obstacle.explanation())
+        }
+    };
+    let peer = match failover.peer_obstacle {
+        _ if !serving => String::new(),
+        None => "; the peer takes over if this node fails".to_owned(),
+        Some(obstacle) => format!("; the peer does not take over: {}", obstacle.explanation()),
+    };
+    format!("  automatic failover: {own}{peer}\n")
 }
 
 fn next(now: &MirrorDocument) -> String {

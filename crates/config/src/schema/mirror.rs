@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use flagstone_mirror::options::{
-    Ack, AfterSplitBrain, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
+    Ack, AfterSplitBrain, FailoverMode, IntentLogMode, Mode, OnCongestion, OnPeerLoss,
 };
 
 use super::form::{GIB, KIB, MIB, MINUTE_MS, keys, time};
@@ -16,6 +16,7 @@ const LOG_MODE: Kind =
 const PEER_LOSS: Kind = Kind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
 const SPLIT_BRAIN: Kind =
     Kind::Choice(&[AfterSplitBrain::Manual.name(), AfterSplitBrain::KeepServing.name()]);
+const FAILOVER: Kind = Kind::Choice(&[FailoverMode::Manual.name(), FailoverMode::Automatic.name()]);
 const CONGESTION: Kind =
     Kind::Choice(&[OnCongestion::Throttle.name(), OnCongestion::Detach.name()]);
 const MODE: Kind = Kind::Choice(&[Mode::Sync.name(), Mode::Async.name()]);
@@ -47,6 +48,10 @@ pub static MIRROR: Section = Section {
             "Mode `sync`, when the peer cannot be reached: durably record that it is out of date and continue (`degrade`), or `block` writes until it returns or an operator pauses or breaks the mirror.";
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain: `manual`: an operator chooses. `keep-serving`: this node discards its own writes if only the peer serves hosts. Set it on both nodes.";
+        "failover", FAILOVER, FailoverMode::Manual.name() =>
+            "Who decides that the target takes over: an operator (`manual`), or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
+        "failover_after", time(1000, MINUTE_MS), "5s" =>
+            "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
         "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: writes not yet acknowledged by the peer. At most half of `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>

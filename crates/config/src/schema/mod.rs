@@ -6,6 +6,7 @@
 //! `form` defines keys and kinds, `words` describes them to people, and the other modules hold the
 //! tables by subject.
 
+mod arbiter;
 mod disk_model;
 mod form;
 mod limit;
@@ -15,6 +16,7 @@ mod server;
 mod volume;
 mod words;
 
+pub use arbiter::ARBITER;
 pub use disk_model::DISK_MODEL;
 pub use form::{Key, Kind, Section, SizeRule};
 pub use limit::{BURST, LIMIT};
@@ -24,7 +26,7 @@ pub use server::{API_TLS, API_USER, LISTEN, NBD, NVME, SERVER};
 pub use volume::{DELAY, FAULT, HOST, STRIPE, SUBSYSTEM, VOLUME};
 
 /// Every table of the file, in the order of the documentation.
-pub static SECTIONS: [&Section; 18] = [
+pub static SECTIONS: [&Section; 19] = [
     &SERVER,
     &LISTEN,
     &API_TLS,
@@ -43,4 +45,5 @@ pub static SECTIONS: [&Section; 18] = [
     &HOST,
     &PEER,
     &API_USER,
+    &ARBITER,
 ];

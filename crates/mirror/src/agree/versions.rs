@@ -3,7 +3,7 @@
 //! | version | content |
 //! | --- | --- |
 //! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, [the ranges that a resync could not copy](PeerRequest::BadRange), and [consistency groups](PeerRequest::JoinGroup) |
+//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, [the ranges that a resync could not copy](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and [renewing](PeerRequest::Renew) |
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
@@ -16,6 +16,7 @@
 //! [`PeerRequest::Remove`]: crate::wire::peer::PeerRequest::Remove
 //! [`PeerRequest::JoinGroup`]: crate::wire::peer::PeerRequest::JoinGroup
 //! [`PeerRequest::BadRange`]: crate::wire::peer::PeerRequest::BadRange
+//! [`PeerRequest::Renew`]: crate::wire::peer::PeerRequest::Renew
 
 use std::fmt;
 
@@ -36,6 +37,9 @@ impl LinkVersion {
     pub const REPORTS_BAD_RANGES: LinkVersion = LinkVersion(3);
     /// First version in which volumes can be mirrored as a consistency group.
     pub const JOINS_GROUPS: LinkVersion = LinkVersion(3);
+    /// First version in which a source [renews](crate::wire::peer::PeerRequest::Renew) its right to
+    /// serve reads, which automatic failover needs.
+    pub const RENEWS: LinkVersion = LinkVersion(3);
 }
 
 impl fmt::Display for LinkVersion {

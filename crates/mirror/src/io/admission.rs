@@ -268,6 +268,10 @@ impl Inner {
         if let Some(stop) = state.barrier() {
             return stop;
         }
+        // What a flush covers may be on another source by now.
+        if self.failover.lease_has_ended() {
+            return Admission::Wait(state.changes);
+        }
         // Legs that acknowledge from memory have to flush too, or be recorded as out of date.
         let local = !state.local_device_failed;
         let asks = |leg: &Leg| {
@@ -372,6 +376,10 @@ fn admission_barrier(
     }
     if options.blocks_on_peer_loss() && own.desired_state == DesiredState::Connected {
         return Some(Admission::Blocked(state.changes));
+    }
+    // The peer is attached, or about to be, and needs no exclusion from the arbiter's record.
+    if state.standing.is_contested() && own.session.is_some() {
+        return Some(Admission::Wait(state.changes));
     }
     (!own.generation_bumped && !state.local_device_failed).then_some(Admission::NeedsGeneration)
 }

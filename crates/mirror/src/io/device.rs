@@ -123,7 +123,8 @@ fn read(inner: &Arc<Inner>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
     let began_ns = Inner::now_ns();
     let (version, view) = inner.view();
     let len = buf.len();
-    if !view.reads_locally || inner.range_lock.read(offset, len as u64).is_some() {
+    let stale = inner.failover.lease_has_ended();
+    if stale || !view.reads_locally || inner.range_lock.read(offset, len as u64).is_some() {
         let inner = inner.clone();
         return IoFuture::later(async move {
             let result = read_anywhere(&inner, offset, buf).await;
@@ -189,6 +190,13 @@ async fn read_anywhere(
         inner.changes_ended(offset, len as u64).await;
         let route = inner.wait(|state| match &state.replacement {
             Some(replacement) => Some(Err(replacement.clone())),
+            // The lease is renewed, or this node goes on alone, or it stops serving.
+            None if state.serving
+                && !state.local_device_failed
+                && inner.failover.lease_has_ended() =>
+            {
+                None
+            }
             None => (!state.migrating || state.serving).then(|| Ok(inner.read_route(state))),
         });
         let ReadRoute { local, peer, service_ends } = match route.await {

@@ -6,6 +6,8 @@
 //! 3. Inform any other peer that is in sync. Under the old generation it would look equal to the
 //!    lost one.
 //!
+//! With automatic failover, the arbiter has to exclude the peer first ([`crate::failover`]).
+//!
 //! The work runs in a task of its own, so it completes even when the caller stops waiting.
 
 use std::sync::Arc;
@@ -24,7 +26,7 @@ use crate::state::status::LegPhase;
 use crate::wire::peer::{PeerRequest, execute};
 
 /// Peers lost since the last generation was started.
-fn due(state: &State) -> [bool; PEERS_MAX] {
+pub(crate) fn due(state: &State) -> [bool; PEERS_MAX] {
     let mut due = [false; PEERS_MAX];
     for (due, leg) in due.iter_mut().zip(&state.legs) {
         *due = !leg.receives_writes && !leg.generation_bumped;
@@ -117,11 +119,19 @@ impl Inner {
 async fn bump_generation(inner: Arc<Inner>) {
     inner.freeze_group();
     let lost = due(&inner.lock());
-    let result = record(&inner).await;
+    if inner.failover.is_automatic() {
+        // The task that asks the arbiter waits for changes.
+        inner.change(|_| {});
+    }
+    let (result, recorded) = match inner.may_go_alone().await {
+        Ok(true) => (record(&inner).await, true),
+        Ok(false) => (Ok(()), false),
+        Err(error) => (Err(error), true),
+    };
     inner.change(|state| {
         state.bumping_generation = false;
         state.generation_error = result.err();
-        if result.is_ok() {
+        if result.is_ok() && recorded {
             for (leg, lost) in state.legs.iter_mut().zip(lost) {
                 leg.generation_bumped |= lost;
                 if lost {

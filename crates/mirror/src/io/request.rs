@@ -109,6 +109,8 @@ pub(crate) struct WriteRequest {
     region_ref: Option<RegionRef>,
     local: LegStatus,
     remote: [LegStatus; PEERS_MAX],
+    /// The call to the leg no longer counts as in flight.
+    ended: [bool; PEERS_MAX],
     /// Time from the first leg's end to the last one's, in nanoseconds.
     added_ns: u64,
 }
@@ -122,7 +124,8 @@ impl WriteRequest {
         region_ref: Option<RegionRef>,
     ) -> WriteRequest {
         let (local, remote) = (LegStatus::NotCalled, [const { LegStatus::NotCalled }; PEERS_MAX]);
-        WriteRequest { part, dispatch, guard, region_ref, local, remote, added_ns: 0 }
+        let ended = [false; PEERS_MAX];
+        WriteRequest { part, dispatch, guard, region_ref, local, remote, ended, added_ns: 0 }
     }
 
     /// Executes the write, and records its result.
@@ -143,11 +146,7 @@ impl WriteRequest {
         self.submit(inner);
         self.legs_ended(inner).await;
         let result = self.record(inner).await;
-        for (leg, dispatch) in self.dispatch.legs.iter().enumerate() {
-            if let LegDispatch::Send(leg_call) = dispatch {
-                inner.call_ended(Counted::Leg(leg, leg_call.half));
-            }
-        }
+        self.end_leg_calls(inner);
         let serving = inner.call_completed(&self.dispatch);
         let WriteRequest { part, remote, guard, region_ref, .. } = self;
         drop((guard, region_ref));
@@ -217,8 +216,19 @@ impl WriteRequest {
         self.added_ns = all_ns.saturating_sub(local_ns);
     }
 
-    /// Records the results. Only afterwards may a new session to a peer decide anything.
-    async fn record(&self, inner: &Arc<Inner>) -> Result<(), IoError> {
+    /// From now on a new session to a peer may be decided.
+    fn end_leg_calls(&mut self, inner: &Inner) {
+        for (leg, dispatch) in self.dispatch.legs.iter().enumerate() {
+            let LegDispatch::Send(leg_call) = dispatch else { continue };
+            if !std::mem::replace(&mut self.ended[leg], true) {
+                inner.call_ended(Counted::Leg(leg, leg_call.half));
+            }
+        }
+    }
+
+    /// Records the results. Only afterwards may a new session to a peer decide anything, unless the
+    /// arbiter is asked meanwhile: the peer may be back before it answers, and the range is marked.
+    async fn record(&mut self, inner: &Arc<Inner>) -> Result<(), IoError> {
         let range = (self.part.offset, self.part.len);
         // Also for a failed write: a peer may still run degraded, and waiting costs little.
         self.dispatch.complete_numbers();
@@ -240,10 +250,15 @@ impl WriteRequest {
             }
         }
         let Err(error) = self.local.result().unwrap_or(Err(IoError::WriteFault)) else {
+            if peer_missed && inner.failover.is_automatic() {
+                self.end_leg_calls(inner);
+            }
             return if peer_missed { inner.record_difference().await } else { Ok(()) };
         };
         let degraded = inner.run_degraded(self.successor(inner), error).await;
-        if degraded.is_err() {
+        // A source that has left the service hands over in this session. Its activity log covers the range.
+        let left = inner.failover.is_automatic() && !inner.lock().serving;
+        if degraded.is_err() && !left {
             // Reads return the local data from now on. A peer may have received the failed write and
             // must not look equal: after a crash here its data would be preferred.
             let mut equal = false;

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use flagstone_arbiter::epoch::least_epoch;
 use flagstone_blockdev::IoError;
 
 use crate::agree::decide::ResyncAmount;
@@ -12,7 +13,7 @@ use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
 use crate::manage::order::Progress;
 use crate::manage::replica::IntentLogStatistics;
-use crate::manage::roles::{RoleError, least_epoch};
+use crate::manage::roles::RoleError;
 use crate::mirror::{Inner, LegState, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
@@ -427,12 +428,12 @@ impl Mirror {
 
 /// An offer of the role to a peer, from [`Inner::offer_role`].
 pub(crate) struct Offer {
-    leg: usize,
-    session: SharedSession,
-    session_id: u64,
-    local_device_failed: bool,
+    pub(crate) leg: usize,
+    pub(crate) session: SharedSession,
+    pub(crate) session_id: u64,
+    pub(crate) local_device_failed: bool,
     /// The lowest epoch that the peer may take.
-    epoch: u64,
+    pub(crate) epoch: u64,
 }
 
 impl Inner {

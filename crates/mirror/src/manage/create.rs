@@ -115,6 +115,7 @@ impl Replica {
             not_received: Vec::new(),
             log_place: String::new(),
             removed: false,
+            arbiter: Default::default(),
             members: Vec::new(),
         };
         Ok(SuperblockSlots::empty(layout.superblocks).write(&device, &mut superblock).await?)

@@ -129,6 +129,8 @@ pub(crate) struct Progress {
     /// A source was reached and deposed.
     deposed: bool,
     announcement: Option<Announcement>,
+    /// Epoch and revision that the arbiter has recorded.
+    granted: Option<(u64, u64)>,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     pub(crate) undelivered: Vec<Undelivered>,
 }
@@ -137,6 +139,11 @@ impl Progress {
     /// For a transition that takes an epoch after `seen`.
     pub(crate) fn after(seen: u64) -> Progress {
         Progress { seen, ..Progress::default() }
+    }
+
+    /// For a transition that the arbiter has granted.
+    pub(crate) fn granted(epoch: u64, revision: u64) -> Progress {
+        Progress { granted: Some((epoch, revision)), ..Progress::default() }
     }
 }
 
@@ -229,7 +236,10 @@ impl Inner {
             _ => {
                 let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
-                self.transition(Event::Order(order)).await
+                let done = self.transition(Event::Order(order)).await;
+                // A node that was ordered to stop does not take the role back at once.
+                self.failover.answered();
+                done
             }
         }
     }
@@ -338,6 +348,10 @@ impl Inner {
             Action::Admit | Action::Discard => {}
             Action::Serve(claim) => {
                 let promotion = match (claim, progress.deposed) {
+                    (Claim::Granted, _) => {
+                        let (epoch, revision) = progress.granted.ok_or(Refusal::NotEntitled)?;
+                        Promotion::Granted { epoch, revision }
+                    }
                     (Claim::Resumed, _) => Promotion::Resumed,
                     (Claim::Agreed, _) => Promotion::Agreed,
                     (Claim::Forced, false) => Promotion::Alone,
@@ -346,7 +360,12 @@ impl Inner {
                 self.start_serving_as_source(progress.seen, promotion).await?;
                 self.reconnect_all();
             }
-            Action::HandOver(leg) => self.hand_over_to(leg).await?,
+            Action::HandOver(leg) => {
+                let done = self.hand_over_to(leg).await;
+                // The peer may serve, and has the same time to be heard as a source.
+                self.failover.answered();
+                done?;
+            }
             Action::AskForRole(leg) => self.ask_for_role(leg).await?,
             Action::MarkAll(leg) => {
                 self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
@@ -376,7 +395,7 @@ impl Inner {
         Ok(())
     }
 
-    fn refuse_hosts(&self) {
+    pub(crate) fn refuse_hosts(&self) {
         let refused = self.change(|state| {
             let serving = state.serving;
             if serving {

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use flagstone_arbiter::epoch::{EPOCH_STRIDE, next_epoch};
 use flagstone_blockdev::IoError;
 
 use crate::id::{Generation, MirrorId};
@@ -16,24 +17,6 @@ use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::{AdmittedBy, Event, Refusal, servable};
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
-
-/// Number of residue classes. Identities are random: of three replicas, two share a class with a
-/// probability of one in 1.4 billion.
-const EPOCH_STRIDE: u64 = 1 << 32;
-
-/// The lowest epoch after `seen`, for any replica. A peer that is asked to become the source picks
-/// its own next epoch from there. Saturates at the maximum, which only a forged epoch comes close
-/// to, so the result is never lower than `seen`.
-pub(crate) fn least_epoch(seen: u64) -> u64 {
-    seen.saturating_add(1)
-}
-
-/// The epoch that rank `rank` picks after `seen`: the first of its class from [`least_epoch`].
-pub(crate) fn next_epoch(seen: u64, rank: u64) -> u64 {
-    let least = least_epoch(seen);
-    let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);
-    if first >= least { first } else { first.saturating_add(EPOCH_STRIDE) }
-}
 
 /// The residue class of a replica's epochs.
 fn epoch_rank(replica: MirrorId) -> u64 {
@@ -74,6 +57,8 @@ pub(crate) enum Promotion {
     Resumed,
     /// The peers agree, or are recorded as out of date.
     Agreed,
+    /// The arbiter has excluded the peer, under this epoch, in this revision of its record.
+    Granted { epoch: u64, revision: u64 },
     /// By force, without contact to a source.
     Alone,
     /// By force, and a source was deposed.
@@ -125,7 +110,7 @@ impl Inner {
         self.wait(|state| (!state.bumping_generation).then_some(())).await;
     }
 
-    fn rank(&self) -> u64 {
+    pub(crate) fn rank(&self) -> u64 {
         epoch_rank(self.local.superblock().replica)
     }
 
@@ -174,12 +159,13 @@ impl Inner {
         // The last request of the previous source may have started a resync here.
         self.may_serve()?;
         let rank = self.rank();
-        let alone = matches!(promotion, Promotion::Alone | Promotion::Overriding);
+        let granted = matches!(promotion, Promotion::Granted { .. });
+        let alone = granted || matches!(promotion, Promotion::Alone | Promotion::Overriding);
         let several = self.legs.len() > 1;
         // A source that was overridden may have written more than this replica has. That is not to
         // be preferred at the next handshake. Of a group, all volumes meet that source alike.
         let grouped = self.group.is_some();
-        let parts = alone && (several || grouped || promotion == Promotion::Overriding);
+        let parts = alone && (several || granted || grouped || promotion == Promotion::Overriding);
         if parts {
             self.local.data().flush().await?;
         }
@@ -187,11 +173,15 @@ impl Inner {
             self.mark_all_legs().await?;
         }
         let new_generation = NewGeneration::alone(self);
+        let mark = self.failover.mark_after(promotion, self.local.superblock().arbiter);
         let promote = move |superblock: &mut Superblock| {
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Source, None);
-            if promotion != Promotion::Resumed {
-                superblock.epoch = next_epoch(superblock.epoch.max(seen), rank);
-            }
+            superblock.epoch = match promotion {
+                Promotion::Resumed => superblock.epoch,
+                Promotion::Granted { epoch, .. } => superblock.epoch.max(epoch),
+                _ => next_epoch(superblock.epoch.max(seen), rank),
+            };
+            superblock.arbiter = mark;
             // Hosts will have read the local data, whatever the peer has.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
             if parts {
@@ -206,6 +196,7 @@ impl Inner {
             if state.promised > 0 {
                 return true;
             }
+            self.standing_begins(state, promotion);
             state.serving = true;
             for leg in &mut state.legs {
                 if !leg.receives_writes {
@@ -288,6 +279,10 @@ impl Inner {
         error: IoError,
     ) -> Result<(), IoError> {
         let Some((leg, session_id)) = designated_successor else { return Err(error) };
+        if self.failover.is_automatic() {
+            self.leave_service(leg, session_id, error);
+            return Err(error);
+        }
         // The successor of a deposed source does not carry on for it.
         let continues = {
             let state = self.lock();
@@ -340,45 +335,11 @@ impl Inner {
 mod tests {
     use super::*;
 
-    #[test]
-    fn epochs_grow_and_are_unique_per_replica() {
-        for seen in 0..40 {
-            for rank in 0..3 {
-                let next = next_epoch(seen, rank);
-                assert!(next > seen && next <= seen + EPOCH_STRIDE);
-                assert_eq!(next % EPOCH_STRIDE, rank);
-            }
-        }
-    }
-
     /// The rank of a replica does not depend on which peers it has met.
     #[test]
     fn replaced_peer_has_its_own_epochs() {
         let ranks = [1, 2, 3].map(|byte| epoch_rank(MirrorId([byte; 16])));
         let [old, stays, new] = ranks.map(|rank| next_epoch(7, rank));
         assert!(old != stays && stays != new && old != new);
-    }
-
-    #[test]
-    fn promoted_peer_takes_first_epoch_of_its_class() {
-        for seen in (0..40).chain(u64::MAX - EPOCH_STRIDE - 8..u64::MAX - EPOCH_STRIDE) {
-            let named = least_epoch(seen);
-            assert!(named > seen);
-            let taken = [0, 1, named % EPOCH_STRIDE].map(|rank| next_epoch(seen, rank));
-            assert!(taken.iter().all(|epoch| *epoch >= named), "{seen}: {taken:?}");
-            assert!(taken.contains(&named), "{seen}: {taken:?} lacks the lowest epoch");
-        }
-        assert_eq!(least_epoch(u64::MAX), u64::MAX, "the epoch never decreases");
-    }
-
-    #[test]
-    fn next_epoch_saturates_after_forged_epoch() {
-        for below in (0..9).chain(EPOCH_STRIDE - 9..EPOCH_STRIDE + 9) {
-            for rank in (0..9).chain(EPOCH_STRIDE - 9..EPOCH_STRIDE) {
-                let seen = u64::MAX - below;
-                let next = next_epoch(seen, rank);
-                assert!(next > seen || next == u64::MAX, "{seen}: {next}");
-            }
-        }
     }
 }

@@ -30,6 +30,11 @@ const LOG_PROGRESS_AT: usize = END;
 const NOT_RECEIVED_COUNT_AT: usize = LOG_PROGRESS_AT + 16;
 const NOT_RECEIVED_AT: usize = 1024;
 const REMOVED_AT: usize = NOT_RECEIVED_COUNT_AT + 2;
+const ARBITER_REVISION_AT: usize = REMOVED_AT + 6;
+const ARBITER_STANDING_AT: usize = ARBITER_REVISION_AT + 8;
+const ARBITER_SUSPENDED_AT: usize = ARBITER_STANDING_AT + 1;
+const ARBITER_LEASE_AT: usize = ARBITER_STANDING_AT + 4;
+const _: () = assert!(ARBITER_LEASE_AT + 4 <= NOT_RECEIVED_AT);
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
 const MEMBERS_AT: usize = 3080;
 const MEMBER_BYTES: usize = 3 + MEMBER_TEXT_MAX;
@@ -48,6 +53,48 @@ named! {
         /// A former source that another node replaced without its consent. It serves no hosts, and
         /// keeps its data until a source attaches or the operator decides.
         Deposed = "deposed",
+    }
+}
+
+/// What this replica durably knows of the arbiter's record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArbiterMark {
+    /// Highest revision of the record that it has seen; 0 for none. With the epoch, the fencing token.
+    pub revision: u64,
+    /// What that revision means for this replica.
+    pub standing: RecordedStanding,
+    /// The operator has suspended automatic failover. The source has the record say so.
+    pub suspended: bool,
+    /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A target
+    /// asks no earlier, also after a restart.
+    pub source_after_ms: u32,
+}
+
+/// See [`ArbiterMark::standing`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RecordedStanding {
+    /// Nothing that this replica may rely on without asking.
+    #[default]
+    Unknown,
+    /// A target: its source has recorded it as in sync, and no other source has attached since.
+    InSync,
+    /// A source that may have acknowledged writes which its peers lack: the record excludes them.
+    Alone,
+    /// As `Alone`, by an order of the operator that the record does not say yet.
+    Ordered,
+}
+
+impl RecordedStanding {
+    const ALL: [RecordedStanding; 4] = [
+        RecordedStanding::Unknown,
+        RecordedStanding::InSync,
+        RecordedStanding::Alone,
+        RecordedStanding::Ordered,
+    ];
+
+    /// A source that may have acknowledged writes which its peers lack.
+    pub fn is_alone(self) -> bool {
+        matches!(self, RecordedStanding::Alone | RecordedStanding::Ordered)
     }
 }
 
@@ -240,6 +287,8 @@ pub struct Superblock {
     pub removed: bool,
     /// Changes of the peers at run time; at most [`MEMBERS_MAX`].
     pub members: Vec<Member>,
+    /// The arbiter's record, as far as this replica knows it.
+    pub arbiter: ArbiterMark,
 }
 
 impl Superblock {
@@ -313,6 +362,10 @@ impl Superblock {
         put(&mut page, LOG_PLACE_AT, &(self.log_place.len() as u16).to_le_bytes());
         put(&mut page, LOG_PLACE_AT + 2, self.log_place.as_bytes());
         put(&mut page, REMOVED_AT, &[u8::from(self.removed)]);
+        put(&mut page, ARBITER_REVISION_AT, &self.arbiter.revision.to_le_bytes());
+        put(&mut page, ARBITER_STANDING_AT, &[self.arbiter.standing as u8]);
+        put(&mut page, ARBITER_SUSPENDED_AT, &[u8::from(self.arbiter.suspended)]);
+        put(&mut page, ARBITER_LEASE_AT, &self.arbiter.source_after_ms.to_le_bytes());
         debug_assert!(self.members.len() <= MEMBERS_MAX, "the members fit");
         let places = page[MEMBERS_AT..].chunks_exact_mut(MEMBER_BYTES);
         self.members.iter().zip(places).for_each(|(member, place)| member.encode(place));
@@ -390,6 +443,18 @@ impl Superblock {
             [1] => true,
             _ => return Err(FormatError::Field("removed")),
         };
+        let [standing] = fields.bytes(ARBITER_STANDING_AT);
+        let standing = RecordedStanding::ALL.get(usize::from(standing)).copied();
+        let arbiter = ArbiterMark {
+            revision: fields.u64(ARBITER_REVISION_AT),
+            standing: standing.ok_or(FormatError::Field("arbiter"))?,
+            suspended: match fields.bytes(ARBITER_SUSPENDED_AT) {
+                [0] => false,
+                [1] => true,
+                _ => return Err(FormatError::Field("arbiter suspended")),
+            },
+            source_after_ms: u32::from_le_bytes(fields.bytes(ARBITER_LEASE_AT)),
+        };
         let places = page[MEMBERS_AT..].chunks_exact(MEMBER_BYTES).take(MEMBERS_MAX);
         let members = places.map(Member::decode).filter_map(Result::transpose);
         let members = members.collect::<Result<_, _>>()?;
@@ -397,6 +462,7 @@ impl Superblock {
             log_place,
             removed,
             members,
+            arbiter,
             sequence: fields.u64(16),
             volume: fields.uuid(24),
             replica: fields.uuid(40),
@@ -514,6 +580,12 @@ pub(crate) mod tests {
             desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
             log_place in "[a-z/é]{0,400}",
             removed in any::<bool>(),
+            arbiter in (
+                any::<u64>(),
+                prop::sample::select(&RecordedStanding::ALL[..]),
+                any::<bool>(),
+                any::<u32>(),
+            ),
             members in prop::collection::vec(any_member(), 0..=MEMBERS_MAX),
             not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
         ) -> Superblock {
@@ -552,6 +624,12 @@ pub(crate) mod tests {
                 log_place,
                 removed,
                 members,
+                arbiter: ArbiterMark {
+                    revision: arbiter.0,
+                    standing: arbiter.1,
+                    suspended: arbiter.2,
+                    source_after_ms: arbiter.3,
+                },
             }
         }
     }
@@ -577,7 +655,7 @@ pub(crate) mod tests {
         #[test]
         fn forged_fields_are_refused_or_consistent(
             superblock in any_superblock(),
-            at in 10usize..432,
+            at in 10usize..448,
             value in any::<u8>(),
         ) {
             let mut page = superblock.encode();
@@ -606,6 +684,10 @@ pub(crate) mod tests {
             format!("- {RENAMING_AT} (1): renaming"),
             format!("- {UNVERIFIED_AT} (1): unverified"),
             format!("- {REMOVED_AT} (1): removed"),
+            format!("- {ARBITER_REVISION_AT} (8): arbiter revision"),
+            format!("- {ARBITER_STANDING_AT} (1): arbiter standing"),
+            format!("- {ARBITER_SUSPENDED_AT} (1): arbiter suspended"),
+            format!("- {ARBITER_LEASE_AT} (4): arbiter lease"),
             format!("- {MEMBERS_AT} ({MEMBERS_MAX} × {MEMBER_BYTES}): members"),
             format!("- {VOLUME_TAG_AT} (8): volume tag"),
             format!("- {HISTORY_AT} ({}): history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),

@@ -293,6 +293,7 @@ impl Inner {
             (own.handing_over, own.inconsistent) = (false, false);
             (own.group_session, own.opened_group_session) = (None, false);
             own.numbering = SharedNumbering::default();
+            own.is_admitted = false;
             own.reported_bad_ranges.clear();
             (own.session, own.phase) = (Some(session.clone()), phase);
             own.volatile_cache = peers.volatile_cache;
@@ -353,8 +354,19 @@ async fn lead(
         group: inner.group_tag(),
     };
     // A target of another size adopts the source's size first and is back a moment later.
+    let sent_ns = Inner::boot_ns();
     execute(&session, PeerRequest::Attach(attach)).await?;
     inner.change(|state| state.legs[leg].refused_group = false);
+    inner.renewed(sent_ns);
+    let _renewing = inner.failover.is_automatic().then(|| {
+        inner.change(|state| {
+            let own = &mut state.legs[leg];
+            own.is_admitted = own.is_current(session_id);
+        });
+        let renewing =
+            crate::failover::renew::keep_renewed(inner.clone(), leg, session.clone(), session_id);
+        flagstone_runtime::spawn(renewing).abort_on_drop()
+    });
     if promote {
         // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
         // target and starts to serve only when its operator says so.

@@ -32,7 +32,7 @@ use crate::limits::{
 use crate::manage::order::Progress;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
-use crate::ondisk::superblock::{ReplicaRole, Superblock};
+use crate::ondisk::superblock::{RecordedStanding, ReplicaRole, Superblock};
 use crate::options::Mode;
 use crate::state::machine::{Event, next};
 use crate::state::status::LegPhase;
@@ -261,6 +261,9 @@ impl TargetSession {
             PeerRequest::JoinGroup { session } => self.join_group(session),
             PeerRequest::BeginResync { base } => inner.begin_resync(base).await,
             PeerRequest::BadRange(report) => inner.bad_range(report).await,
+            PeerRequest::Renew { offer, failover_after_ms } => {
+                inner.renew(offer, failover_after_ms).await
+            }
             PeerRequest::EndResync { generation } => inner.adopt_generation(generation, true).await,
             PeerRequest::NewGeneration { generation } => {
                 inner.adopt_generation(generation, false).await
@@ -296,7 +299,9 @@ impl TargetSession {
         if !asker.is_none() && inner.local.superblock().epoch > told {
             return Err(PeerRefusal::Changed);
         }
+        let mark = inner.failover.mark_attached(inner.local.superblock().arbiter);
         let admit = move |superblock: &mut Superblock, slot: usize| {
+            superblock.arbiter = mark;
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
             superblock.removed = false;
             superblock.epoch = superblock.epoch.max(attach.epoch);
@@ -319,7 +324,9 @@ impl TargetSession {
             // The source has no data that may not be durable here.
             state.unverified &= !attach.in_sync;
             state.reorder = Some(reorder);
+            state.attachments += 1;
         });
+        inner.failover.attached();
         Ok(PeerReply::Done)
     }
 
@@ -545,6 +552,7 @@ impl Inner {
     async fn begin_resync(&self, base: Generation) -> PeerAnswer {
         let begin = move |superblock: &mut Superblock| {
             superblock.flags.inconsistent = true;
+            superblock.arbiter.standing = RecordedStanding::Unknown;
             superblock.not_received.clear();
             if !base.is_none() {
                 superblock.current = base;

@@ -260,6 +260,15 @@ pub enum Event {
     Discarded,
     /// The replica moves to another mirror of this node.
     Transferred,
+    /// The arbiter has excluded the peers from its record: this node may serve without them.
+    Granted,
+    /// The arbiter's record excludes this node: another one serves, or may.
+    Outvoted {
+        /// Role epoch of the record.
+        epoch: u64,
+    },
+    /// This source has no contact to its peer, and no answer of the arbiter.
+    LeaseEnded,
     /// A handshake with a peer.
     Met {
         /// What to do about it.
@@ -351,6 +360,8 @@ pub enum Claim {
     Resumed,
     /// A new epoch. The peers agree, or none is known.
     Agreed,
+    /// The epoch that the arbiter has recorded.
+    Granted,
     /// A new epoch. The peers were not asked, or the order overrides them.
     Forced,
 }
@@ -444,6 +455,9 @@ impl std::fmt::Display for Action {
             Action::RaiseEpoch => "**record a new epoch**",
             Action::Discard => "**discard the data**",
             Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
+            Action::Serve(Claim::Granted) => {
+                "**record the role and the arbiter's epoch**, serve hosts"
+            }
             Action::Serve(_) => "**record the role and a new epoch**, serve hosts",
             Action::TrustData(Disk::Incomplete) => "**accept older data in the bad ranges**",
             Action::TrustData(Disk::Removed) => "**forget that it was removed**",
@@ -512,6 +526,9 @@ pub fn next(state: &State, event: Event) -> Transition {
         Event::HandedOver(outcome) => handed_over(state, outcome),
         Event::Discarded => discarded(state),
         Event::Transferred => transferred(state),
+        Event::Granted => granted(state),
+        Event::Outvoted { epoch } => Ok(outvoted(state, epoch)),
+        Event::LeaseEnded => Ok(lease_ended(state)),
         Event::Met { plan, prevailing } => Ok(met(state, plan, prevailing)),
         Event::Order(order) => ordered(state, order),
     }
@@ -873,6 +890,54 @@ fn transferred(state: &State) -> Transition {
         Role::Serving { .. } => Ok(state.to(Role::Closed, &stop)),
         _ => Ok(state.to(Role::Closed, &[Action::EndAttachment])),
     }
+}
+
+/// A source that serves already goes on, once the grant is durable. Whoever is attached to a source
+/// does not need the grant, and leaves it to that source.
+fn granted(state: &State) -> Transition {
+    match state.role {
+        Role::Serving { .. } => Ok(unchanged(state)),
+        Role::Target { attached: true, .. } => Err(Refusal::PeerServes),
+        // It may have served alone: the operator decides about its data.
+        Role::Deposed { .. } => Err(Refusal::NotEntitled),
+        _ => {
+            servable(state, false)?;
+            state.serves(Claim::Granted, &[Action::EndAttachment])
+        }
+    }
+}
+
+/// What this node wrote without its peers was never acknowledged, so it becomes a target.
+fn outvoted(state: &State, epoch: u64) -> (State, Actions) {
+    let seen = state.role.epoch().max(epoch);
+    let target = Role::Target { epoch: seen, attached: false };
+    let put_away = Action::PutAway(ReplicaRole::Target);
+    match state.role {
+        Role::Serving { .. } => {
+            let actions = [
+                Action::RefuseHosts,
+                Action::EndSessions,
+                Action::RecordEpoch(seen),
+                Action::Settle,
+                put_away,
+            ];
+            state.to(target, &actions)
+        }
+        Role::Waiting { .. } => state.to(target, &[Action::RecordEpoch(seen), put_away]),
+        _ => unchanged(state),
+    }
+}
+
+/// Stops serving, and stays the source: the arbiter or the peer decides.
+fn lease_ended(state: &State) -> (State, Actions) {
+    let Role::Serving { epoch } = state.role else { return unchanged(state) };
+    let actions = [
+        Action::RefuseHosts,
+        Action::EndSessions,
+        Action::Settle,
+        Action::PutAway(ReplicaRole::Source),
+    ];
+    state.to(Role::Waiting { epoch, handed_over: false }, &actions)
 }
 
 fn met(state: &State, plan: Plan, prevailing: Option<u64>) -> (State, Actions) {

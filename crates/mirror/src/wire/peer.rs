@@ -29,6 +29,7 @@ use crate::limits::HISTORY_LEN;
 use crate::named;
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::ReplicaRole;
+use crate::state::prospect::Obstacle;
 
 /// Makes connections to the other node.
 pub trait PeerConnector: Send + Sync + 'static {
@@ -120,6 +121,21 @@ pub trait PeerSession: Send + Sync + 'static {
 
     /// Ends the session: it counts as lost from now on.
     fn close(&self);
+}
+
+/// What a source allows its attached peer when it is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offer {
+    /// Nothing: the arbiter's record does not list the peer as in sync yet.
+    #[default]
+    Unrecorded,
+    /// To ask the arbiter for the role.
+    Recorded {
+        /// Revision of the record that lists the peer as in sync; not 0.
+        revision: u64,
+    },
+    /// Nothing: the operator has suspended automatic failover.
+    Suspended,
 }
 
 /// A replica's answer to a request.
@@ -216,6 +232,15 @@ pub enum PeerRequest {
         /// The asker's role epoch.
         epoch: u64,
     },
+    /// The attached source renews its right to serve reads: this replica asks the arbiter no earlier
+    /// than the longer `failover_after` of both nodes from its answer. Both are durable before the
+    /// answer. Requires [`LinkVersion::RENEWS`].
+    Renew {
+        /// Whether this replica may ask at all.
+        offer: Offer,
+        /// `failover_after` of the source, in milliseconds; not 0.
+        failover_after_ms: u32,
+    },
     /// The operator discards the data here in favor of the asker's: return to generation `base`,
     /// but inconsistent. With [`Generation::NONE`] become blank.
     Discard {
@@ -296,6 +321,9 @@ pub enum PeerReply {
     BitmapPage(Box<[u64; WORDS]>),
     /// Reply to [`PeerRequest::Checksums`]: a CRC-64/NVME for each unit.
     Checksums(Vec<u64>),
+    /// Reply to [`PeerRequest::Renew`]: why this replica does not take over when the source is lost
+    /// now; `None` if it does.
+    Renewed(Option<Obstacle>),
 }
 
 /// A replica's report about itself and its node.

@@ -22,7 +22,7 @@ pub mod request;
 pub use compressed::{Codec, CompressedWrite};
 pub use order::{Order, OrderedWrite, OrderedZeroes};
 pub use reply::{IdentifyError, IdentifyReplica, Refusal, Role};
-pub use request::{Ancestors, Attach, Request, State};
+pub use request::{Ancestors, Attach, Offer, Request, State};
 
 /// Data of Replica Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 512;
@@ -85,6 +85,7 @@ opcodes! {
         CLAIM = 0xe4, "Replica Claim";
         REMOVE = 0xe8, "Replica Remove";
         JOIN_GROUP = 0xec, "Replica Join Group";
+        RENEW = 0xf2, "Replica Renew";
     }
 
     /// I/O opcodes of vendor specific commands.

@@ -126,6 +126,39 @@ impl State {
     }
 }
 
+/// What a source allows its replica in Replica Renew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offer {
+    /// Nothing: the arbiter's record does not list the replica as in sync yet.
+    Unrecorded,
+    /// To ask the arbiter for the role when the source is lost.
+    Recorded {
+        /// Revision of the record; not 0.
+        revision: u64,
+    },
+    /// Nothing: the operator has suspended automatic failover.
+    Suspended,
+}
+
+impl Offer {
+    const fn fields(self) -> (u64, u32) {
+        match self {
+            Offer::Unrecorded => (0, 0),
+            Offer::Recorded { revision } => (revision, 1),
+            Offer::Suspended => (0, 2),
+        }
+    }
+
+    const fn of(revision: u64, code: u32) -> Option<Offer> {
+        match (revision, code) {
+            (0, 0) => Some(Offer::Unrecorded),
+            (1.., 1) => Some(Offer::Recorded { revision }),
+            (0, 2) => Some(Offer::Suspended),
+            _ => None,
+        }
+    }
+}
+
 /// A request to a replica. Generations are 64 random bits, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -198,6 +231,13 @@ pub enum Request {
         /// Group session; not 0.
         session: u64,
     },
+    /// Renews the sender's right to serve reads while the replica is attached to it.
+    Renew {
+        /// What the replica may do when the source is lost.
+        offer: Offer,
+        /// `failover_after` of the sender, in milliseconds: 1 to [`FAILOVER_AFTER_MAX_MS`].
+        failover_after_ms: u32,
+    },
     /// Reports one range that a resync could not copy.
     BadRange {
         /// Start, in bytes: a multiple of 4,096.
@@ -225,6 +265,11 @@ pub enum Request {
     },
 }
 
+/// Longest `failover_after`, in milliseconds: an hour.
+pub const FAILOVER_AFTER_MAX_MS: u32 = 3_600_000;
+/// Length of the answer to Replica Renew, in bytes.
+pub const READINESS_BYTES: usize = 8;
+
 /// Volume sizes are multiples of this, in bytes.
 const SIZE_UNIT_BYTES: u64 = 4096;
 
@@ -250,6 +295,7 @@ impl Request {
             Request::Claim { .. } => admin::CLAIM,
             Request::Remove { .. } => admin::REMOVE,
             Request::JoinGroup { .. } => admin::JOIN_GROUP,
+            Request::Renew { .. } => admin::RENEW,
             Request::Discard { .. } => admin::DISCARD,
         }
     }
@@ -259,6 +305,7 @@ impl Request {
         match *self {
             Request::Identify { .. } => IDENTIFY_BYTES,
             Request::Bitmap { .. } => BITMAP_BYTES,
+            Request::Renew { .. } => READINESS_BYTES,
             Request::Checksum { len, unit_bytes, .. } => len.div_ceil(unit_bytes) as usize * 8,
             _ => 0,
         }
@@ -297,6 +344,12 @@ impl Request {
             | Request::JoinGroup { session: number }
             | Request::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
+            }
+            Request::Renew { offer, failover_after_ms } => {
+                let (revision, code) = offer.fields();
+                set(0, &revision.to_le_bytes());
+                set(8, &code.to_le_bytes());
+                set(12, &failover_after_ms.to_le_bytes());
             }
             Request::Checksum { offset, len, unit_bytes } => {
                 set(0, &offset.to_le_bytes());
@@ -355,6 +408,14 @@ impl Request {
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),
             admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
+            admin::RENEW => {
+                let offer = Offer::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
+                let failover_after_ms = fields.u32(12);
+                if !(1..=FAILOVER_AFTER_MAX_MS).contains(&failover_after_ms) {
+                    return Err(INVALID);
+                }
+                (Request::Renew { offer, failover_after_ms }, 16)
+            }
             admin::HAND_OVER => (Request::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
             admin::JOIN_GROUP => match fields.u64(0) {
@@ -458,6 +519,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn any_offer() -> impl Strategy<Value = Offer> {
+        prop_oneof![
+            Just(Offer::Unrecorded),
+            Just(Offer::Suspended),
+            (1u64..).prop_map(|revision| Offer::Recorded { revision }),
+        ]
+    }
+
     fn any_request() -> impl Strategy<Value = Request> {
         let uuid =
             || any::<[u8; 16]>().prop_map(|uuid| if uuid == [0; 16] { [1; 16] } else { uuid });
@@ -482,6 +551,9 @@ mod tests {
             }),
             (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
             any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
+            (any_offer(), 1..=FAILOVER_AFTER_MAX_MS).prop_map(|(offer, failover_after_ms)| {
+                Request::Renew { offer, failover_after_ms }
+            }),
             Just(Request::HandOver),
             (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
             (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(
@@ -552,6 +624,9 @@ mod tests {
             Request::RunDegraded { lost: [0; 16], generation: 1 },
             Request::JoinGroup { session: 0 },
             Request::RunDegraded { lost: [1; 16], generation: 0 },
+            Request::Renew { offer: Offer::Recorded { revision: 0 }, failover_after_ms: 1 },
+            Request::Renew { offer: Offer::Suspended, failover_after_ms: 0 },
+            Request::Renew { offer: Offer::Suspended, failover_after_ms: u32::MAX },
             Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
         ] {
             assert_eq!(parse(request), Err(INVALID), "{request:?}");

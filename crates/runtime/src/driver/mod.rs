@@ -29,6 +29,10 @@ pub(crate) trait Driver {
     fn now(&self) -> u64 {
         os::now()
     }
+    /// Monotonic nanoseconds that also pass while the machine is suspended.
+    fn boot_time(&self) -> u64 {
+        os::boot_time()
+    }
     /// Nanoseconds since the Unix epoch.
     fn wall_clock(&self) -> u64 {
         os::wall_clock()

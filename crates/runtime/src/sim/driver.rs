@@ -27,6 +27,10 @@ impl Driver for SimDriver {
         self.state.borrow().now
     }
 
+    fn boot_time(&self) -> u64 {
+        self.now()
+    }
+
     fn wall_clock(&self) -> u64 {
         let state = self.state.borrow();
         state.wall_clock_start.saturating_add(state.now)

@@ -199,6 +199,10 @@ impl Api {
                 let verify = Verify::begin(mirror, leg, peer, repair, bytes_per_second);
                 self.verifies.borrow_mut().insert(mirrored.volume, verify);
             }
+            (Effect::Maintenance { on }, Some(mirror)) => {
+                let done = mirror.suspend_failover(on).await;
+                done.map_err(|error| Problem::conflict(error.to_string()))?;
+            }
             (effect, Some(mirror)) => {
                 let done = apply(&mirror, effect).await;
                 done.map_err(|error| problem(&now, effect, error))?;
@@ -381,7 +385,10 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
             })
         }
         // `execute` applies these.
-        Effect::Verify { .. } | Effect::StopVerify | Effect::Delete { .. } => Ok(()),
+        Effect::Verify { .. }
+        | Effect::StopVerify
+        | Effect::Maintenance { .. }
+        | Effect::Delete { .. } => Ok(()),
     }
 }
 

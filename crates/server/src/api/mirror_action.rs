@@ -32,6 +32,9 @@ pub(super) enum Action {
     Failover {
         force: bool,
     },
+    Maintenance {
+        on: bool,
+    },
     Verify {
         repair: bool,
         bytes_per_second: Option<u64>,
@@ -81,6 +84,7 @@ impl MirrorAction {
             MirrorAction::Verify => &["peer", "repair", "bytes_per_second", "stop"],
             MirrorAction::Resolve => &["peer", "keep"],
             MirrorAction::Demote => &[],
+            MirrorAction::Maintenance => &["on"],
             MirrorAction::Grow => &["size_bytes"],
             MirrorAction::MoveLog => &["to", "to_data_device"],
             MirrorAction::AddPeer => &["peer", "address", "insecure"],
@@ -119,6 +123,7 @@ pub(super) struct Body {
     compare: Option<bool>,
     to: Option<String>,
     force: bool,
+    on: Option<bool>,
     repair: bool,
     bytes_per_second: Option<u64>,
     stop: bool,
@@ -150,6 +155,10 @@ impl ActionRequest {
             MirrorAction::Break => Action::Break,
             MirrorAction::Switchover => Action::Switchover { to: body.to },
             MirrorAction::Failover => Action::Failover { force: body.force },
+            MirrorAction::Maintenance => {
+                let on = body.on.ok_or_else(|| missing("on", ["true", "false"]))?;
+                Action::Maintenance { on }
+            }
             MirrorAction::Verify => verify(&body)?,
             MirrorAction::Resolve => {
                 let missing = || missing("keep", ResolveKeep::ALL.map(ResolveKeep::name));
@@ -259,6 +268,8 @@ mod tests {
             ("switchover", json!({}), Action::Switchover { to: None }),
             ("switchover", json!({ "to": "b" }), Action::Switchover { to: Some("b".into()) }),
             ("failover", json!({ "force": true }), Action::Failover { force: true }),
+            ("maintenance", json!({ "on": true }), Action::Maintenance { on: true }),
+            ("maintenance", json!({ "on": false }), Action::Maintenance { on: false }),
             (
                 "verify",
                 json!({ "repair": true, "bytes_per_second": 5 }),
@@ -304,6 +315,7 @@ mod tests {
             let needed = match name {
                 MirrorAction::Create => json!({ "role": "source" }),
                 MirrorAction::Resolve => json!({ "keep": "mine" }),
+                MirrorAction::Maintenance => json!({ "on": true }),
                 MirrorAction::MoveLog => json!({ "to_data_device": true }),
                 MirrorAction::AddPeer | MirrorAction::RemovePeer => json!({ "peer": "c" }),
                 _ => json!({}),

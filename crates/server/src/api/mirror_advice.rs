@@ -2,6 +2,7 @@
 
 use flagstone_mirror::{LinkVersions, NoCommonVersion};
 
+use super::failover_advice;
 use super::mirror_document::{
     LinkDocument, MirrorDocument, PeerDocument, ReopeningDocument, ReplicaDocument, ReportedState,
 };
@@ -37,6 +38,7 @@ pub(super) fn next(document: &MirrorDocument) -> Vec<String> {
         next.push(advice);
         return next;
     }
+    next.extend(failover_advice::advice(document, replica));
     next.extend(document.peers.iter().filter_map(|peer| peer_advice((document, replica, peer))));
     next
 }

@@ -6,6 +6,7 @@
 pub use flagstone_mirror::manage::replica::IntentLogStatistics as IntentLogDocument;
 pub use flagstone_mirror::ondisk::superblock::ReplicaRole;
 pub use flagstone_mirror::session::bad_ranges::BadRangeCause;
+pub use flagstone_mirror::state::prospect::Obstacle;
 pub use flagstone_mirror::state::status::DesiredState;
 pub use flagstone_mirror::wire::peer::LinkCompression;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};
@@ -75,6 +76,8 @@ named! {
         Switchover = "switchover",
         /// Serve here without asking the source.
         Failover = "failover",
+        /// Suspend automatic failover, or resume it.
+        Maintenance = "maintenance",
         /// Compare both replicas by checksums.
         Verify = "verify",
         /// End a split brain by choosing the data to keep.
@@ -130,6 +133,9 @@ pub struct MirrorDocument {
     pub group: Option<GroupDocument>,
     /// This node's replica; `null` without one.
     pub replica: Option<ReplicaDocument>,
+    /// Automatic failover; `null` if an operator decides.
+    #[serde(default)]
+    pub failover: Option<FailoverDocument>,
     /// The running verify, or the last one since the server started.
     pub verify: Option<VerifyDocument>,
     /// Progress of reopening the replica after a device failure; `null` otherwise.
@@ -151,6 +157,25 @@ pub struct GroupDocument {
     pub refused: Vec<String>,
     /// Every replica on this node is consistent, so all are at one moment.
     pub consistent: bool,
+}
+
+/// Automatic failover of a mirror, as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FailoverDocument {
+    /// This node serves hosts when it loses its peer now, or takes over when it loses its source.
+    pub would_win: bool,
+    /// Why not; `null` if it would.
+    pub obstacle: Option<Obstacle>,
+    /// On the source: the peer takes over when this node fails now.
+    pub peer_would_win: bool,
+    /// On the source: why the peer does not; `null` if it does.
+    pub peer_obstacle: Option<Obstacle>,
+    /// The operator has suspended automatic failover, as far as this node has seen.
+    pub suspended: bool,
+    /// Highest revision of the arbiter's record that this node has seen; 0 for none.
+    pub revision: u64,
+    /// Why the arbiter granted nothing when it was asked last; `null` if it has granted since.
+    pub denial: Option<String>,
 }
 
 /// Progress of reopening a replica whose device failed.

@@ -26,6 +26,7 @@ pub(super) enum Effect {
     Resync { leg: usize, full: bool, compare: Option<bool> },
     Verify { leg: usize, repair: bool, bytes_per_second: Option<u64> },
     StopVerify,
+    Maintenance { on: bool },
     Resolve { leg: usize, keep: ResolveKeep },
     Delete { force: bool },
 }
@@ -107,6 +108,7 @@ pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionReque
         }
         Action::Resolve { keep } => Ok(resolve(now, peer()?, *keep)),
         Action::Demote => demote(open),
+        Action::Maintenance { on } => maintenance((now, replica), *on),
         Action::Delete { force } => delete((now, replica), *force),
     }
 }
@@ -596,6 +598,31 @@ fn demote((now, replica, facts): Decided<'_>) -> Previewed {
     };
     let outcome = format!("{node} is a target of {volume}{stops}");
     Ok(ActionPreview::with_effect(Effect::Order(Order::Demote), outcome))
+}
+
+fn maintenance((now, replica): OpenMirror<'_>, on: bool) -> Previewed {
+    let (volume, node) = (&now.volume, &now.node);
+    let Some(failover) = &now.failover else {
+        let detail =
+            format!("an operator decides on failovers of {volume} (failover = \"manual\")");
+        return Err(Problem::conflict(detail));
+    };
+    if !replica.serving {
+        return Err(not_the_source(now));
+    }
+    let outcome = match (on, failover.suspended == on) {
+        (true, true) => {
+            let outcome = format!("automatic failover of {volume} is already suspended");
+            return Ok(ActionPreview::unchanged(outcome));
+        }
+        (true, false) => format!(
+            "automatic failover of {volume} is suspended: no peer takes over if {node} fails, until \
+             `flagstone mirror maintenance {volume} off`"
+        ),
+        // Resumed at the arbiter even if this node has not seen that it was suspended.
+        (false, _) => format!("automatic failover of {volume} is in effect"),
+    };
+    Ok(ActionPreview::with_effect(Effect::Maintenance { on }, outcome))
 }
 
 fn delete((now, replica): OpenMirror<'_>, force: bool) -> Previewed {

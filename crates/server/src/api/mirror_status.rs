@@ -1,16 +1,18 @@
 //! Mirror status: the document of a mirrored volume.
 
+use flagstone_arbiter::race::Denial;
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::session::bad_ranges::BadRange;
 use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState, MirrorStatus};
 use flagstone_mirror::wire::peer::ReplicaIdentity;
-use flagstone_mirror::{LinkVersions, Mirror};
+use flagstone_mirror::{FailoverStatus, LinkVersions, Mirror};
 use flagstone_runtime::time;
 
 use super::mirror_advice::{log_missing_advice, missing_advice, next};
 use super::mirror_document::{
-    BadRangeDocument, GroupDocument, HandshakeDocument, LinkDocument, MirrorDocument, PeerDocument,
-    ReopeningDocument, ReplicaDocument, ReportedState, ResyncDocument, VerifyDocument,
+    BadRangeDocument, FailoverDocument, GroupDocument, HandshakeDocument, LinkDocument,
+    MirrorDocument, PeerDocument, ReopeningDocument, ReplicaDocument, ReportedState,
+    ResyncDocument, VerifyDocument,
 };
 use crate::mirrors::MirroredVolume;
 
@@ -47,6 +49,8 @@ pub(super) fn document(
         document.state = ReportedState::ALL.into_iter().find(is_state).unwrap_or_default();
         document.replica = Some(replica(mirrored, &mirror, &status));
         document.verify = verify;
+        let failover = mirror.failover_status();
+        document.failover = failover.map(|failover| self::failover(status.serving, &failover));
         document.reopening = mirrored.reopening().map(|reopening| ReopeningDocument {
             reason: reopening.reason,
             attempts: reopening.attempts,
@@ -96,6 +100,20 @@ fn replica(mirrored: &MirroredVolume, mirror: &Mirror, status: &MirrorStatus) ->
         intent_log: mirror.log_statistics(),
         intent_log_device: mirrored.log_device_name(),
         intent_log_lost: mirror.log_lost().map(|lost| lost.to_string()),
+    }
+}
+
+/// Who would win at the arbiter now, and why not.
+fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
+    let peer_obstacle = failover.peer_obstacle.filter(|_| serving);
+    FailoverDocument {
+        would_win: failover.obstacle.is_none(),
+        obstacle: failover.obstacle,
+        peer_would_win: serving && peer_obstacle.is_none(),
+        peer_obstacle,
+        suspended: failover.is_suspended,
+        revision: failover.mark.revision,
+        denial: failover.denial.as_ref().map(Denial::to_string),
     }
 }
 

@@ -7,6 +7,7 @@
 //! the document says so) break no client; actions are POST and idempotent.
 
 pub mod document;
+mod failover_advice;
 mod host_metrics;
 mod limits;
 mod listen;

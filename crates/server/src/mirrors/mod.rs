@@ -11,6 +11,7 @@
 //! Names derive from the volume's NQN and the nodes' names, so all nodes agree on them.
 
 mod create;
+mod failover;
 mod granularity;
 mod grow;
 mod handle;
@@ -31,6 +32,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use flagstone_arbiter::SharedArbiter;
 use flagstone_auth::{KeyPair, TlsRing};
 use flagstone_blockdev::{IoError, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
@@ -144,6 +146,7 @@ pub(crate) struct MirroredVolume {
     without_log: Cell<bool>,
     target: RefCell<Option<Arc<Target>>>,
     mirror_shares: RefCell<MirrorShares>,
+    arbiter: RefCell<Option<SharedArbiter>>,
     watch: RefCell<Option<AbortOnDrop<()>>>,
     /// The current or last attempt to reopen the replica.
     reopening: RefCell<Option<Reopening>>,
@@ -245,6 +248,7 @@ impl MirroredVolume {
             without_log: Cell::default(),
             target: RefCell::default(),
             mirror_shares: RefCell::default(),
+            arbiter: RefCell::default(),
             watch: RefCell::default(),
             reopening: RefCell::default(),
             reopens: Cell::default(),
@@ -480,10 +484,25 @@ impl MirroredVolume {
                 tls.insert(host, HostTls { keys: ring, required: !peer.tls_optional });
             }
         }
-        let peers = links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
+        let peers: Vec<_> =
+            links.iter().map(|peer| self.peer_options(peer)).collect::<Result<_, _>>()?;
         *self.links.borrow_mut() = links;
         let membership = self.group().and_then(|group| group.member(&self.name));
-        let mirror = Mirror::in_group(self.versions.get(), replica, peers, membership);
+        let failover = self.failover_options();
+        if failover.is_some() && peers.len() != 1 {
+            return Err(format!(
+                "automatic failover with {} peers: `flagstone mirror add-peer` has added one. Write failover \
+                 = \"manual\", restart, and remove a peer",
+                peers.len()
+            ));
+        }
+        // The configuration refuses automatic failover of a group's member.
+        let mirror = match failover {
+            Some(options) => {
+                Mirror::with_failover(self.versions.get(), replica, peers, Some(options))
+            }
+            None => Mirror::in_group(self.versions.get(), replica, peers, membership),
+        };
         let target = self.target()?;
         // Before the replica can be reached.
         target.set_tls_keys(&self.replica_nqn, tls);

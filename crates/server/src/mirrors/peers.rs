@@ -135,6 +135,12 @@ impl MirroredVolume {
                  configuration of both nodes and restart"
             ));
         }
+        if mirror.failover_status().is_some() {
+            return refuse(format!(
+                "`{name}` fails over by itself, which is for two nodes that have agreed: write failover = \
+                 \"manual\" on both, restart them, and repeat the command"
+            ));
+        }
         if mirror.status().local_device_failed {
             return refuse(format!("the device of `{name}` on {} has failed", self.node));
         }

@@ -16,7 +16,7 @@ use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
 use flagstone_mirror::ondisk::newest;
 use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_mirror::state::status::{MirrorState, MirrorStatus};
-use flagstone_mirror::{Ack, Mirror, Mode, OnPeerLoss, PeerOptions};
+use flagstone_mirror::{Ack, FailoverOptions, LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -29,6 +29,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::Profile;
+use super::arbiter::{Client, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
 use super::tls::{self, LinkTls};
@@ -77,6 +78,8 @@ pub(super) struct World {
     pub(super) calm: Cell<bool>,
     pub(super) stop: Cell<bool>,
     pub(super) mode: Mode,
+    /// Nodes fail over by themselves.
+    automatic: bool,
     pub(super) ack: Ack,
     sim: flagstone_runtime::sim::World,
     nodes: [NodeId; 2],
@@ -97,7 +100,9 @@ impl World {
     /// A node begins to serve: the history restarts if that gives data up.
     fn promoted(&self, index: usize) {
         let from = self.source.replace(index);
-        let failover = self.failing_over.take() == Some(index);
+        let ordered = self.failing_over.take() == Some(index);
+        // Without an operator, the role moves by a grant or by a switchover, which loses nothing.
+        let failover = ordered || (self.automatic && self.mode == Mode::Async && from != index);
         self.history.note(format!("node {index} serves, after node {from}, failover {failover}"));
         let lost_power = self.lost_power[index].replace(false);
         if failover && self.mode == Mode::Async {
@@ -117,6 +122,14 @@ impl World {
     }
 }
 
+struct FailoverTiming {
+    /// The node has no arbiter: its operator decides.
+    manual: Cell<bool>,
+    after_ms: Cell<u64>,
+    /// In thousandths.
+    clock: u64,
+}
+
 pub(super) struct Cluster {
     pub(super) sim: Simulation,
     pub(super) profile: Profile,
@@ -130,6 +143,8 @@ pub(super) struct Cluster {
     host_plan: HostPlan,
     /// Hosts have two paths to each node.
     second_paths: bool,
+    /// The arbiter, and the `failover_after` of each node, whose clock runs at this rate in thousandths.
+    arbiter: Option<(StoreHandle, [FailoverTiming; 2])>,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,
 }
@@ -175,6 +190,7 @@ impl Cluster {
             link_tls: [LinkTls::Off; 2].map(Cell::new),
             source: Cell::new(0),
             failing_over: Cell::new(None),
+            automatic: profile.automatic,
             gives_up: Cell::new(false),
             lost_power: Default::default(),
             is_past: Default::default(),
@@ -188,17 +204,31 @@ impl Cluster {
             usable,
         };
         let host_plan = HostPlan::draw(&sim, usable);
+        let arbiter = profile.automatic.then(|| {
+            let after = sim.random_between(1500, 3000);
+            let timing = [(); 2].map(|()| FailoverTiming {
+                manual: Cell::new(false),
+                after_ms: Cell::new(after),
+                clock: sim.random_between(970, 1030),
+            });
+            (StoreHandle::new(&sim), timing)
+        });
         Cluster {
             profile,
             nodes,
             hosts,
             world: Rc::new(world),
             volatile,
-            on_peer_loss: if block { OnPeerLoss::Block } else { OnPeerLoss::Degrade },
+            on_peer_loss: if block && !profile.automatic {
+                OnPeerLoss::Block
+            } else {
+                OnPeerLoss::Degrade
+            },
             compare: sim.chance(0.3),
             queues: sim.random_between(1, 2) as u16,
             host_plan,
             second_paths: profile.all && sim.chance(0.3),
+            arbiter,
             device_bytes,
             sim,
         }
@@ -234,7 +264,13 @@ impl Cluster {
         (peer.mode, peer.ack) = (self.world.mode, self.world.ack);
         (peer.on_peer_loss, peer.compare) = (self.on_peer_loss, self.compare);
         let mode = tls::listener(self.profile.tls);
-        let process = node(world, index, (here, mode), peer, unverified);
+        let failover = self.arbiter.as_ref().and_then(|(store, timing)| {
+            let FailoverTiming { manual, after_ms, clock } = &timing[index];
+            let arbiter = Arc::new(Client { store: store.clone(), index });
+            let failover_after = Duration::from_micros(after_ms.get() * clock);
+            (!manual.get()).then_some(FailoverOptions { arbiter, failover_after })
+        });
+        let process = node(world, index, (here, mode), (peer, failover), unverified);
         self.sim.spawn_on(self.nodes[index], process);
     }
 
@@ -297,6 +333,24 @@ impl Cluster {
             || self.mirror(index).is_some_and(|mirror| mirror.has_failed())
     }
 
+    /// Changes the `failover_after` of a node, from its next start on.
+    pub(super) fn set_failover_after(&self, index: usize, after_ms: u64) {
+        let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
+        timing[index].after_ms.set(after_ms);
+    }
+
+    /// Leaves decisions at a node to its operator, from its next start on.
+    #[cfg(test)]
+    pub(super) fn set_manual(&self, index: usize) {
+        let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
+        timing[index].manual.set(true);
+    }
+
+    /// The arbiter's store.
+    pub(super) fn store(&self) -> Rc<Store> {
+        self.arbiter.as_ref().expect("an automatic cluster").0.get()
+    }
+
     pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
         self.world.mirrors.borrow()[index].clone()
     }
@@ -307,6 +361,9 @@ impl Cluster {
 
     /// The node that serves. Two serving nodes fail the run.
     pub(super) fn active(&self) -> Option<usize> {
+        if self.arbiter.is_some() {
+            return self.active_automatic();
+        }
         let serving = [0, 1].map(|index| self.serves(index));
         if serving == [true, true] {
             self.fail("two nodes serve");
@@ -395,7 +452,7 @@ async fn node(
     world: Rc<World>,
     index: usize,
     (here, mode): ([Address; 2], TlsMode),
-    peer: PeerOptions,
+    (peer, failover): (PeerOptions, Option<FailoverOptions>),
     unverified: bool,
 ) {
     let (device, local) = loop {
@@ -409,7 +466,8 @@ async fn node(
         }
         time::sleep(Duration::from_millis(100)).await;
     };
-    let mirror = Arc::new(Mirror::new(local, vec![peer]));
+    let versions = LinkVersions::SPOKEN;
+    let mirror = Arc::new(Mirror::with_failover(versions, local, vec![peer], failover));
     world.devices.borrow_mut()[index] = Some(device);
     world.mirrors.borrow_mut()[index] = Some(mirror.clone());
     let target = target_of(index, &mirror);

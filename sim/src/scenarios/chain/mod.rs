@@ -29,8 +29,12 @@
 //! `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are left out too:
 //! without checksums, no promise covers them.
 
+mod arbiter;
 mod checks;
 mod cluster;
+mod failover;
+#[cfg(test)]
+mod failover_tests;
 mod history;
 mod hosts;
 mod operator;
@@ -44,6 +48,7 @@ use flagstone_mirror::Mode;
 
 use crate::{Outcome, Scenario};
 use cluster::Cluster;
+pub use failover::FAILOVER;
 
 /// Synchronous, on disks that do not fail.
 pub const CHAIN: Scenario = Scenario {
@@ -91,6 +96,8 @@ struct Profile {
     all: bool,
     /// The operator changes the link to TLS.
     tls: bool,
+    /// Nodes fail over by themselves, with an arbiter.
+    automatic: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
     /// scenario notices.
     sabotage: fn(&Cluster),
@@ -98,7 +105,7 @@ struct Profile {
 
 impl Profile {
     const fn new(mode: Mode, all: bool) -> Profile {
-        Profile { mode, all, tls: false, sabotage: |_| {} }
+        Profile { mode, all, tls: false, automatic: false, sabotage: |_| {} }
     }
 }
 

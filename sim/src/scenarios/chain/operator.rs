@@ -15,7 +15,7 @@ const NETWORK: LinkConfig = LinkConfig::network();
 /// Simulated time within which the mirror gets in sync when nothing fails any more.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 /// Longest stall of a disk that no timeout notices.
-const SHORT_STALL: Duration = Duration::from_millis(400);
+pub(super) const SHORT_STALL: Duration = Duration::from_millis(400);
 /// Longest stall of a disk at all.
 const LONG_STALL: Duration = Duration::from_secs(12);
 /// Longer than an undisturbed command takes.
@@ -97,7 +97,7 @@ pub(super) fn step(cluster: &Cluster) {
 }
 
 /// Cuts a link, one way or both ways.
-fn cut(cluster: &Cluster, from: NodeId, to: NodeId) {
+pub(super) fn cut(cluster: &Cluster, from: NodeId, to: NodeId) {
     let sim = &cluster.sim;
     match sim.random_between(0, 3) {
         0 => {
@@ -115,14 +115,14 @@ fn cut(cluster: &Cluster, from: NodeId, to: NodeId) {
     }
 }
 
-fn restart(cluster: &Cluster, index: usize) {
+pub(super) fn restart(cluster: &Cluster, index: usize) {
     if !cluster.sim.is_up(cluster.nodes[index]) {
         cluster.world.history.note(format!("node {index} restarts"));
         cluster.restart(index);
     }
 }
 
-fn stall(cluster: &Cluster, index: usize, longest: Duration) {
+pub(super) fn stall(cluster: &Cluster, index: usize, longest: Duration) {
     let span = cluster.sim.random_span(Duration::ZERO, longest);
     cluster.world.history.note(format!("the disk of node {index} hangs for {span:?}"));
     cluster.sim.stall(cluster.nodes[index], DATA, span);
@@ -167,7 +167,7 @@ fn heal_latency(cluster: &Cluster, index: usize) {
 }
 
 /// Sets the wall clock to any time.
-fn set_clock(cluster: &Cluster) {
+pub(super) fn set_clock(cluster: &Cluster) {
     let since_epoch = cluster.sim.random_span(Duration::ZERO, Duration::from_secs(1 << 33));
     cluster.world.history.note(format!("the wall clock jumps to {since_epoch:?}"));
     cluster.sim.set_wall_clock(since_epoch);
@@ -187,7 +187,7 @@ fn set_link(cluster: &Cluster, link: LinkConfig) {
 }
 
 /// Pauses the process of a node, for shorter or longer than timeouts.
-fn pause(cluster: &Cluster, index: usize) {
+pub(super) fn pause(cluster: &Cluster, index: usize) {
     let span = cluster.sim.random_span(Duration::ZERO, Duration::from_secs(4));
     cluster.world.history.note(format!("node {index} is paused for {span:?}"));
     cluster.sim.pause(cluster.nodes[index]);
@@ -231,7 +231,7 @@ fn repair(cluster: &Cluster, index: usize) {
 }
 
 /// Stops a node's server in order, as far as its calls end, and then its process.
-fn stop(cluster: &Cluster, index: usize) {
+pub(super) fn stop(cluster: &Cluster, index: usize) {
     let Some(mirror) = cluster.mirror(index) else { return };
     cluster.world.history.note(format!("operator: node {index} stops"));
     let stopped =
@@ -330,7 +330,7 @@ pub(super) fn recover(cluster: &Cluster) {
     }
 }
 
-fn is_whole(cluster: &Cluster) -> bool {
+pub(super) fn is_whole(cluster: &Cluster) -> bool {
     let Some(source) = cluster.active() else { return false };
     let attached = cluster.mirror(1 - source).is_some_and(|mirror| mirror.has_source());
     let sound = !cluster.has_failed(0) && !cluster.has_failed(1);
@@ -338,7 +338,7 @@ fn is_whole(cluster: &Cluster) -> bool {
 }
 
 /// Ends pauses and breaks.
-fn connect(cluster: &Cluster) {
+pub(super) fn connect(cluster: &Cluster) {
     for index in 0..2 {
         let desired = cluster.superblock(index).map(|found| found.desired_states[0]);
         if desired.is_some_and(|desired| desired != DesiredState::Connected) {
@@ -350,7 +350,7 @@ fn connect(cluster: &Cluster) {
 }
 
 /// Promotes a node if none was asked to serve.
-fn help(cluster: &Cluster) {
+pub(super) fn help(cluster: &Cluster) {
     let shown = [0, 1].map(|index| cluster.state(index));
     if shown.contains(&Some(MirrorState::SplitBrain)) {
         cluster.fail("a false split brain");

@@ -366,6 +366,7 @@ impl PeerSession for SimSession {
             PeerRequest::Remove { .. } => LinkVersion::REMOVES,
             PeerRequest::JoinGroup { .. } => LinkVersion::JOINS_GROUPS,
             PeerRequest::BadRange(_) => LinkVersion::REPORTS_BAD_RANGES,
+            PeerRequest::Renew { .. } => LinkVersion::RENEWS,
             _ => LinkVersion(0),
         };
         let known = wire.versions.highest() >= needs;

@@ -1,0 +1,94 @@
+//! Arbiter: the third vote of a mirror that fails over without an operator.
+//!
+//! An outside store (etcd, an object store) holds one small [`Record`] per volume: the replicas that
+//! have every acknowledged write, and the replica that serves. While two nodes see each other, they
+//! need no arbiter. A node that wants to go on without its peer first removes the peer from the
+//! record, with one compare-and-set ([`race`]). Two nodes that part do the same, and one of them
+//! wins. No lease is held, so a store that is down costs nothing while the nodes see each other.
+//!
+//! Invariants:
+//! - a node that the record does not list as in sync is never granted anything;
+//! - a grant follows a compare-and-set that succeeded in the same race. A record that merely looks
+//!   right is not enough, because a delayed write of the peer could still replace it;
+//! - the revision of the record grows with each write, and the epoch never decreases;
+//! - a missing record, or one that is older than what the node has seen, grants nothing: the store
+//!   may have been restored from a backup.
+//!
+//! This crate performs no I/O. [`Arbiter`] is the interface to the store, and [`store::MemoryStore`]
+//! is one for simulations, with lost answers and restored backups.
+
+pub mod epoch;
+pub mod limits;
+pub mod race;
+pub mod record;
+pub mod store;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+pub use record::{Record, ReplicaId};
+
+/// Version of a stored record, as the store names it: a revision number, or an entity tag.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredVersion(Arc<str>);
+
+impl StoredVersion {
+    /// From the store's own text; `None` if it is empty or longer than
+    /// [`limits::VERSION_BYTES_MAX`].
+    pub fn new(text: &str) -> Option<StoredVersion> {
+        let sound = !text.is_empty() && text.len() <= limits::VERSION_BYTES_MAX;
+        sound.then(|| StoredVersion(text.into()))
+    }
+
+    /// The store's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A stored record, not checked yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Version, for the next compare-and-set.
+    pub version: StoredVersion,
+    /// Content: hostile until [`Record::decode`] has accepted it.
+    pub bytes: Vec<u8>,
+}
+
+/// The store gave no answer. A write may have taken effect, or may take effect later.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NoAnswer(pub String);
+
+/// Result of a compare-and-set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// The record is stored.
+    Yes,
+    /// Something else is stored than was expected. Nothing was changed.
+    Conflict,
+}
+
+/// Future of a call to the store.
+pub type ArbiterFuture<T> = Pin<Box<dyn Future<Output = Result<T, NoAnswer>>>>;
+
+/// An outside store with compare-and-set. Calls are linearizable. A call that takes longer than
+/// [`limits::CALL_MS`] ends with [`NoAnswer`]; the caller enforces the same bound.
+pub trait Arbiter: Send + Sync + 'static {
+    /// Reads the record of a volume; `None` if there is none.
+    fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>>;
+
+    /// Stores `bytes` if `expected` is still stored, in version and content, where `None` means that
+    /// there is no record. The version alone does not suffice: a store that was restored from a backup
+    /// may count the same numbers again.
+    fn write(
+        &self,
+        volume: ReplicaId,
+        expected: Option<Stored>,
+        bytes: Vec<u8>,
+    ) -> ArbiterFuture<Written>;
+}
+
+/// An arbiter that several mirrors share.
+pub type SharedArbiter = Arc<dyn Arbiter>;

@@ -1,0 +1,412 @@
+//! Race: one node's attempt to change the record, as one pure function.
+//!
+//! [`next`] takes a [`State`] and an [`Event`], and returns the following state with the action to
+//! carry out, if there is one. The owner performs the action and reports its result as the next
+//! event. A race ends in [`State::Ended`]; there is nothing to clean up after one that is abandoned.
+//! A write that was given up may still take effect, so its owner must not assume either.
+//!
+//! [`decide`] is the only place that compares a record with what a node knows.
+//!
+//! `docs/failover-race.md` is printed from this module by a test.
+
+use std::fmt;
+
+use crate::epoch::next_epoch;
+use crate::limits::{ATTEMPTS_MAX, PAUSE_MAX_MS, PAUSE_MIN_MS};
+use crate::record::{Record, RecordError, ReplicaId};
+use crate::{NoAnswer, Stored, Written};
+
+/// What a node asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// The volume.
+    pub volume: ReplicaId,
+    /// The node's own replica.
+    pub own: ReplicaId,
+    /// The highest revision of the record that this node has durably seen; 0 for none.
+    pub seen_revision: u64,
+    /// Random number, different for each race.
+    pub writer: u64,
+    /// Of a source: the operator has suspended automatic failover, and the record is to say so.
+    pub suspended: bool,
+    /// Purpose.
+    pub goal: Goal,
+}
+
+/// Purpose of a race.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// The source, while its peer is attached: record whether the peer has every acknowledged write.
+    /// The peer agrees by being attached, so that a record which is missing, or an old one, is
+    /// replaced. So is one that excludes this node, in a race that is the first of its session.
+    Publish {
+        /// The peer, if it is in sync. `None` during a resync to it.
+        peer: Option<ReplicaId>,
+        /// This node's role epoch.
+        epoch: u64,
+        /// The first one in a session with the peer: it is written in any case, so that a delayed
+        /// write of the peer, from before it attached, fails.
+        first: bool,
+    },
+    /// The source, which serves: go on without its peers.
+    GoAlone {
+        /// This node's role epoch.
+        epoch: u64,
+    },
+    /// The source, which was granted to go on alone and has served since: keep it so. A record that
+    /// was lost, or restored from a backup, is replaced unless it excludes this node.
+    StayAlone {
+        /// This node's role epoch.
+        epoch: u64,
+    },
+    /// A target: read the record, and say whether it would be granted the role. Writes nothing.
+    Watch,
+    /// A target that may have been granted the role before a source attached once more: take the
+    /// role, if nothing was recorded since.
+    Reclaim {
+        /// The highest epoch that it has seen.
+        seen_epoch: u64,
+        /// Its residue class: see [`crate::epoch`].
+        rank: u64,
+    },
+    /// A node that does not serve: take the role, under a new epoch.
+    TakeOver {
+        /// The highest epoch that it has seen.
+        seen_epoch: u64,
+        /// Its residue class: see [`crate::epoch`].
+        rank: u64,
+    },
+    /// A source that the operator has ordered to serve without asking, under this epoch.
+    Insist {
+        /// This node's role epoch.
+        epoch: u64,
+    },
+    /// The source: suspend or resume automatic failover.
+    Maintenance {
+        /// This node's role epoch.
+        epoch: u64,
+        /// Suspend it.
+        on: bool,
+    },
+}
+
+/// Why a race grants nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// Another replica has won: this one lacks acknowledged writes, or may.
+    #[error("the arbiter has recorded replica {source_replica} as the source, under epoch {epoch}")]
+    Lost {
+        /// Epoch of the record.
+        epoch: u64,
+        /// The other replica.
+        source_replica: ReplicaId,
+        /// Revision of the record.
+        revision: u64,
+    },
+    /// There is no record, although there was one, or this node may not create it.
+    #[error("the arbiter has no record of this volume")]
+    Missing,
+    /// The store was restored from a backup.
+    #[error("the arbiter's record has revision {found}, older than revision {seen} on this node")]
+    Older {
+        /// Revision of the record.
+        found: u64,
+        /// Revision that this node has seen.
+        seen: u64,
+    },
+    /// The record is not readable.
+    #[error("the arbiter's record cannot be used: {0}")]
+    Unreadable(RecordError),
+    /// The record is of another volume.
+    #[error("the arbiter's record belongs to another volume")]
+    Foreign,
+    /// The record lists another replica as well, or is no answer to this node that was lost.
+    #[error(
+        "the arbiter's record does not say that this replica alone has every acknowledged write"
+    )]
+    NotSole,
+    /// The operator has suspended automatic failover.
+    #[error("automatic failover is suspended for maintenance")]
+    Maintenance,
+    /// No answer within the attempts of a race.
+    #[error("the arbiter does not answer: {0}")]
+    Silent(NoAnswer),
+}
+
+/// What to do about a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// Try to store this record.
+    Write(Record),
+    /// The record says so already, and nothing depends on who wrote it.
+    Keep(Record),
+    /// Nothing is granted.
+    Deny(Denial),
+}
+
+/// Decides what a record means for a node.
+pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
+    let found = match stored.map(|stored| Record::decode(&stored.bytes)).transpose() {
+        Ok(found) => found,
+        Err(error) => return Decision::Deny(Denial::Unreadable(error)),
+    };
+    if found.as_ref().is_some_and(|found| found.volume != ask.volume) {
+        return Decision::Deny(Denial::Foreign);
+    }
+    let newest = found.as_ref().map_or(0, |found| found.revision).max(ask.seen_revision);
+    let recorded_epoch = found.as_ref().map_or(0, |found| found.epoch);
+    let proposal = |epoch: u64, in_sync: Vec<ReplicaId>, maintenance: bool| {
+        let revision = newest.saturating_add(1);
+        let (volume, source, writer) = (ask.volume, ask.own, ask.writer);
+        Decision::Write(Record { volume, epoch, revision, source, in_sync, maintenance, writer })
+    };
+    match ask.goal {
+        Goal::Publish { peer, epoch, first } => {
+            let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
+            in_sync.sort_unstable();
+            match found {
+                // Without the peer, the result is a right that a delayed write could take back, so that
+                // it needs a write of its own.
+                Some(found) if peer.is_some() && !first && says(ask, &found, &in_sync, epoch) => {
+                    Decision::Keep(found)
+                }
+                // The peer won since, which it does only when it hears nothing more from this node: a
+                // paused machine believes for a while that its session goes on.
+                Some(found)
+                    if !first
+                        && !found.is_in_sync(ask.own)
+                        && found.revision > ask.seen_revision =>
+                {
+                    Decision::Deny(lost(&found))
+                }
+                _ => proposal(epoch.max(recorded_epoch), in_sync, ask.suspended),
+            }
+        }
+        Goal::GoAlone { epoch } => match found {
+            // It was never shared, so no other node has been granted anything.
+            None if ask.seen_revision == 0 => proposal(epoch, vec![ask.own], ask.suspended),
+            found => match listed(ask, found) {
+                Ok(_) => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
+                Err(denial) => Decision::Deny(denial),
+            },
+        },
+        Goal::StayAlone { epoch } => match found {
+            Some(found) if !found.is_in_sync(ask.own) => Decision::Deny(lost(&found)),
+            Some(found) if says(ask, &found, &[ask.own], epoch) => Decision::Keep(found),
+            _ => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
+        },
+        Goal::Watch => match eligible(ask, found) {
+            Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
+            Ok(found) => Decision::Keep(found),
+            Err(denial) => Decision::Deny(denial),
+        },
+        Goal::Reclaim { seen_epoch, rank } => match eligible(ask, found) {
+            Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
+            Ok(found)
+                if found.source == ask.own
+                    && found.in_sync == [ask.own]
+                    && found.revision > ask.seen_revision =>
+            {
+                proposal(next_epoch(seen_epoch.max(found.epoch), rank), vec![ask.own], false)
+            }
+            Ok(_) => Decision::Deny(Denial::NotSole),
+            Err(denial) => Decision::Deny(denial),
+        },
+        Goal::TakeOver { seen_epoch, rank } => match eligible(ask, found) {
+            Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
+            Ok(found) => {
+                let epoch = next_epoch(seen_epoch.max(found.epoch), rank);
+                proposal(epoch, vec![ask.own], false)
+            }
+            Err(denial) => Decision::Deny(denial),
+        },
+        // Another replica was promoted later.
+        Goal::Insist { epoch } => match found {
+            Some(Record { epoch: later, source: source_replica, revision, .. })
+                if later > epoch && source_replica != ask.own =>
+            {
+                Decision::Deny(Denial::Lost { epoch: later, source_replica, revision })
+            }
+            _ => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
+        },
+        Goal::Maintenance { epoch, on } => match listed(ask, found) {
+            Ok(found) if found.maintenance == on => Decision::Keep(found),
+            Ok(found) => proposal(epoch.max(found.epoch), found.in_sync, on),
+            Err(denial) => Decision::Deny(denial),
+        },
+    }
+}
+
+/// The record says already what this source would write.
+fn says(ask: &Ask, found: &Record, in_sync: &[ReplicaId], epoch: u64) -> bool {
+    found.source == ask.own
+        && found.in_sync == in_sync
+        && found.epoch >= epoch
+        && found.revision >= ask.seen_revision
+        && found.maintenance == ask.suspended
+}
+
+fn lost(found: &Record) -> Denial {
+    let Record { epoch, source: source_replica, revision, .. } = *found;
+    Denial::Lost { epoch, source_replica, revision }
+}
+
+/// The record, if it allows a node that does not serve to be the source.
+fn eligible(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
+    if ask.seen_revision == 0 {
+        let found = found.ok_or(Denial::Missing)?.revision;
+        return Err(Denial::Older { found, seen: 0 });
+    }
+    listed(ask, found)
+}
+
+/// The record, if it is no older than what this node has seen, and lists it as in sync.
+fn listed(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
+    let found = found.ok_or(Denial::Missing)?;
+    if found.revision < ask.seen_revision {
+        return Err(Denial::Older { found: found.revision, seen: ask.seen_revision });
+    }
+    if !found.is_in_sync(ask.own) {
+        return Err(lost(&found));
+    }
+    Ok(found)
+}
+
+/// State of a race.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// A read is in flight.
+    Reading(Attempt),
+    /// A write of `record` is in flight.
+    Writing {
+        /// The attempt.
+        attempt: Attempt,
+        /// The proposal.
+        record: Record,
+    },
+    /// The store did not answer, and is asked again after a pause.
+    Pausing(Attempt),
+    /// The race has ended.
+    Ended(Result<Record, Denial>),
+}
+
+/// Progress of a race.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// What is asked for.
+    pub ask: Ask,
+    /// Attempts that failed.
+    pub failed: u32,
+    /// Proposals whose answer was lost. One of them may be the stored record.
+    pub unanswered: Vec<Record>,
+}
+
+/// An event of a race.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Result of [`Action::Read`].
+    Read(Result<Option<Stored>, NoAnswer>),
+    /// Result of [`Action::Write`].
+    Written(Result<Written, NoAnswer>),
+    /// End of [`Action::Pause`].
+    Paused,
+}
+
+/// The action that leads to the next event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Read the record.
+    Read,
+    /// Store `record`, if `expected` is still stored.
+    Write {
+        /// What to replace; `None` if there is no record.
+        expected: Option<Stored>,
+        /// The proposal.
+        record: Record,
+    },
+    /// Wait, in milliseconds.
+    Pause(u64),
+}
+
+/// Starts a race.
+pub fn start(ask: Ask) -> (State, Action) {
+    (State::Reading(Attempt { ask, failed: 0, unanswered: Vec::new() }), Action::Read)
+}
+
+/// The transition for an event. An event that does not belong to the state changes nothing.
+pub fn next(state: State, event: Event) -> (State, Option<Action>) {
+    match (state, event) {
+        (State::Reading(attempt), Event::Read(Ok(stored))) => read(attempt, stored),
+        (State::Reading(attempt), Event::Read(Err(silence))) => failed(attempt, silence),
+        (State::Writing { record, .. }, Event::Written(Ok(Written::Yes))) => {
+            (State::Ended(Ok(record)), None)
+        }
+        // Another node has written, or the proposal whose answer was lost has arrived after all.
+        (State::Writing { attempt, .. }, Event::Written(Ok(Written::Conflict))) => {
+            let attempt = Attempt { failed: attempt.failed + 1, ..attempt };
+            match attempt.failed >= ATTEMPTS_MAX {
+                true => (State::Ended(Err(Denial::Silent(conflict()))), None),
+                false => (State::Reading(attempt), Some(Action::Read)),
+            }
+        }
+        (State::Writing { mut attempt, record }, Event::Written(Err(silence))) => {
+            if !attempt.unanswered.contains(&record) {
+                attempt.unanswered.push(record);
+            }
+            failed(attempt, silence)
+        }
+        (State::Pausing(attempt), Event::Paused) => (State::Reading(attempt), Some(Action::Read)),
+        (state, _) => (state, None),
+    }
+}
+
+fn conflict() -> NoAnswer {
+    NoAnswer("other writers are always faster".to_owned())
+}
+
+/// Reads back first: the record says who won.
+fn read(attempt: Attempt, stored: Option<Stored>) -> (State, Option<Action>) {
+    if let Some(stored) = &stored
+        && let Some(won) = attempt.unanswered.iter().find(|own| own.encode() == stored.bytes)
+    {
+        return (State::Ended(Ok(won.clone())), None);
+    }
+    match decide(&attempt.ask, stored.as_ref()) {
+        Decision::Write(record) => {
+            let action = Action::Write { expected: stored, record: record.clone() };
+            (State::Writing { attempt, record }, Some(action))
+        }
+        Decision::Keep(record) => (State::Ended(Ok(record)), None),
+        Decision::Deny(denial) => (State::Ended(Err(denial)), None),
+    }
+}
+
+fn failed(attempt: Attempt, silence: NoAnswer) -> (State, Option<Action>) {
+    let attempt = Attempt { failed: attempt.failed + 1, ..attempt };
+    if attempt.failed >= ATTEMPTS_MAX {
+        return (State::Ended(Err(Denial::Silent(silence))), None);
+    }
+    let pause_ms = (PAUSE_MIN_MS << (attempt.failed - 1)).min(PAUSE_MAX_MS);
+    (State::Pausing(attempt), Some(Action::Pause(pause_ms)))
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Goal::Publish { peer: Some(_), .. } => "record the attached peer as in sync",
+            Goal::Publish { peer: None, .. } => "record the attached peer as out of date",
+            Goal::Insist { .. } => "serve by order",
+            Goal::GoAlone { .. } => "go on without the peer",
+            Goal::StayAlone { .. } => "stay without the peer",
+            Goal::Watch => "see whether it may take over",
+            Goal::Reclaim { .. } => "take over by a grant whose answer was lost",
+            Goal::TakeOver { .. } => "take over",
+            Goal::Maintenance { on: true, .. } => "suspend automatic failover",
+            Goal::Maintenance { on: false, .. } => "resume automatic failover",
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "race_tests.rs"]
+mod tests;

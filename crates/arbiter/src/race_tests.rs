@@ -1,0 +1,371 @@
+//! Tests of the race: the table in the documentation, every (state, event), and every interleaving
+//! of two nodes with a store that loses answers.
+
+use super::*;
+use crate::StoredVersion;
+use crate::store::MemoryStore;
+
+const A: ReplicaId = ReplicaId([1; 16]);
+const B: ReplicaId = ReplicaId([2; 16]);
+const C: ReplicaId = ReplicaId([3; 16]);
+const VOLUME: ReplicaId = ReplicaId([9; 16]);
+
+fn record(source: ReplicaId, in_sync: &[ReplicaId]) -> Record {
+    let in_sync = in_sync.to_vec();
+    let (epoch, revision, writer) = (5, 7, 1);
+    Record { volume: VOLUME, epoch, revision, source, in_sync, maintenance: false, writer }
+}
+
+fn stored(record: &Record) -> Stored {
+    Stored { version: StoredVersion::new("v").expect("short"), bytes: record.encode() }
+}
+
+fn ask(own: ReplicaId, goal: Goal) -> Ask {
+    Ask { volume: VOLUME, own, seen_revision: 7, writer: 2, suspended: false, goal }
+}
+
+fn goals() -> Vec<Goal> {
+    vec![
+        Goal::Publish { peer: Some(B), epoch: 5, first: false },
+        Goal::Publish { peer: None, epoch: 5, first: false },
+        Goal::GoAlone { epoch: 5 },
+        Goal::StayAlone { epoch: 5 },
+        Goal::Watch,
+        Goal::Reclaim { seen_epoch: 5, rank: 3 },
+        Goal::TakeOver { seen_epoch: 5, rank: 3 },
+        Goal::Insist { epoch: 5 },
+        Goal::Maintenance { epoch: 5, on: true },
+    ]
+}
+
+/// The records that A may find, with what it has seen before.
+fn findings() -> Vec<(&'static str, u64, Option<Record>)> {
+    let both = record(A, &[A, B]);
+    let suspended = Record { maintenance: true, ..both.clone() };
+    let foreign = Record { volume: C, ..both.clone() };
+    vec![
+        ("no record, and none seen", 0, None),
+        ("no record, but one was seen", 7, None),
+        ("both in sync", 7, Some(both.clone())),
+        ("both in sync; the peer is the source", 7, Some(record(B, &[A, B]))),
+        ("both in sync; never seen here", 0, Some(both.clone())),
+        ("both in sync, suspended", 7, Some(suspended)),
+        ("only this node", 7, Some(record(A, &[A]))),
+        ("only this node, newer than seen", 6, Some(record(A, &[A]))),
+        ("only the peer", 7, Some(record(B, &[B]))),
+        ("both in sync, older than seen", 8, Some(both)),
+        ("another volume", 7, Some(foreign)),
+    ]
+}
+
+fn shown(decision: &Decision) -> String {
+    match decision {
+        Decision::Write(written) => {
+            let who: Vec<&str> = written
+                .in_sync
+                .iter()
+                .map(|id| if *id == A { "this node" } else { "peer" })
+                .collect();
+            let epoch = if written.epoch > 5 { ", new epoch" } else { "" };
+            let suspended = if written.maintenance { ", suspended" } else { "" };
+            format!("write: {} in sync{epoch}{suspended}", who.join(" and "))
+        }
+        Decision::Keep(_) => "granted as it is".to_owned(),
+        Decision::Deny(Denial::Lost { .. }) => "denied: the peer has won".to_owned(),
+        Decision::Deny(denial) => match denial {
+            Denial::Older { seen: 0, .. } => "denied: not seen while in sync".to_owned(),
+            Denial::Older { .. } => "denied: older than seen".to_owned(),
+            denial => format!("denied: {denial}"),
+        },
+    }
+}
+
+fn decisions() -> String {
+    let mut table = "| record | ".to_owned();
+    let names: Vec<String> = goals().iter().map(Goal::to_string).collect();
+    table += &format!("{} |\n| --- |{}\n", names.join(" | "), " --- |".repeat(names.len()));
+    for (name, seen_revision, found) in findings() {
+        let cells = goals().into_iter().map(|goal| {
+            let ask = Ask { seen_revision, ..ask(A, goal) };
+            shown(&decide(&ask, found.as_ref().map(stored).as_ref()))
+        });
+        table += &format!("| {name} | {} |\n", cells.collect::<Vec<_>>().join(" | "));
+    }
+    table
+}
+
+fn events() -> Vec<(&'static str, Event)> {
+    let silence = || NoAnswer("timed out".to_owned());
+    let both = record(A, &[A, B]);
+    let lost = record(B, &[B]);
+    let own = Record { revision: 8, writer: 2, ..record(A, &[A]) };
+    vec![
+        ("read: may write", Event::Read(Ok(Some(stored(&both))))),
+        ("read: own proposal, whose answer was lost", Event::Read(Ok(Some(stored(&own))))),
+        ("read: the peer has won", Event::Read(Ok(Some(stored(&lost))))),
+        ("read: no record", Event::Read(Ok(None))),
+        ("read: no answer", Event::Read(Err(silence()))),
+        ("written", Event::Written(Ok(Written::Yes))),
+        ("conflict", Event::Written(Ok(Written::Conflict))),
+        ("write: no answer", Event::Written(Err(silence()))),
+        ("pause ended", Event::Paused),
+    ]
+}
+
+fn states() -> Vec<(&'static str, State)> {
+    let ask = ask(A, Goal::GoAlone { epoch: 5 });
+    let attempt = |failed, unanswered| Attempt { ask: ask.clone(), failed, unanswered };
+    let own = Record { revision: 8, writer: 2, ..record(A, &[A]) };
+    let last = ATTEMPTS_MAX - 1;
+    vec![
+        ("reading", State::Reading(attempt(0, vec![]))),
+        ("reading back", State::Reading(attempt(1, vec![own.clone()]))),
+        ("reading, last attempt", State::Reading(attempt(last, vec![]))),
+        ("writing", State::Writing { attempt: attempt(0, vec![]), record: own.clone() }),
+        (
+            "writing, last attempt",
+            State::Writing { attempt: attempt(last, vec![]), record: own.clone() },
+        ),
+        ("pausing", State::Pausing(attempt(1, vec![]))),
+        ("ended", State::Ended(Ok(own))),
+    ]
+}
+
+fn named(state: &State) -> String {
+    match state {
+        State::Reading(Attempt { unanswered, .. }) if !unanswered.is_empty() => {
+            "reading back".into()
+        }
+        State::Reading(_) => "reading".into(),
+        State::Writing { .. } => "writing".into(),
+        State::Pausing(_) => "pausing".into(),
+        State::Ended(Ok(_)) => "**granted**".into(),
+        State::Ended(Err(Denial::Lost { .. })) => "**denied**: the peer has won".into(),
+        State::Ended(Err(Denial::Silent(_))) => "**denied**: no answer".into(),
+        State::Ended(Err(denial)) => format!("**denied**: {denial}"),
+    }
+}
+
+fn transitions() -> String {
+    let states = states();
+    let names: Vec<&str> = states.iter().map(|(name, _)| *name).collect();
+    let mut table = format!("| event | {} |\n| --- |", names.join(" | "));
+    table += &format!("{}\n", " --- |".repeat(names.len()));
+    for (name, event) in events() {
+        let cells = states.iter().map(|(_, state)| {
+            let (after, _) = next(state.clone(), event.clone());
+            if after == *state { "–".to_owned() } else { named(&after) }
+        });
+        table += &format!("| {name} | {} |\n", cells.collect::<Vec<_>>().join(" | "));
+    }
+    table
+}
+
+#[test]
+fn tables_match_documentation() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/failover-race.md");
+    let head = "# The race at the arbiter\n\nWhat one node does with the record of a volume, printed \
+                from `crates/arbiter/src/race.rs` by its test. A node asks only if its own records allow \
+                it: see [mirror-states.md](mirror-states.md).\n\n## Decision about a record\n\n";
+    let middle = "\n## Steps\n\nThe columns are states, here of a source that goes on without its peer. \
+                  An event that does not belong to a state changes nothing (–). After a silence, a race \
+                  reads before it writes again: the record says who won.\n\n";
+    let text = format!("{head}{}{middle}{}", decisions(), transitions());
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, &text).expect("the documentation is writable");
+    }
+    let found = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(found == text, "run again with UPDATE_DOCS=1, and review docs/failover-race.md");
+}
+
+/// A node of the model, whose calls to the store take effect one at a time.
+#[derive(Clone)]
+struct Node {
+    state: State,
+    action: Option<Action>,
+    /// A write that was given up and has not reached the store yet.
+    delayed: Option<(Option<Stored>, Record)>,
+}
+
+impl Node {
+    fn new(ask: Ask) -> Node {
+        let (state, action) = start(ask);
+        Node { state, action: Some(action), delayed: None }
+    }
+
+    fn granted(&self) -> bool {
+        matches!(self.state, State::Ended(Ok(_)))
+    }
+
+    fn event(&mut self, event: Event) {
+        (self.state, self.action) = next(self.state.clone(), event);
+    }
+}
+
+/// How a call meets the store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    AnswerLost,
+    /// A write takes effect after its caller gave it up; a read is lost.
+    Delayed,
+}
+
+fn step(node: &mut Node, store: &mut MemoryStore, fate: Fate) {
+    let silence = || NoAnswer("lost".to_owned());
+    match node.action.take() {
+        Some(Action::Read) => {
+            let found = store.read(VOLUME);
+            let answered = fate == Fate::Answered;
+            node.event(Event::Read(if answered { Ok(found) } else { Err(silence()) }));
+        }
+        Some(Action::Write { expected, record }) => match fate {
+            Fate::Delayed => {
+                node.delayed = Some((expected, record));
+                node.event(Event::Written(Err(silence())));
+            }
+            _ => {
+                let written = store.write(VOLUME, expected.as_ref(), record.encode());
+                let lost = fate == Fate::AnswerLost;
+                node.event(Event::Written(if lost { Err(silence()) } else { Ok(written) }));
+            }
+        },
+        Some(Action::Pause(_)) => node.event(Event::Paused),
+        None => {}
+    }
+}
+
+fn arrive(node: &mut Node, store: &mut MemoryStore) {
+    if let Some((expected, record)) = node.delayed.take() {
+        store.write(VOLUME, expected.as_ref(), record.encode());
+    }
+}
+
+/// Explores all orders of two nodes' calls, with up to `faults` lost or delayed ones.
+fn explore(nodes: &[Node; 2], store: &MemoryStore, faults: u32, runs: &mut u64) {
+    assert!(
+        !nodes.iter().all(Node::granted),
+        "both nodes win: {:?}",
+        nodes.each_ref().map(|n| &n.state)
+    );
+    let mut moves = 0;
+    for index in 0..2 {
+        for fate in [Fate::Answered, Fate::AnswerLost, Fate::Delayed] {
+            if nodes[index].action.is_none() || fate != Fate::Answered && faults == 0 {
+                continue;
+            }
+            let (mut nodes, mut store) = (nodes.clone(), store.clone());
+            step(&mut nodes[index], &mut store, fate);
+            moves += 1;
+            explore(&nodes, &store, faults - u32::from(fate != Fate::Answered), runs);
+        }
+        if nodes[index].delayed.is_some() {
+            let (mut nodes, mut store) = (nodes.clone(), store.clone());
+            arrive(&mut nodes[index], &mut store);
+            moves += 1;
+            explore(&nodes, &store, faults, runs);
+        }
+    }
+    if moves == 0 {
+        *runs += 1;
+        assert!(nodes.iter().any(Node::granted), "nobody wins at a store that answers again");
+    }
+}
+
+#[test]
+fn one_of_two_nodes_wins_in_every_order() {
+    let mut store = MemoryStore::default();
+    store.write(VOLUME, None, record(A, &[A, B]).encode());
+    let rivals = |own: Goal| {
+        let target = Ask { writer: 3, ..ask(B, Goal::TakeOver { seen_epoch: 5, rank: 4 }) };
+        [Node::new(ask(A, own)), Node::new(target)]
+    };
+    let mut runs = 0;
+    for goal in [Goal::GoAlone { epoch: 5 }, Goal::TakeOver { seen_epoch: 5, rank: 3 }] {
+        explore(&rivals(goal), &store, 2, &mut runs);
+    }
+    assert!(runs > 1000, "{runs} orders");
+}
+
+/// The store came back from a backup in which both were in sync, after A had gone on alone.
+#[test]
+fn restored_store_grants_nothing_to_who_saw_more() {
+    let mut store = MemoryStore::default();
+    store.write(VOLUME, None, record(A, &[A, B]).encode());
+    let backup = store.clone();
+    let mut source = Node::new(ask(A, Goal::GoAlone { epoch: 5 }));
+    while source.action.is_some() {
+        step(&mut source, &mut store, Fate::Answered);
+    }
+    let State::Ended(Ok(won)) = &source.state else { panic!("{:?}", source.state) };
+    assert_eq!((won.revision, &won.in_sync[..]), (8, &[A][..]));
+    store.restore(&backup);
+    let seen = Ask { seen_revision: 8, ..ask(A, Goal::TakeOver { seen_epoch: 5, rank: 3 }) };
+    let denied = Decision::Deny(Denial::Older { found: 7, seen: 8 });
+    assert_eq!(decide(&seen, store.read(VOLUME).as_ref()), denied);
+    store.remove(VOLUME);
+    assert_eq!(decide(&seen, None), Decision::Deny(Denial::Missing));
+}
+
+#[test]
+fn silent_store_ends_race_within_its_attempts() {
+    let mut node = Node::new(ask(A, Goal::GoAlone { epoch: 5 }));
+    let (mut calls, mut paused_ms) = (0, 0);
+    while let Some(action) = node.action.clone() {
+        match action {
+            Action::Pause(ms) => paused_ms += ms,
+            _ => calls += 1,
+        }
+        step(&mut node, &mut MemoryStore::default(), Fate::AnswerLost);
+    }
+    assert!(matches!(node.state, State::Ended(Err(Denial::Silent(_)))));
+    assert!(calls <= 2 * ATTEMPTS_MAX && paused_ms <= 5000, "{calls} calls, {paused_ms} ms");
+}
+
+/// A delayed write of the peer, from before it attached, landed on a record that was kept as it was, and
+/// demoted the source.
+#[test]
+fn first_publish_defeats_delayed_write_of_peer() {
+    let mut store = MemoryStore::default();
+    store.write(VOLUME, None, record(A, &[A, B]).encode());
+    let target = Ask { writer: 3, ..ask(B, Goal::TakeOver { seen_epoch: 5, rank: 4 }) };
+    let mut target = Node::new(target);
+    step(&mut target, &mut store, Fate::Answered);
+    step(&mut target, &mut store, Fate::Delayed);
+    let publish = Goal::Publish { peer: Some(B), epoch: 5, first: true };
+    let mut source = Node::new(ask(A, publish));
+    while source.action.is_some() {
+        step(&mut source, &mut store, Fate::Answered);
+    }
+    assert!(source.granted());
+    arrive(&mut target, &mut store);
+    let kept = Record::decode(&store.read(VOLUME).expect("a record").bytes).expect("valid");
+    assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
+}
+
+/// A source whose machine was paused believed that its session went on. It replaced the record of its
+/// peer, which had taken over and acknowledged writes.
+#[test]
+fn paused_source_keeps_the_win_of_its_peer() {
+    let publish = |seen_revision, first| {
+        let goal = Goal::Publish { peer: Some(B), epoch: 5, first };
+        decide(&Ask { seen_revision, ..ask(A, goal) }, Some(&stored(&record(B, &[B]))))
+    };
+    assert!(matches!(publish(6, false), Decision::Deny(Denial::Lost { .. })));
+    // The peer has attached since, and agrees.
+    assert!(matches!(publish(6, true), Decision::Write(_)));
+    // Restored from a backup.
+    assert!(matches!(publish(8, false), Decision::Write(_)));
+}
+
+#[test]
+fn unreadable_record_grants_nothing() {
+    let version = StoredVersion::new("1").expect("short");
+    for bytes in [vec![], b"flagstone-failover 9\n".to_vec(), vec![0xff; 4000]] {
+        let found = Stored { version: version.clone(), bytes };
+        for goal in goals() {
+            let denied = decide(&ask(A, goal), Some(&found));
+            assert!(matches!(denied, Decision::Deny(Denial::Unreadable(_))), "{denied:?}");
+        }
+    }
+}

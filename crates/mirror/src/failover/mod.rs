@@ -1,0 +1,430 @@
+//! Automatic failover: the part of a mirror that asks an arbiter when its nodes part.
+//!
+//! [`step`](crate::state::arbitration::step) decides what to do, [`task`] does it, and
+//! [`flagstone_arbiter::race`] asks. This module holds the read lease and the right of a source to
+//! serve alone, which the data path consults:
+//!
+//! - a read or flush of a contested source waits when the lease has ended ([`Failover::lease_has_ended`]);
+//! - no new generation is started before the peer is excluded from the arbiter's record
+//!   ([`Inner::may_go_alone`]), so no write that the peer lacks is acknowledged;
+//! - the peer never runs degraded for this node. A node whose disk fails leaves the service and hands
+//!   over: after a restart, it could otherwise ask for the role with old data.
+//!
+//! Without an arbiter nothing here has an effect.
+
+mod maintenance;
+pub(crate) mod renew;
+pub(crate) mod task;
+
+pub use maintenance::MaintenanceError;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use flagstone_arbiter::SharedArbiter;
+use flagstone_arbiter::epoch::least_epoch;
+use flagstone_arbiter::race::Denial;
+use flagstone_blockdev::IoError;
+use flagstone_runtime::spawn_detached;
+use parking_lot::Mutex;
+
+use crate::io::new_generation::due;
+use crate::limits::ARBITER_CHECK_MS;
+use crate::manage::command::{CommandError, Offer as RoleOffer};
+use crate::manage::roles::Promotion;
+use crate::mirror::{Inner, Mirror, State, StateGuard};
+use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
+use crate::state::arbitration::{Exclusion, Situation, Standing, Step, Timing, step};
+use crate::state::machine::Handover;
+use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
+use crate::state::status::LegPhase;
+use crate::wire::peer::{Offer, RequestError};
+
+/// Options of automatic failover.
+#[derive(Clone)]
+pub struct FailoverOptions {
+    /// The arbiter.
+    pub arbiter: SharedArbiter,
+    /// A target asks the arbiter for the role this long after it last answered its source: at least
+    /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
+    pub failover_after: Duration,
+}
+
+/// Shortest permitted [`FailoverOptions::failover_after`].
+pub const FAILOVER_AFTER_MIN: Duration = Duration::from_secs(1);
+
+/// The arbiter's record lists the peer as in sync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    /// Session of the peer.
+    pub(crate) session_id: u64,
+    /// Revision of the record.
+    pub(crate) revision: u64,
+    /// When that was read or written: a store may be restored from a backup at any time.
+    checked_ns: u64,
+}
+
+impl Published {
+    pub(crate) fn now(session_id: u64, revision: u64) -> Published {
+        Published { session_id, revision, checked_ns: Inner::boot_ns() }
+    }
+
+    /// When the record is compared again.
+    fn compare_at_ns(self) -> u64 {
+        let period = Duration::from_millis(ARBITER_CHECK_MS).as_nanos() as u64;
+        self.checked_ns.saturating_add(period)
+    }
+}
+
+/// See the module.
+pub(crate) struct Failover {
+    options: Option<FailoverOptions>,
+    /// Reads that begin before this time are served. The maximum if they need no lease.
+    read_until_ns: AtomicU64,
+    /// End of the lease that the peer has confirmed.
+    renewed_until_ns: AtomicU64,
+    /// A node that does not serve asks no earlier.
+    ask_not_before_ns: AtomicU64,
+    /// Why the last race granted nothing.
+    denial: Mutex<Option<Denial>>,
+    /// What the source has allowed last; `None` before it attached.
+    offer: Mutex<Option<Offer>>,
+    /// As [`ArbiterMark::source_after_ms`].
+    source_after_ms: AtomicU64,
+    /// See [`Situation::watched_ns`].
+    watched_ns: AtomicU64,
+    /// Why the peer does not take over, as it has answered last.
+    peer_report: Mutex<Option<Obstacle>>,
+}
+
+impl Failover {
+    pub(crate) fn new(options: Option<FailoverOptions>, mark: ArbiterMark) -> Failover {
+        let failover = Failover {
+            options,
+            read_until_ns: AtomicU64::new(u64::MAX),
+            renewed_until_ns: AtomicU64::new(0),
+            ask_not_before_ns: AtomicU64::new(0),
+            denial: Mutex::default(),
+            offer: Mutex::default(),
+            source_after_ms: AtomicU64::new(mark.source_after_ms.into()),
+            watched_ns: AtomicU64::new(0),
+            peer_report: Mutex::default(),
+        };
+        // A node that starts gives its peer the same time to be heard.
+        failover.answered();
+        failover
+    }
+
+    pub(crate) fn is_automatic(&self) -> bool {
+        self.options.is_some()
+    }
+
+    fn timing(&self) -> Timing {
+        let after = self.options.as_ref().map_or(FAILOVER_AFTER_MIN, |own| own.failover_after);
+        Timing { failover_after_ns: after.max(FAILOVER_AFTER_MIN).as_nanos() as u64 }
+    }
+
+    /// True when a read that begins now may find older data than hosts have seen. Without a lease, the
+    /// clock is not read.
+    #[inline]
+    pub(crate) fn lease_has_ended(&self) -> bool {
+        let until_ns = self.read_until_ns.load(Ordering::Acquire);
+        until_ns != u64::MAX && Inner::boot_ns() >= until_ns
+    }
+
+    /// The source that is attached here has got an answer: see [`Timing`].
+    pub(crate) fn answered(&self) {
+        if self.is_automatic() {
+            // The lease of the source may be longer.
+            let source_ns = self.source_after_ms.load(Ordering::Acquire).saturating_mul(1_000_000);
+            let wait_ns = self.timing().failover_after_ns.max(source_ns);
+            let earliest = Inner::boot_ns().saturating_add(wait_ns);
+            self.ask_not_before_ns.fetch_max(earliest, Ordering::AcqRel);
+        }
+    }
+
+    /// A source has attached.
+    pub(crate) fn attached(&self) {
+        self.watched_ns.store(0, Ordering::Release);
+        *self.offer.lock() = None;
+        self.answered();
+    }
+
+    /// `failover_after` in milliseconds.
+    fn after_ms(&self) -> u32 {
+        u32::try_from(self.timing().failover_after_ns / 1_000_000).unwrap_or(u32::MAX)
+    }
+
+    /// Standing of a node that begins to serve.
+    fn standing_after(&self, promotion: Promotion, before: &Superblock) -> Standing {
+        if !self.is_automatic() {
+            return Standing::Manual;
+        }
+        let has_met = before.peers.iter().any(|peer| !peer.replica.is_none());
+        match promotion {
+            Promotion::Granted { .. } => {
+                Standing::Alone(Exclusion::Recorded { checked_ns: Inner::boot_ns() })
+            }
+            Promotion::Alone | Promotion::Overriding => Standing::Alone(Exclusion::Ordered),
+            _ if !has_met => Standing::Alone(Exclusion::Unshared),
+            // The order stands until it is recorded.
+            Promotion::Resumed if before.arbiter.standing == RecordedStanding::Ordered => {
+                Standing::Alone(Exclusion::Ordered)
+            }
+            // Also if the record excluded the peer once: it may say otherwise by now.
+            Promotion::Resumed | Promotion::Agreed => {
+                Standing::Contested { since_ns: Inner::boot_ns() }
+            }
+        }
+    }
+
+    /// The mark of a node that begins to serve.
+    pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
+        match promotion {
+            _ if !self.is_automatic() => ArbiterMark::default(),
+            Promotion::Granted { revision, .. } => {
+                let revision = revision.max(before.revision);
+                let standing = RecordedStanding::Alone;
+                ArbiterMark { revision, standing, suspended: false, ..before }
+            }
+            Promotion::Alone | Promotion::Overriding => {
+                ArbiterMark { standing: RecordedStanding::Ordered, ..before }
+            }
+            Promotion::Resumed => before,
+            Promotion::Agreed if before.standing.is_alone() => before,
+            Promotion::Agreed => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+        }
+    }
+
+    /// The mark of a target that a source attaches to.
+    pub(crate) fn mark_attached(&self, before: ArbiterMark) -> ArbiterMark {
+        match self.is_automatic() {
+            true => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            false => ArbiterMark::default(),
+        }
+    }
+}
+
+/// Status of automatic failover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailoverStatus {
+    /// Right of this node to serve without its peer.
+    pub standing: Standing,
+    /// What the superblock says about the arbiter's record.
+    pub mark: ArbiterMark,
+    /// The record lists the peer as in sync, and the peer knows.
+    pub is_peer_recorded: bool,
+    /// What this node does next.
+    pub step: Step,
+    /// Why this node does not serve, or take over, when it loses its peer now; `None` if it does.
+    pub obstacle: Option<Obstacle>,
+    /// On a source: why the peer does not take over when this node is lost now; `None` if it does.
+    pub peer_obstacle: Option<Obstacle>,
+    /// The operator has suspended automatic failover, as far as this node has seen.
+    pub is_suspended: bool,
+    /// Why the arbiter granted nothing the last time it was asked, unless it has granted since.
+    pub denial: Option<Denial>,
+}
+
+impl Mirror {
+    /// Status of automatic failover; `None` without an arbiter.
+    pub fn failover_status(&self) -> Option<FailoverStatus> {
+        let inner = &self.0;
+        inner.failover.options.as_ref()?;
+        let situation = inner.situation();
+        let denial = inner.failover.denial.lock().clone();
+        Some(FailoverStatus {
+            obstacle: inner.failover_obstacle(),
+            peer_obstacle: inner.peer_obstacle(),
+            is_suspended: inner.local.superblock().arbiter.suspended,
+            standing: situation.standing,
+            mark: inner.local.superblock().arbiter,
+            is_peer_recorded: situation.is_published,
+            step: step(&situation),
+            denial,
+        })
+    }
+}
+
+impl Mirror {
+    /// Hosts are served here, and a read that begins now may be answered.
+    pub fn may_answer_reads(&self) -> bool {
+        self.0.lock().serving && !self.0.failover.lease_has_ended()
+    }
+}
+
+impl Inner {
+    /// See [`FailoverStatus::obstacle`].
+    fn failover_obstacle(&self) -> Option<Obstacle> {
+        // One after the other: the state is locked before the offer elsewhere.
+        let (situation, is_attached) = {
+            let state = self.lock();
+            (self.situation_in(&state), state.attached.is_some())
+        };
+        let denial = self.failover.denial.lock().clone();
+        let offer = *self.failover.offer.lock();
+        let is_removed = self.local.superblock().removed;
+        let outlook = Outlook { offer, denial: denial.as_ref(), is_removed, is_attached };
+        obstacle(&situation, &outlook)
+    }
+
+    /// See [`FailoverStatus::peer_obstacle`].
+    fn peer_obstacle(&self) -> Option<Obstacle> {
+        let state = self.lock();
+        let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
+        let offered = session_id.map(|session_id| self.offer(&state, session_id));
+        let report = *self.failover.peer_report.lock();
+        peer_obstacle(offered.unwrap_or_default()).or(report)
+    }
+
+    fn situation(&self) -> Situation {
+        self.situation_in(&self.lock())
+    }
+
+    fn situation_in(&self, state: &State) -> Situation {
+        let mark = self.local.superblock().arbiter;
+        let session_id = state.legs.first().map(|leg| leg.session_id);
+        let now_ns = Inner::boot_ns();
+        let published = state.published.filter(|published| {
+            Some(published.session_id) == session_id && published.compare_at_ns() > now_ns
+        });
+        Situation {
+            state: self.machine_state_in(state),
+            standing: state.standing,
+            is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
+            changes_role: state.changing_role,
+            mark: mark.standing,
+            revision: mark.revision,
+            is_published: published.is_some(),
+            compare_at_ns: published.map_or(u64::MAX, Published::compare_at_ns),
+            write_waits: state.bumping_generation,
+            now_ns,
+            lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
+            ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
+            was_renewed: self.failover.offer.lock().is_some(),
+            watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
+            timing: self.failover.timing(),
+        }
+    }
+
+    /// Changes the standing, and with it what reads need. Called under the state's lock.
+    pub(crate) fn set_standing(&self, state: &mut State, standing: Standing) {
+        state.standing = standing;
+        let until = match standing.is_contested() {
+            true => self.failover.renewed_until_ns.load(Ordering::Acquire),
+            false => u64::MAX,
+        };
+        self.failover.read_until_ns.store(until, Ordering::Release);
+    }
+
+    /// As [`Inner::set_standing`], for a node that begins to serve.
+    pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
+        let standing = self.failover.standing_after(promotion, &self.local.superblock());
+        state.published = None;
+        self.set_standing(state, standing);
+    }
+
+    /// The peer has answered a renewal that was sent at `sent_ns`.
+    pub(crate) fn renewed(&self, sent_ns: u64) {
+        let until = sent_ns.saturating_add(self.failover.timing().lease_ns());
+        let had_ended = {
+            let state = self.lock();
+            let before = self.failover.renewed_until_ns.fetch_max(until, Ordering::AcqRel);
+            if !state.standing.is_contested() {
+                return;
+            }
+            self.failover.read_until_ns.store(until.max(before), Ordering::Release);
+            before <= Inner::boot_ns()
+        };
+        if had_ended {
+            // Reads and flushes wait.
+            self.change(|_| {});
+        }
+    }
+
+    /// Waits until a write that a peer lacks may be acknowledged. False if no peer lacks it any more,
+    /// or may serve before it has been copied.
+    ///
+    /// # Errors
+    /// [`IoError::Unreachable`] when hosts are no longer served here.
+    pub(crate) async fn may_go_alone(&self) -> Result<bool, IoError> {
+        let decided = |state: &mut StateGuard<'_>| match state.standing {
+            _ if !state.serving => Some(Err(IoError::Unreachable)),
+            Standing::Contested { .. } => (!due(state).contains(&true)).then_some(Ok(false)),
+            Standing::Manual | Standing::Alone(_) => Some(Ok(true)),
+        };
+        self.wait(decided).await
+    }
+
+    /// Durably records what this replica knows of the arbiter's record.
+    async fn store_mark(
+        &self,
+        change: impl Fn(ArbiterMark) -> ArbiterMark + 'static,
+    ) -> Result<(), IoError> {
+        let before = self.local.superblock().arbiter;
+        if change(before) == before {
+            return Ok(());
+        }
+        // Another change may come first.
+        self.local.update(move |superblock| superblock.arbiter = change(superblock.arbiter)).await
+    }
+
+    /// Leaves the service because the local leg has failed, and hands the role to the peer of this
+    /// session, which has every acknowledged write. The peer asks the arbiter before it acknowledges
+    /// a write, so this node cannot come back with old data. Without its answer, the peer takes over
+    /// by itself if it may.
+    pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
+        let left = self.change(|state| {
+            let serving = state.serving;
+            state.local_device_failed = true;
+            if serving {
+                state.stop_serving();
+                // The session is needed for the hand-over.
+                state.legs[leg].handing_over = state.legs[leg].is_current(session_id);
+            }
+            serving
+        });
+        if !left {
+            return;
+        }
+        let replica = self.local.superblock().replica;
+        tracing::error!(%replica, "the local leg has failed ({error}): handing over to the peer");
+        let inner = self.clone();
+        // Not under the lock of roles here: this is a host call, and a change of role may wait for it.
+        spawn_detached(async move {
+            let _role_change = inner.begin_role_change().await;
+            if let Err(error) = inner.hand_over_failed(leg, session_id).await {
+                tracing::error!(%replica, "the peer has not confirmed that it serves: {error}");
+            }
+            inner.end_sessions();
+        });
+    }
+
+    async fn hand_over_failed(
+        self: &Arc<Self>,
+        leg: usize,
+        session_id: u64,
+    ) -> Result<(), CommandError> {
+        let session = {
+            let state = self.lock();
+            let own = &state.legs[leg];
+            let ready = own.is_current(session_id)
+                && own.phase == LegPhase::InSync
+                && state.promised == 0
+                && !state.closed;
+            own.session.clone().filter(|_| ready).ok_or(CommandError::NotInSync)?
+        };
+        session.flush().await.map_err(RequestError::from)?;
+        let epoch = least_epoch(self.local.superblock().epoch);
+        let offer = RoleOffer { leg, session, session_id, local_device_failed: true, epoch };
+        match self.promote_peer(&offer).await {
+            // Not served through the peer, which may serve by itself as soon as this node is silent.
+            (Handover::Declined, promoted) => promoted,
+            (outcome, promoted) => {
+                self.end_hand_over(&offer, outcome).await?;
+                promoted
+            }
+        }
+    }
+}

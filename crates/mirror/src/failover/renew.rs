@@ -1,0 +1,104 @@
+//! Renewals: a source asks its attached peer to wait, and says whether it may ask the arbiter at all.
+//! The peer records that durably, and confirms.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use flagstone_runtime::time;
+
+use crate::mirror::{Inner, State, StateGuard};
+use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
+use crate::state::prospect::Obstacle;
+use crate::wire::peer::{Offer, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession};
+
+impl Inner {
+    /// What the peer of this session may do when this node is lost.
+    pub(super) fn offer(&self, state: &State, session_id: u64) -> Offer {
+        let current = state.published.filter(|published| published.session_id == session_id);
+        match (self.local.superblock().arbiter.suspended, current) {
+            // Also before the record says so: the peer must know it, should it become the source.
+            (true, _) => Offer::Suspended,
+            (false, Some(published)) => Offer::Recorded { revision: published.revision },
+            (false, None) => Offer::Unrecorded,
+        }
+    }
+}
+
+/// Renews the lease until the session ends.
+pub(crate) async fn keep_renewed(
+    inner: Arc<Inner>,
+    leg: usize,
+    session: SharedSession,
+    session_id: u64,
+) {
+    let interval = Duration::from_nanos(inner.failover.timing().renew_ns());
+    loop {
+        let sent_ns = Inner::boot_ns();
+        let offer = inner.offer(&inner.lock(), session_id);
+        let request = PeerRequest::Renew { offer, failover_after_ms: inner.failover.after_ms() };
+        let answer = session.ask(request).await;
+        let Ok(Ok(PeerReply::Renewed(report))) = answer else {
+            tracing::debug!(replica = %inner.local.superblock().replica, "not renewed: {answer:?}");
+            return inner.disconnect(leg, session_id);
+        };
+        *inner.failover.peer_report.lock() = report;
+        inner.renewed(sent_ns);
+        let news =
+            |state: &mut StateGuard<'_>| (inner.offer(state, session_id) != offer).then_some(());
+        let _ = time::timeout(interval, inner.wait(news)).await;
+    }
+}
+
+impl Inner {
+    /// Answers [`PeerRequest::Renew`] of the attached source.
+    pub(crate) async fn renew(&self, offer: Offer, failover_after_ms: u32) -> PeerAnswer {
+        if !self.failover.is_automatic() {
+            return Ok(PeerReply::Renewed(Some(Obstacle::Manual)));
+        }
+        let before = self.local.superblock();
+        let in_sync = self.lock().counted_in_sync && !before.flags.inconsistent;
+        if let Offer::Recorded { revision } = offer
+            && revision < before.arbiter.revision
+        {
+            return Err(PeerRefusal::Changed);
+        }
+        let mark = move |before: ArbiterMark| {
+            let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
+            let standing = RecordedStanding::Unknown;
+            match offer {
+                Offer::Recorded { revision } if in_sync => {
+                    let standing = RecordedStanding::InSync;
+                    ArbiterMark { revision, standing, suspended: false, ..known }
+                }
+                Offer::Recorded { .. } => ArbiterMark { standing, suspended: false, ..known },
+                Offer::Suspended => ArbiterMark { standing, suspended: true, ..known },
+                Offer::Unrecorded => ArbiterMark { standing, ..known },
+            }
+        };
+        self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;
+        let after_ms = u64::from(failover_after_ms);
+        if self.failover.source_after_ms.swap(after_ms, Ordering::AcqRel) != after_ms {
+            self.warn_about_other_time(after_ms);
+        }
+        *self.failover.offer.lock() = Some(offer);
+        self.failover.answered();
+        let obstacle = self.failover_obstacle();
+        if before.arbiter.standing != self.local.superblock().arbiter.standing {
+            // The task that watches the record waits for changes.
+            self.change(|_| {});
+        }
+        Ok(PeerReply::Renewed(obstacle))
+    }
+
+    fn warn_about_other_time(&self, source_after_ms: u64) {
+        let own_ms = self.failover.after_ms();
+        if source_after_ms != u64::from(own_ms) {
+            let replica = self.local.superblock().replica;
+            tracing::warn!(
+                %replica,
+                "failover_after is {source_after_ms} ms on the source and {own_ms} ms here: the longer one counts"
+            );
+        }
+    }
+}

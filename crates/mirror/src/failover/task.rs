@@ -1,0 +1,350 @@
+//! Owner of a mirror's arbitration: one task that takes the steps which
+//! [`step`](crate::state::arbitration::step) decides, one after the other.
+//!
+//! A race is abandoned as soon as another step is due. Its last write may still take effect at the
+//! arbiter, so nothing is concluded from it: the node stays contested, and the next race reads first.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use flagstone_arbiter::epoch::least_epoch;
+use flagstone_arbiter::limits::CALL_MS;
+use flagstone_arbiter::race::{self, Ask, Denial, Goal};
+use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
+use flagstone_runtime::{random_u64, time};
+
+use crate::failover::Published;
+use crate::id::MirrorId;
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS};
+use crate::manage::command::CommandError;
+use crate::manage::order::Progress;
+use crate::mirror::{Inner, StateGuard};
+use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
+use crate::state::arbitration::{Exclusion, Standing, Step, step, stops_serving_at};
+use crate::state::machine::{Action, Event, Role, next};
+
+pub(super) fn id(replica: MirrorId) -> ReplicaId {
+    ReplicaId(replica.0)
+}
+
+/// Takes steps until the mirror is closed.
+pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
+    // A step whose race was denied is repeated no earlier.
+    let mut paused: Option<(Step, u64)> = None;
+    loop {
+        let (closed, changes) = {
+            let state = inner.lock();
+            (state.closed, state.changes)
+        };
+        if closed {
+            return;
+        }
+        let next_step = step(&inner.situation());
+        let until = match (next_step, paused) {
+            (Step::Wait(until), _) => until,
+            (denied, Some((before, until))) if denied == before && Inner::boot_ns() < until => {
+                Some(until.min(inner.tick()))
+            }
+            _ => {
+                paused = inner.take_step(next_step, &arbiter).await.is_err().then(|| {
+                    let pause_ms = match next_step {
+                        // Nothing but an answer that was lost is in the way.
+                        Step::Reclaim => ARBITER_CHECK_MS,
+                        _ => ARBITER_RETRY_MS,
+                    };
+                    (next_step, Inner::boot_ns().saturating_add(pause_ms * 1_000_000))
+                });
+                continue;
+            }
+        };
+        let changed = inner.wait(|state| (state.changes != changes).then_some(()));
+        match until {
+            None => changed.await,
+            Some(until) => {
+                let left = Duration::from_nanos(until.saturating_sub(Inner::boot_ns()));
+                let _ = time::timeout(left, changed).await;
+            }
+        }
+    }
+}
+
+/// Why a step is not repeated at once.
+struct Denied;
+
+/// Another step is due.
+struct Abandoned;
+
+impl Inner {
+    /// When a step has to be decided again at the latest, because time passes.
+    fn tick(&self) -> u64 {
+        Inner::boot_ns().saturating_add(self.failover.timing().margin_ns() / 4)
+    }
+
+    async fn take_step(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
+        let replica = self.local.superblock().replica;
+        match now {
+            Step::Wait(_) => {}
+            Step::Disconnect => {
+                tracing::warn!(%replica, "the peer does not answer: asking the arbiter");
+                let session_id = self.lock().legs[0].session_id;
+                self.disconnect(0, session_id);
+            }
+            Step::DetachSource => {
+                tracing::warn!(%replica, "the source does not answer: asking the arbiter");
+                self.end_attachment().await;
+            }
+            Step::StopServing => {
+                tracing::error!(%replica, "neither the peer nor the arbiter answers: refusing hosts");
+                self.step_aside(Event::LeaseEnded).await;
+            }
+            Step::Publish { .. }
+            | Step::GoAlone
+            | Step::StayAlone
+            | Step::Insist
+            | Step::Watch
+            | Step::Reclaim
+            | Step::TakeOver => return self.race(now, arbiter).await,
+        }
+        Ok(())
+    }
+
+    async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
+        let superblock = self.local.superblock();
+        let (attachments, peer, session_id, first) = {
+            let state = self.lock();
+            let session_id = state.legs[0].session_id;
+            let first = state.published.is_none_or(|published| published.session_id != session_id);
+            (state.attachments, state.legs[0].peer, session_id, first)
+        };
+        let epoch = superblock.epoch;
+        let goal = match now {
+            Step::Publish { in_sync } => {
+                if in_sync && !self.contest().await {
+                    return Err(Denied);
+                }
+                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, first }
+            }
+            Step::GoAlone => Goal::GoAlone { epoch },
+            Step::StayAlone => Goal::StayAlone { epoch },
+            Step::Insist => Goal::Insist { epoch },
+            Step::Watch => Goal::Watch,
+            Step::Reclaim => Goal::Reclaim { seen_epoch: epoch, rank: self.rank() },
+            _ => Goal::TakeOver { seen_epoch: epoch, rank: self.rank() },
+        };
+        let ask = Ask {
+            volume: id(superblock.volume),
+            own: id(superblock.replica),
+            seen_revision: superblock.arbiter.revision,
+            writer: random_u64(),
+            suspended: superblock.arbiter.suspended,
+            goal,
+        };
+        let race = run_race(arbiter, ask.clone());
+        let Ok(outcome) = self.unless_due(now, race).await else { return Ok(()) };
+        match outcome {
+            Ok(record) => {
+                let replica = superblock.replica;
+                let (revision, epoch) = (record.revision, record.epoch);
+                if revision != superblock.arbiter.revision {
+                    tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
+                }
+                *self.failover.denial.lock() = None;
+                self.granted(now, &record, (attachments, session_id)).await
+            }
+            Err(denial) => {
+                self.denied(now, denial).await;
+                Err(Denied)
+            }
+        }
+    }
+
+    /// Runs a race until another step is due.
+    async fn unless_due<T>(
+        &self,
+        now: Step,
+        race: impl Future<Output = T>,
+    ) -> Result<T, Abandoned> {
+        let mut race = pin!(race);
+        let mut stop_at = stops_serving_at(&self.situation()).unwrap_or(u64::MAX);
+        loop {
+            let due = |state: &mut StateGuard<'_>| {
+                (state.closed || step(&self.situation_in(state)) != now).then_some(())
+            };
+            let wake_at = self.tick().min(stop_at);
+            let left = Duration::from_nanos(wake_at.saturating_sub(Inner::boot_ns()));
+            let mut due = pin!(time::timeout(left, self.wait(due)));
+            let ended = poll_fn(|cx| {
+                if let Poll::Ready(outcome) = race.as_mut().poll(cx) {
+                    return Poll::Ready(Ok(outcome));
+                }
+                due.as_mut().poll(cx).map(Err)
+            });
+            match ended.await {
+                Ok(outcome) => return Ok(outcome),
+                Err(Ok(())) => return Err(Abandoned),
+                Err(Err(_)) => stop_at = u64::MAX,
+            }
+        }
+    }
+
+    /// From now on the record may list the peer as in sync. False if this cannot be recorded, or the
+    /// role has changed.
+    async fn contest(&self) -> bool {
+        let mark = |before| ArbiterMark { standing: RecordedStanding::Unknown, ..before };
+        if self.store_mark(mark).await.is_err() {
+            return false;
+        }
+        self.change(|state| {
+            if state.serving && matches!(state.standing, Standing::Alone(_)) {
+                let since_ns = Inner::boot_ns();
+                self.set_standing(state, Standing::Contested { since_ns });
+            }
+            state.serving
+        })
+    }
+
+    async fn granted(
+        self: &Arc<Self>,
+        now: Step,
+        record: &Record,
+        (attachments, session_id): (u64, u64),
+    ) -> Result<(), Denied> {
+        let revision = record.revision.max(self.local.superblock().arbiter.revision);
+        let mark = |standing| move |before| ArbiterMark { revision, standing, ..before };
+        match now {
+            Step::Publish { in_sync: true } => {
+                self.store_mark(mark(RecordedStanding::Unknown)).await.map_err(|_| Denied)?;
+                self.change(|state| state.published = Some(Published::now(session_id, revision)));
+            }
+            Step::TakeOver | Step::Reclaim => return self.take_over(record, attachments).await,
+            Step::Watch => self.watched(),
+            _ => {
+                // Durable before a write is acknowledged.
+                self.store_mark(mark(RecordedStanding::Alone)).await.map_err(|_| Denied)?;
+                self.change(|state| {
+                    if state.serving {
+                        let checked_ns = Inner::boot_ns();
+                        let exclusion = Exclusion::Recorded { checked_ns };
+                        self.set_standing(state, Standing::Alone(exclusion));
+                    }
+                });
+                if now == Step::GoAlone {
+                    // Also without a write: after a restart this node then needs no arbiter.
+                    let _ = self.ensure_new_generation().await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn take_over(self: &Arc<Self>, record: &Record, attachments: u64) -> Result<(), Denied> {
+        let _order = self.running_order();
+        let _role_change = self.begin_role_change().await;
+        // A source that has attached since may have replaced the record.
+        if self.lock().attachments != attachments {
+            return Ok(());
+        }
+        let decided = next(&self.machine_state(), Event::Granted);
+        let done = match decided {
+            Ok((after, actions)) => {
+                let progress = Progress::granted(record.epoch, record.revision);
+                self.perform(after, actions.iter(), progress).await.map(drop)
+            }
+            Err(refusal) => Err(refusal.into()),
+        };
+        done.map_err(|error: CommandError| {
+            let replica = self.local.superblock().replica;
+            tracing::error!(%replica, "the arbiter agreed, but this node cannot serve: {error}");
+            Denied
+        })
+    }
+
+    async fn denied(self: &Arc<Self>, now: Step, denial: Denial) {
+        let replica = self.local.superblock().replica;
+        let before = self.failover.denial.lock().replace(denial.clone());
+        if before.as_ref() != Some(&denial) {
+            tracing::warn!(%replica, "the arbiter granted nothing: {denial}");
+        }
+        if now == Step::Watch {
+            self.watched();
+        }
+        let Denial::Lost { epoch, revision, .. } = denial else { return };
+        let role = self.machine_state().role;
+        if matches!(role, Role::Serving { .. } | Role::Waiting { .. }) {
+            let was_alone = self.local.superblock().arbiter.standing.is_alone()
+                || matches!(self.lock().standing, Standing::Alone(_));
+            self.step_aside(match was_alone {
+                // What it acknowledged without its peer is kept for the operator.
+                true => Event::Deposed { epoch: epoch.max(least_epoch(role.epoch())) },
+                false => Event::Outvoted { epoch },
+            })
+            .await;
+        }
+        let mark = move |before: ArbiterMark| ArbiterMark {
+            revision: before.revision.max(revision),
+            standing: RecordedStanding::Unknown,
+            ..before
+        };
+        let _ = self.store_mark(mark).await;
+    }
+
+    /// This target has compared the record.
+    fn watched(&self) {
+        self.failover.watched_ns.store(Inner::boot_ns(), Ordering::Release);
+    }
+
+    /// Stops serving. Hosts are refused at once; the rest waits for a change of role in progress.
+    async fn step_aside(self: &Arc<Self>, event: Event) {
+        let Ok((after, actions)) = next(&self.machine_state(), event) else { return };
+        if actions.iter().any(|action| action == Action::RefuseHosts) {
+            self.refuse_hosts();
+        }
+        let _order = self.running_order();
+        let _role_change = self.begin_role_change().await;
+        // Another change of role came first.
+        if !matches!(self.machine_state().role, Role::Waiting { .. }) {
+            return;
+        }
+        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        if let Err(error) = done {
+            let replica = self.local.superblock().replica;
+            tracing::error!(%replica, "did not stop cleanly: {error}");
+        }
+        self.reconnect_all();
+    }
+}
+
+/// Runs a race to its end. Each call to the arbiter is bounded here, too.
+pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record, Denial> {
+    let limit = Duration::from_millis(CALL_MS);
+    let silent = || NoAnswer(format!("no answer within {CALL_MS} ms"));
+    let volume = ask.volume;
+    let (mut state, first) = race::start(ask);
+    let mut action = Some(first);
+    while let Some(now) = action {
+        let event = match now {
+            race::Action::Read => {
+                let read = time::timeout(limit, arbiter.read(volume)).await;
+                race::Event::Read(read.unwrap_or_else(|_| Err(silent())))
+            }
+            race::Action::Write { expected, record } => {
+                let write = arbiter.write(volume, expected, record.encode());
+                let written = time::timeout(limit, write).await;
+                race::Event::Written(written.unwrap_or_else(|_| Err(silent())))
+            }
+            race::Action::Pause(ms) => {
+                time::sleep(Duration::from_millis(ms)).await;
+                race::Event::Paused
+            }
+        };
+        (state, action) = race::next(state, event);
+    }
+    match state {
+        race::State::Ended(outcome) => outcome,
+        _ => Err(Denial::Silent(silent())),
+    }
+}

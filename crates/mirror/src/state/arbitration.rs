@@ -1,0 +1,260 @@
+//! Arbitration: what a node has to do about the arbiter, as one pure function of its situation.
+//!
+//! A source whose peer may take over is *contested*. It serves reads only while its peer has
+//! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter yet,
+//! and acknowledges no write that the peer lacks. It is *alone* once the arbiter's record excludes the
+//! peer; then it needs nobody.
+//!
+//! The lease ends before the peer asks, whichever node's clock is faster:
+//!
+//! ```text
+//! source   sends a renewal at s ────────── serves reads until s + lease
+//! target        answers at t ≥ s ────────────────────────── asks at t + failover_after
+//!               failover_after = lease + lease / 7
+//! ```
+//!
+//! With clocks whose rates differ by ρ, the lease ends in time if `lease · (1 + ρ) ≤ failover_after ·
+//! (1 − ρ)`, so up to ρ = 1/15. Clocks of computers differ by less than 1/1000. Only durations are
+//! compared, never points of time of two nodes. If the nodes have different values of `failover_after`, the
+//! target waits for the longer one
+//! ([`ArbiterMark::source_after_ms`](crate::ondisk::superblock::ArbiterMark::source_after_ms)). A process that was paused, or a machine that was
+//! suspended, finds its lease ended, because the clock runs on (`CLOCK_BOOTTIME`). A virtual machine
+//! that its hypervisor paused may not: its clock stands still meanwhile. The guide says how to fence it.
+//!
+//! `docs/failover-race.md` describes what happens at the arbiter.
+
+use crate::limits::ARBITER_CHECK_MS;
+use crate::ondisk::superblock::RecordedStanding;
+use crate::state::machine::{Disk, Role, State};
+use crate::state::status::LegPhase;
+
+/// Right of a source to serve without its peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Without an arbiter: the operator decides who serves.
+    #[default]
+    Manual,
+    /// The peer may take over.
+    Contested {
+        /// Since when, in nanoseconds of the runtime's clock.
+        since_ns: u64,
+    },
+    /// The peer may not take over.
+    Alone(Exclusion),
+}
+
+/// Why the peer of a source that is alone may not take over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exclusion {
+    /// The operator has ordered so, and the arbiter's record does not say so yet.
+    Ordered,
+    /// The arbiter's record says so. It is compared again now and then, because a store may be restored
+    /// from a backup.
+    Recorded {
+        /// When it was last compared, in nanoseconds of the runtime's clock.
+        checked_ns: u64,
+    },
+    /// The volume never had a peer.
+    Unshared,
+}
+
+impl Standing {
+    /// Reads need a lease, and writes need the peer.
+    pub fn is_contested(self) -> bool {
+        matches!(self, Standing::Contested { .. })
+    }
+}
+
+/// Times derived from `failover_after`, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// A target asks the arbiter this long after it last answered its source.
+    pub failover_after_ns: u64,
+}
+
+impl Timing {
+    /// How long a source serves reads after a renewal was sent that the peer has answered.
+    pub const fn lease_ns(self) -> u64 {
+        self.failover_after_ns - self.failover_after_ns / 8
+    }
+
+    /// Interval of renewals.
+    pub const fn renew_ns(self) -> u64 {
+        self.failover_after_ns / 8
+    }
+
+    /// Time before the end of the lease at which a source gives up a silent peer and asks the
+    /// arbiter, so that reads go on meanwhile.
+    pub const fn margin_ns(self) -> u64 {
+        self.failover_after_ns / 8
+    }
+
+    /// Time after the end of the lease at which a source without an answer of the arbiter refuses
+    /// hosts, so that they try another path. Reads wait until then.
+    pub const fn grace_ns(self) -> u64 {
+        self.failover_after_ns / 8
+    }
+}
+
+/// What a step depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation {
+    /// Role, data and legs.
+    pub state: State,
+    /// Of a source that serves.
+    pub standing: Standing,
+    /// The peer has admitted the current session. Before, it may be taking the role itself.
+    pub is_admitted: bool,
+    /// A change of role is in progress: its outcome comes first.
+    pub changes_role: bool,
+    /// What the superblock says.
+    pub mark: RecordedStanding,
+    /// The highest revision of the record seen; 0 for none.
+    pub revision: u64,
+    /// The record lists the peer as in sync, in the current session.
+    pub is_published: bool,
+    /// When a published record is compared again.
+    pub compare_at_ns: u64,
+    /// A write waits for the right to be acknowledged without the peer.
+    pub write_waits: bool,
+    /// Now, on the runtime's clock, in nanoseconds.
+    pub now_ns: u64,
+    /// End of the read lease.
+    pub lease_until_ns: u64,
+    /// A node that does not serve does not ask earlier.
+    pub ask_not_before_ns: u64,
+    /// The source that was attached last asks the arbiter, too: it has renewed its lease here.
+    pub was_renewed: bool,
+    /// When an attached target last compared the record; 0 if it has not since it was attached.
+    pub watched_ns: u64,
+    /// Derived from the configuration.
+    pub timing: Timing,
+}
+
+/// The next step of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing before this time, if there is one, unless the situation changes.
+    Wait(Option<u64>),
+    /// The attached peer is in sync, or is being brought up to date: have it recorded.
+    Publish {
+        /// It is in sync.
+        in_sync: bool,
+    },
+    /// The peer does not answer: end its session.
+    Disconnect,
+    /// Ask for the right to go on without the peer.
+    GoAlone,
+    /// Compare the record that excludes the peer.
+    StayAlone,
+    /// An attached target: see whether the arbiter would grant the role.
+    Watch,
+    /// Ask for the role, if it was granted before and the answer lost.
+    Reclaim,
+    /// Refuse hosts: neither the peer nor the arbiter answers.
+    StopServing,
+    /// Have the operator's order recorded.
+    Insist,
+    /// The source does not answer: accept no more of its calls.
+    DetachSource,
+    /// Ask for the role.
+    TakeOver,
+}
+
+/// The next step of a node with one peer. With several, the operator decides: each of two targets
+/// would conclude that it has to take over.
+pub fn step(situation: &Situation) -> Step {
+    let Situation { state, timing, now_ns, .. } = situation;
+    let mut legs = state.legs.iter().flatten();
+    let (Some(leg), None) = (legs.next(), legs.next()) else { return Step::Wait(None) };
+    let attached =
+        situation.is_admitted && matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
+    match state.role {
+        _ if state.disk != Disk::Consistent || state.promised > 0 => Step::Wait(None),
+        Role::Closed | Role::Deposed { .. } => Step::Wait(None),
+        Role::Serving { .. } => serving(situation, leg.phase, attached),
+        _ if situation.changes_role => Step::Wait(None),
+        // It was never shared, so the rules without an arbiter apply.
+        _ if situation.revision == 0 => Step::Wait(None),
+        Role::Waiting { .. } if attached => Step::Wait(None),
+        Role::Target { .. } if situation.mark.is_alone() => Step::Wait(None),
+        Role::Target { attached: true, .. } if situation.mark == RecordedStanding::Unknown => {
+            Step::Wait(None)
+        }
+        Role::Target { attached: true, .. } => watching(situation),
+        _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
+        Role::Target { .. } if situation.mark == RecordedStanding::Unknown => {
+            if situation.was_renewed { Step::Reclaim } else { Step::Wait(None) }
+        }
+        Role::Target { .. } | Role::Waiting { .. } => {
+            debug_assert!(timing.lease_ns() < timing.failover_after_ns);
+            Step::TakeOver
+        }
+    }
+}
+
+/// A target that may take over when its source is lost.
+fn watching(situation: &Situation) -> Step {
+    let Situation { now_ns, watched_ns, ask_not_before_ns, .. } = *situation;
+    let compare_at = compared_again_at(watched_ns);
+    match () {
+        () if now_ns >= ask_not_before_ns => Step::DetachSource,
+        () if watched_ns == 0 || now_ns >= compare_at => Step::Watch,
+        () => Step::Wait(Some(ask_not_before_ns.min(compare_at))),
+    }
+}
+
+fn compared_again_at(compared_ns: u64) -> u64 {
+    compared_ns.saturating_add(ARBITER_CHECK_MS * 1_000_000)
+}
+
+fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
+    let Situation { timing, now_ns, lease_until_ns, .. } = *situation;
+    match situation.standing {
+        Standing::Manual => Step::Wait(None),
+        Standing::Alone(_) if attached && phase == LegPhase::InSync => {
+            Step::Publish { in_sync: true }
+        }
+        Standing::Alone(Exclusion::Ordered) => Step::Insist,
+        Standing::Alone(Exclusion::Unshared) => Step::Wait(None),
+        Standing::Alone(Exclusion::Recorded { checked_ns }) => {
+            match compared_again_at(checked_ns) {
+                due if now_ns >= due => Step::StayAlone,
+                due => Step::Wait(Some(due)),
+            }
+        }
+        Standing::Contested { since_ns } => {
+            let lease_until_ns = lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
+            let ask_at = lease_until_ns.saturating_sub(timing.margin_ns());
+            let stop_at = lease_until_ns.saturating_add(timing.grace_ns());
+            match phase {
+                _ if now_ns >= stop_at => Step::StopServing,
+                _ if attached && now_ns >= ask_at => Step::Disconnect,
+                LegPhase::InSync if attached && !situation.is_published => {
+                    Step::Publish { in_sync: true }
+                }
+                LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
+                // It was alone before it restarted, so its peer is no part of the decision.
+                _ if !attached && situation.mark.is_alone() => Step::GoAlone,
+                _ if !attached && (situation.write_waits || now_ns >= ask_at) => Step::GoAlone,
+                LegPhase::InSync if attached => {
+                    Step::Wait(Some(ask_at.min(situation.compare_at_ns)))
+                }
+                _ => Step::Wait(Some(ask_at)),
+            }
+        }
+    }
+}
+
+/// When a source that asks for the right to go on alone stops serving.
+pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
+    let Standing::Contested { since_ns } = situation.standing else { return None };
+    let Role::Serving { .. } = situation.state.role else { return None };
+    let timing = situation.timing;
+    let granted = situation.lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
+    Some(granted.saturating_add(timing.grace_ns()))
+}
+
+#[cfg(test)]
+#[path = "arbitration_tests.rs"]
+pub(in crate::state) mod tests;

@@ -1,0 +1,163 @@
+//! Tests of the steps: each rule, and the arithmetic of the lease.
+
+use super::*;
+use crate::agree::decide::ResyncAmount;
+use crate::limits::PEERS_MAX;
+use crate::state::machine::{Leg, Record};
+use crate::state::status::DesiredState;
+
+const SECOND: u64 = 1_000_000_000;
+const NOW: u64 = 100 * SECOND;
+const TIMING: Timing = Timing { failover_after_ns: 4 * SECOND };
+
+pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
+    let mut legs = [None; PEERS_MAX];
+    legs[0] = Some(Leg { desired: DesiredState::Connected, phase });
+    let records = [Record::Current, Record::Unknown];
+    let disk = Disk::Consistent;
+    Situation {
+        state: State { role, disk, legs, records, promised: 0, announced: 0, leader: None },
+        standing: Standing::Contested { since_ns: 0 },
+        is_admitted: true,
+        changes_role: false,
+        mark: RecordedStanding::InSync,
+        revision: 7,
+        is_published: true,
+        compare_at_ns: NOW + 10 * SECOND,
+        write_waits: false,
+        now_ns: NOW,
+        lease_until_ns: NOW + TIMING.lease_ns(),
+        ask_not_before_ns: NOW,
+        was_renewed: true,
+        watched_ns: NOW,
+        timing: TIMING,
+    }
+}
+
+pub(in crate::state) const SERVING: Role = Role::Serving { epoch: 5 };
+pub(in crate::state) const TARGET: Role = Role::Target { epoch: 5, attached: false };
+pub(in crate::state) const WAITING: Role = Role::Waiting { epoch: 5, handed_over: false };
+
+#[test]
+fn lease_ends_before_target_asks_at_any_clock_rate() {
+    for failover_after_ns in [SECOND, 4 * SECOND, 3600 * SECOND] {
+        let timing = Timing { failover_after_ns };
+        // A slow clock on the source, a fast one on the target: 1/15 each.
+        let lease = timing.lease_ns() as f64 * (1.0 + 1.0 / 15.0);
+        let asks = failover_after_ns as f64 * (1.0 - 1.0 / 15.0);
+        assert!(lease <= asks, "{failover_after_ns}: {lease} and {asks}");
+        // Two renewals may be lost before the source gives up its peer.
+        assert!(2 * timing.renew_ns() < timing.lease_ns() - timing.margin_ns());
+    }
+}
+
+#[test]
+fn contested_source_asks_before_its_lease_ends() {
+    let attached = situation(SERVING, LegPhase::InSync);
+    let ask_at = attached.lease_until_ns - TIMING.margin_ns();
+    assert_eq!(step(&attached), Step::Wait(Some(ask_at)));
+    assert_eq!(step(&Situation { now_ns: ask_at, ..attached }), Step::Disconnect);
+    let compared = Situation { compare_at_ns: NOW + 1, ..attached };
+    assert_eq!(step(&compared), Step::Wait(Some(NOW + 1)), "the record is compared first");
+    let lost = situation(SERVING, LegPhase::Disconnected);
+    assert_eq!(step(&lost), Step::Wait(Some(ask_at)));
+    assert_eq!(step(&Situation { now_ns: ask_at, ..lost }), Step::GoAlone);
+    assert_eq!(step(&Situation { write_waits: true, ..lost }), Step::GoAlone);
+    let stop_at = lost.lease_until_ns + TIMING.grace_ns();
+    assert_eq!(step(&Situation { now_ns: stop_at, ..lost }), Step::StopServing);
+    assert_eq!(stops_serving_at(&lost), Some(stop_at));
+}
+
+#[test]
+fn peer_is_recorded_as_soon_as_its_state_changes() {
+    let in_sync = situation(SERVING, LegPhase::InSync);
+    let alone = Standing::Alone(Exclusion::Recorded { checked_ns: NOW });
+    let publish = |in_sync| Step::Publish { in_sync };
+    assert_eq!(step(&Situation { is_published: false, ..in_sync }), publish(true));
+    assert_eq!(step(&Situation { standing: alone, ..in_sync }), publish(true));
+    let resync = situation(SERVING, LegPhase::Resync(ResyncAmount::Partial));
+    assert_eq!(step(&resync), publish(false));
+    let again = Some(NOW + 10 * SECOND);
+    assert_eq!(step(&Situation { standing: alone, ..resync }), Step::Wait(again));
+    let lost = situation(SERVING, LegPhase::Disconnected);
+    assert_eq!(step(&Situation { standing: alone, ..lost }), Step::Wait(again));
+    let later = Situation { standing: alone, now_ns: NOW + 10 * SECOND, ..lost };
+    assert_eq!(step(&later), Step::StayAlone);
+    let unshared = Standing::Alone(Exclusion::Unshared);
+    assert_eq!(step(&Situation { standing: unshared, ..later }), Step::Wait(None));
+    let forced = Standing::Alone(Exclusion::Ordered);
+    assert_eq!(step(&Situation { standing: forced, ..lost }), Step::Insist);
+}
+
+#[test]
+fn only_target_that_was_in_sync_takes_over() {
+    let target = situation(TARGET, LegPhase::Disconnected);
+    assert_eq!(step(&target), Step::TakeOver);
+    let waits = |change: fn(&mut Situation)| {
+        let mut other = target;
+        change(&mut other);
+        assert!(matches!(step(&other), Step::Wait(_)), "{other:?}");
+    };
+    waits(|other| other.mark = RecordedStanding::Alone);
+    waits(|other| other.mark = RecordedStanding::Ordered);
+    let unknown = Situation { mark: RecordedStanding::Unknown, ..target };
+    assert_eq!(step(&unknown), Step::Reclaim);
+    // A source without an arbiter may have gone on alone.
+    assert_eq!(step(&Situation { was_renewed: false, ..unknown }), Step::Wait(None));
+    waits(|other| other.revision = 0);
+    waits(|other| other.ask_not_before_ns += 1);
+    waits(|other| other.changes_role = true);
+    waits(|other| other.state.disk = Disk::Inconsistent);
+    waits(|other| other.state.disk = Disk::Unverified);
+    waits(|other| other.state.disk = Disk::Removed);
+    waits(|other| other.state.promised = 9);
+    waits(|other| other.state.legs[1] = other.state.legs[0]);
+    waits(|other| other.state.role = Role::Deposed { by: 6 });
+    let silent = situation(Role::Target { epoch: 5, attached: true }, LegPhase::Disconnected);
+    assert_eq!(step(&silent), Step::DetachSource);
+    let heard = Situation { ask_not_before_ns: NOW + 4 * SECOND, ..silent };
+    assert_eq!(step(&heard), Step::Wait(Some(NOW + 4 * SECOND)));
+    assert_eq!(step(&Situation { watched_ns: 0, ..heard }), Step::Watch);
+    let unknown = Situation { mark: RecordedStanding::Unknown, ..heard };
+    assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
+}
+
+/// A source that was alone before its restart waits for no lease: only the record decides.
+#[test]
+fn restarted_lone_source_asks_at_once() {
+    let lost = situation(SERVING, LegPhase::Disconnected);
+    for mark in [RecordedStanding::Alone, RecordedStanding::Ordered] {
+        assert_eq!(step(&Situation { mark, ..lost }), Step::GoAlone);
+    }
+}
+
+#[test]
+fn last_source_asks_unless_it_meets_its_peer() {
+    let waiting = situation(WAITING, LegPhase::Disconnected);
+    assert_eq!(step(&waiting), Step::TakeOver);
+    assert_eq!(step(&situation(WAITING, LegPhase::InSync)), Step::Wait(None));
+    assert_eq!(step(&Situation { revision: 0, ..waiting }), Step::Wait(None));
+}
+
+/// A source that was handed the role published before the former source had admitted it. The former
+/// source asked for the role while the hand-over was in progress, and both were granted (failover,
+/// seed 93).
+#[test]
+fn source_publishes_only_what_its_peer_agreed_to() {
+    for phase in [LegPhase::InSync, LegPhase::Resync(ResyncAmount::Partial)] {
+        let unpublished = Situation { is_published: false, ..situation(SERVING, phase) };
+        assert!(matches!(step(&unpublished), Step::Publish { .. }));
+        let early = Situation { is_admitted: false, ..unpublished };
+        assert!(matches!(step(&early), Step::Wait(_)), "{phase:?}");
+    }
+}
+
+/// Without an arbiter the machine of roles alone decides, as before.
+#[test]
+fn manual_source_never_asks() {
+    for phase in [LegPhase::Disconnected, LegPhase::InSync] {
+        let manual = Situation { standing: Standing::Manual, ..situation(SERVING, phase) };
+        assert_eq!(step(&manual), Step::Wait(None));
+        assert_eq!(stops_serving_at(&manual), None);
+    }
+}

@@ -1,0 +1,144 @@
+//! Prospect: who would win at the arbiter if the nodes lost each other now, and why not, as one pure
+//! function. Status documents and advice ask it; [`step`](super::arbitration::step) decides what is
+//! done.
+
+use flagstone_arbiter::race::Denial;
+
+use super::arbitration::{Situation, Standing};
+use super::machine::{Disk, Role};
+use crate::named;
+use crate::ondisk::superblock::RecordedStanding;
+use crate::wire::peer::Offer;
+
+named! {
+    /// Why a node does not serve, or take over, when it loses its peer.
+    #[derive(Default)]
+    pub enum Obstacle {
+        /// A resync to it has not ended.
+        Inconsistent = "inconsistent",
+        /// Its device has failed, or its contents are unverified.
+        Device = "device",
+        /// It was removed from the mirror.
+        Removed = "removed",
+        /// It was deposed: its data may differ from that of the source.
+        Deposed = "deposed",
+        /// It promised its role to a peer.
+        Promised = "promised",
+        /// The mirror has several peers.
+        SeveralPeers = "several-peers",
+        /// The mirror was never in sync with an arbiter.
+        NeverRecorded = "never-recorded",
+        /// Its source has not recorded it as in sync.
+        NotInSync = "not-in-sync",
+        /// An operator decides there.
+        Manual = "manual",
+        /// The operator has suspended automatic failover.
+        Suspended = "suspended",
+        /// The arbiter does not answer.
+        ArbiterSilent = "arbiter-silent",
+        /// The arbiter's record is missing, older than this node's, or unusable.
+        RecordUnusable = "record-unusable",
+        /// Another node has won.
+        Lost = "lost",
+        _ => Unknown
+    }
+}
+
+impl Obstacle {
+    /// What is wrong, as a part of a sentence.
+    pub const fn explanation(self) -> &'static str {
+        match self {
+            Obstacle::Inconsistent => "its data is inconsistent until a resync ends",
+            Obstacle::Device => "its device has failed, or its contents are unverified",
+            Obstacle::Removed => "it was removed from the mirror",
+            Obstacle::Deposed => "it was deposed, and its data may differ",
+            Obstacle::Promised => "it has promised its role to a peer",
+            Obstacle::SeveralPeers => "the mirror has several peers",
+            Obstacle::NeverRecorded => "the mirror was never in sync with an arbiter",
+            Obstacle::NotInSync => "its source has not recorded it as in sync",
+            Obstacle::Manual => "an operator decides there (failover = \"manual\")",
+            Obstacle::Suspended => "automatic failover is suspended for maintenance",
+            Obstacle::ArbiterSilent => "the arbiter does not answer",
+            Obstacle::RecordUnusable => "the arbiter's record cannot be used",
+            Obstacle::Lost => "the arbiter has decided for another node",
+            Obstacle::Unknown => "a later release knows why",
+        }
+    }
+}
+
+/// What a prospect depends on besides the situation.
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook<'a> {
+    /// What the source has allowed last.
+    pub offer: Option<Offer>,
+    /// Why the arbiter granted nothing last.
+    pub denial: Option<&'a Denial>,
+    /// The replica was removed from the mirror.
+    pub is_removed: bool,
+    /// A source is attached here.
+    pub is_attached: bool,
+}
+
+/// Why the attached peer of a source does not take over when the source is lost now.
+pub const fn peer_obstacle(offer: Offer) -> Option<Obstacle> {
+    match offer {
+        Offer::Unrecorded => Some(Obstacle::NotInSync),
+        Offer::Recorded { .. } => None,
+        Offer::Suspended => Some(Obstacle::Suspended),
+    }
+}
+
+/// Why this node does not serve, or take over, when it loses its peer now; `None` if it does.
+pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle> {
+    let state = &situation.state;
+    if outlook.is_removed {
+        return Some(Obstacle::Removed);
+    }
+    match state.disk {
+        Disk::Consistent => {}
+        Disk::Blank | Disk::Inconsistent | Disk::Incomplete => return Some(Obstacle::Inconsistent),
+        Disk::Removed => return Some(Obstacle::Removed),
+        Disk::Unverified | Disk::Failed => return Some(Obstacle::Device),
+    }
+    if state.promised > 0 {
+        return Some(Obstacle::Promised);
+    }
+    if state.legs.iter().flatten().count() > 1 {
+        return Some(Obstacle::SeveralPeers);
+    }
+    let denied = outlook.denial.map(|denial| match denial {
+        Denial::Lost { .. } => Obstacle::Lost,
+        Denial::Missing | Denial::Older { .. } | Denial::Unreadable(_) | Denial::Foreign => {
+            Obstacle::RecordUnusable
+        }
+        Denial::Maintenance => Obstacle::Suspended,
+        Denial::NotSole => Obstacle::NotInSync,
+        Denial::Silent(_) => Obstacle::ArbiterSilent,
+    });
+    match state.role {
+        Role::Serving { .. } => match situation.standing {
+            // It goes on, and needs nobody.
+            Standing::Manual | Standing::Alone(_) => None,
+            Standing::Contested { .. } => denied,
+        },
+        Role::Deposed { .. } => Some(Obstacle::Deposed),
+        Role::Closed => Some(Obstacle::Device),
+        Role::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
+        Role::Waiting { .. } => denied,
+        Role::Target { .. } => match (situation.mark, outlook.offer) {
+            // It has not compared the record yet.
+            (RecordedStanding::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
+                denied.or(Some(Obstacle::ArbiterSilent))
+            }
+            (RecordedStanding::InSync, _) => denied,
+            (_, Some(Offer::Suspended)) => Some(Obstacle::Suspended),
+            _ if outlook.is_attached => Some(Obstacle::NotInSync),
+            _ if situation.revision == 0 => Some(Obstacle::NeverRecorded),
+            _ => denied.or(Some(Obstacle::NotInSync)),
+        },
+    }
+}
+
+#[cfg(test)]
+#[path = "prospect_tests.rs"]
+mod tests;

@@ -1,0 +1,74 @@
+//! Tests of the prospect: each obstacle is named, and a node without one asks.
+
+use flagstone_arbiter::NoAnswer;
+
+use super::super::arbitration::tests::{SERVING, TARGET, WAITING, situation};
+use super::super::arbitration::{Exclusion, Step, step};
+use super::super::status::LegPhase;
+use super::*;
+
+const OUTLOOK: Outlook<'_> =
+    Outlook { offer: None, denial: None, is_removed: false, is_attached: false };
+
+fn silent() -> Denial {
+    Denial::Silent(NoAnswer("refused".into()))
+}
+
+/// A target without an obstacle asks the arbiter once its time has come, and one with an obstacle
+/// does not, except when only the arbiter's last answer is in the way.
+#[test]
+fn target_without_obstacle_takes_over() {
+    let target = situation(TARGET, LegPhase::Disconnected);
+    assert_eq!((step(&target), obstacle(&target, &OUTLOOK)), (Step::TakeOver, None));
+    for (mark, offer, expected) in [
+        (RecordedStanding::Unknown, None, Obstacle::NotInSync),
+        (RecordedStanding::Unknown, Some(Offer::Unrecorded), Obstacle::NotInSync),
+        (RecordedStanding::Unknown, Some(Offer::Suspended), Obstacle::Suspended),
+    ] {
+        let other = Situation { mark, ..target };
+        assert_eq!(obstacle(&other, &Outlook { offer, ..OUTLOOK }), Some(expected), "{offer:?}");
+        assert_eq!(step(&other), Step::Reclaim, "{offer:?}");
+    }
+    for (disk, expected) in [
+        (Disk::Inconsistent, Obstacle::Inconsistent),
+        (Disk::Unverified, Obstacle::Device),
+        (Disk::Removed, Obstacle::Removed),
+    ] {
+        let mut other = target;
+        other.state.disk = disk;
+        assert_eq!(obstacle(&other, &OUTLOOK), Some(expected));
+        assert!(matches!(step(&other), Step::Wait(_)), "{disk:?}");
+    }
+}
+
+#[test]
+fn denial_is_named_until_it_is_overcome() {
+    let lost = Denial::Lost { epoch: 1, source_replica: Default::default(), revision: 1 };
+    for (denial, expected) in [
+        (lost, Obstacle::Lost),
+        (Denial::Missing, Obstacle::RecordUnusable),
+        (Denial::Older { found: 1, seen: 2 }, Obstacle::RecordUnusable),
+        (Denial::Foreign, Obstacle::RecordUnusable),
+        (Denial::Maintenance, Obstacle::Suspended),
+        (silent(), Obstacle::ArbiterSilent),
+    ] {
+        let outlook = Outlook { denial: Some(&denial), ..OUTLOOK };
+        for role in [SERVING, TARGET, WAITING] {
+            let now = situation(role, LegPhase::Disconnected);
+            assert_eq!(obstacle(&now, &outlook), Some(expected), "{role:?}");
+        }
+        let attached = Outlook { is_attached: true, ..outlook };
+        let target = situation(TARGET, LegPhase::InSync);
+        assert_eq!(obstacle(&target, &attached), Some(expected), "it has read the record since");
+    }
+}
+
+/// A source that is alone goes on, whatever the arbiter says meanwhile.
+#[test]
+fn lone_source_has_no_obstacle() {
+    let denial = silent();
+    let outlook = Outlook { denial: Some(&denial), ..OUTLOOK };
+    let contested = situation(SERVING, LegPhase::Disconnected);
+    let standing = Standing::Alone(Exclusion::Unshared);
+    assert_eq!(obstacle(&Situation { standing, ..contested }, &outlook), None);
+}

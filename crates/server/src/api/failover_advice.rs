@@ -1,0 +1,172 @@
+//! Advice about automatic failover: what the operator has to decide where nothing happens by itself.
+
+use super::mirror_document::{FailoverDocument, MirrorDocument, Obstacle, ReplicaDocument};
+
+pub(super) fn advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Option<String> {
+    let failover = document.failover.as_ref()?;
+    match replica.serving {
+        true => serving(document, failover),
+        false if replica.has_source => None,
+        false => idle(document, failover),
+    }
+}
+
+/// What is wrong: the arbiter's own words, if it was asked.
+fn cause(failover: &FailoverDocument, obstacle: Obstacle) -> String {
+    match &failover.denial {
+        Some(denial) if asks_arbiter(obstacle) => denial.clone(),
+        _ => obstacle.explanation().to_owned(),
+    }
+}
+
+const fn asks_arbiter(obstacle: Obstacle) -> bool {
+    matches!(obstacle, Obstacle::ArbiterSilent | Obstacle::RecordUnusable | Obstacle::Lost)
+}
+
+fn serving(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String> {
+    let (volume, node) = (&document.volume, &document.node);
+    if failover.suspended {
+        return Some(format!(
+            "automatic failover of {volume} is suspended: no peer takes over if {node} fails. \
+             `flagstone mirror maintenance {volume} off` resumes it"
+        ));
+    }
+    let Some(obstacle) = failover.obstacle else {
+        return failover.peer_obstacle.and_then(|obstacle| peer_advice(document, obstacle));
+    };
+    let cause = cause(failover, obstacle);
+    Some(match obstacle {
+        Obstacle::RecordUnusable => format!(
+            "{cause}: hosts are served, but if the nodes lose each other now, both stop serving. The record is \
+             written again as soon as both nodes are in sync, unless it belongs to something else: then \
+             remove it, or set another `prefix`"
+        ),
+        _ => format!(
+            "{cause}: hosts are served, but if the nodes lose each other now, both stop serving until it \
+             answers. Check [arbiter] and its store"
+        ),
+    })
+}
+
+/// The target cannot take over, although it is in sync.
+fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> {
+    let (volume, node) = (&document.volume, &document.node);
+    let peers: Vec<&str> = document.peers.iter().map(|peer| peer.name.as_str()).collect();
+    let peer = peers.join(", ");
+    let explained = obstacle.explanation();
+    match obstacle {
+        Obstacle::Manual => Some(format!(
+            "{peer} does not take {volume} over if {node} fails: {explained}. Write failover = \"automatic\" \
+             there and restart it"
+        )),
+        Obstacle::ArbiterSilent | Obstacle::RecordUnusable => Some(format!(
+            "{peer} does not take {volume} over if {node} fails: for it, {explained}. Check [arbiter] there: \
+             its password, its prefix and the way to the store"
+        )),
+        _ => None,
+    }
+}
+
+/// The node does not serve, and no source is attached to it.
+fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String> {
+    let (volume, node) = (&document.volume, &document.node);
+    let obstacle = failover.obstacle?;
+    let cause = cause(failover, obstacle);
+    let decide = format!(
+        "bring back the other node; if it is gone for good and the data of {node} is good enough, run \
+         `flagstone mirror failover {volume} --force`"
+    );
+    Some(match obstacle {
+        Obstacle::ArbiterSilent => format!(
+            "{cause}: {node} serves {volume} as soon as the arbiter agrees or the other node is back. Check \
+             [arbiter] and its store. If neither comes back, {decide}"
+        ),
+        Obstacle::RecordUnusable => format!(
+            "{cause}, so it does not say who has every acknowledged write: {node} does not serve {volume} \
+             by itself. To decide, {decide}"
+        ),
+        Obstacle::NotInSync | Obstacle::Lost => format!(
+            "{cause}: {node} may lack acknowledged writes, and does not serve {volume} by itself. To decide, \
+             {decide}"
+        ),
+        Obstacle::Suspended => format!(
+            "{cause}: {node} does not serve {volume} by itself. End the maintenance on the node that serves \
+             (`flagstone mirror maintenance {volume} off`); if none does, {decide}"
+        ),
+        Obstacle::NeverRecorded | Obstacle::SeveralPeers | Obstacle::Manual | Obstacle::Unknown => {
+            format!("{cause}: {node} does not serve {volume} by itself. To decide, {decide}")
+        }
+        // Advice about the replica or the peer says what to do.
+        Obstacle::Inconsistent
+        | Obstacle::Device
+        | Obstacle::Removed
+        | Obstacle::Deposed
+        | Obstacle::Promised => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mirror_advice::next;
+    use super::super::mirror_document::{PeerDocument, ReportedState};
+    use super::*;
+
+    fn with(state: ReportedState, serving: bool, failover: FailoverDocument) -> MirrorDocument {
+        MirrorDocument {
+            volume: "db".into(),
+            node: "a".into(),
+            state,
+            peers: vec![PeerDocument { name: "b".into(), state, ..PeerDocument::default() }],
+            replica: Some(ReplicaDocument { serving, ..ReplicaDocument::default() }),
+            failover: Some(failover),
+            ..MirrorDocument::default()
+        }
+    }
+
+    fn blocked(obstacle: Obstacle) -> FailoverDocument {
+        let denial = asks_arbiter(obstacle).then(|| "etcd does not answer".to_owned());
+        FailoverDocument { obstacle: Some(obstacle), denial, ..FailoverDocument::default() }
+    }
+
+    #[test]
+    fn every_obstacle_has_advice() {
+        for obstacle in Obstacle::ALL {
+            let state = ReportedState::Disconnected;
+            let advice = next(&with(state, false, blocked(obstacle))).join("\n");
+            assert!(advice.contains("failover db --force"), "{obstacle}: {advice}");
+            let named = if asks_arbiter(obstacle) { "etcd does not answer" } else { "db" };
+            assert!(advice.contains(named), "{obstacle}: {advice}");
+        }
+    }
+
+    #[test]
+    fn peer_without_arbiter_is_reported_by_source() {
+        for (obstacle, named) in [
+            (Obstacle::Manual, "failover = \"automatic\""),
+            (Obstacle::ArbiterSilent, "[arbiter]"),
+            (Obstacle::RecordUnusable, "prefix"),
+        ] {
+            let peer_obstacle = Some(obstacle);
+            let failover =
+                FailoverDocument { would_win: true, peer_obstacle, ..FailoverDocument::default() };
+            let advice = next(&with(ReportedState::Mirroring, true, failover)).join("\n");
+            assert!(
+                advice.contains(named) && advice.contains("b does not take db over"),
+                "{advice}"
+            );
+        }
+    }
+
+    #[test]
+    fn silent_arbiter_is_reported_while_hosts_are_served() {
+        let healthy = FailoverDocument { would_win: true, ..FailoverDocument::default() };
+        assert!(next(&with(ReportedState::Mirroring, true, healthy.clone())).is_empty());
+        for obstacle in [Obstacle::ArbiterSilent, Obstacle::RecordUnusable] {
+            let advice = next(&with(ReportedState::Mirroring, true, blocked(obstacle))).join("\n");
+            assert!(advice.contains("hosts are served"), "{advice}");
+        }
+        let suspended = FailoverDocument { suspended: true, ..healthy };
+        let advice = next(&with(ReportedState::Mirroring, true, suspended)).join("\n");
+        assert!(advice.contains("`flagstone mirror maintenance db off`"), "{advice}");
+    }
+}

@@ -1,0 +1,103 @@
+//! Arbiter of the daemon: the thread `flagstone-arbiter`, which asks the store of the configuration.
+//!
+//! Mirrors run on the executors; the store's client runs on tokio, on one thread of its own. Calls go
+//! through a bounded queue. A call that finds it full, or takes longer than [`CALL_MS`], has no
+//! answer, and the mirror asks again.
+
+mod etcd;
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_arbiter::limits::CALL_MS;
+use flagstone_arbiter::{
+    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, Stored, Written,
+};
+use flagstone_config::ArbiterStore;
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{LocalSet, spawn_local};
+use tokio::time::timeout;
+
+use crate::arbiter::etcd::Etcd;
+
+/// Calls that wait for the thread. A mirror has one call in flight at a time.
+const QUEUED_CALLS: usize = 256;
+
+type Answer<T> = oneshot::Sender<Result<T, NoAnswer>>;
+
+enum Call {
+    Read(ReplicaId, Answer<Option<Stored>>),
+    Write(ReplicaId, Option<Stored>, Vec<u8>, Answer<Written>),
+}
+
+/// Handle of the thread, which ends when the last one is dropped.
+struct ArbiterThread {
+    calls: mpsc::Sender<Call>,
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// The system's, or why the password file cannot be used.
+pub(crate) fn start(store: &ArbiterStore) -> io::Result<SharedArbiter> {
+    let client = Etcd::new(store)?;
+    let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
+    let (calls, mut received) = mpsc::channel(QUEUED_CALLS);
+    std::thread::Builder::new().name("flagstone-arbiter".to_owned()).spawn(move || {
+        let (tasks, client) = (LocalSet::new(), Rc::new(client));
+        tasks.block_on(&runtime, async {
+            while let Some(call) = received.recv().await {
+                spawn_local(answer(client.clone(), call));
+            }
+        });
+    })?;
+    Ok(Arc::new(ArbiterThread { calls }))
+}
+
+async fn answer(client: Rc<Etcd>, call: Call) {
+    // The caller may have given up.
+    match call {
+        Call::Read(volume, answer) => drop(answer.send(bounded(client.read(volume)).await)),
+        Call::Write(volume, expected, bytes, answer) => {
+            let written = bounded(client.write(volume, expected, bytes)).await;
+            drop(answer.send(written));
+        }
+    }
+}
+
+async fn bounded<T>(call: impl Future<Output = Result<T, NoAnswer>>) -> Result<T, NoAnswer> {
+    let limit = Duration::from_millis(CALL_MS);
+    let ended = timeout(limit, call).await;
+    ended.unwrap_or_else(|_| Err(NoAnswer(format!("no answer within {CALL_MS} ms"))))
+}
+
+impl ArbiterThread {
+    fn call<T: 'static>(&self, call: impl FnOnce(Answer<T>) -> Call) -> ArbiterFuture<T> {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.calls.try_send(call(answer));
+        Box::pin(async move {
+            sent.map_err(|_| NoAnswer("too many calls wait for the arbiter".to_owned()))?;
+            answered
+                .await
+                .unwrap_or_else(|_| Err(NoAnswer("the arbiter's thread ended".to_owned())))
+        })
+    }
+}
+
+impl Arbiter for ArbiterThread {
+    fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>> {
+        self.call(|answer| Call::Read(volume, answer))
+    }
+
+    fn write(
+        &self,
+        volume: ReplicaId,
+        expected: Option<Stored>,
+        bytes: Vec<u8>,
+    ) -> ArbiterFuture<Written> {
+        self.call(|answer| Call::Write(volume, expected, bytes, answer))
+    }
+}

@@ -1,0 +1,167 @@
+//! Simulated arbiter: a store on a node of its own, with delays, lost answers, partitions, outages
+//! and restored backups. Requests are carried out also after their sender gave up or died.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_arbiter::store::MemoryStore;
+use flagstone_arbiter::{Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, Stored, Written};
+use flagstone_runtime::sim::{NodeId, Simulation, World};
+use flagstone_runtime::{CoreLocal, time};
+
+/// Longer than any caller waits.
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// Loss of messages between a storage node and the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) requests: bool,
+    pub(super) answers: bool,
+    /// Answers to writes only.
+    pub(super) written: bool,
+}
+
+pub(super) struct Store {
+    world: World,
+    node: NodeId,
+    memory: RefCell<MemoryStore>,
+    backup: RefCell<MemoryStore>,
+    pub(super) down: Cell<bool>,
+    /// Longest delay of a message.
+    pub(super) slow: Cell<Duration>,
+    /// Probability that an answer is lost, in percent.
+    pub(super) loses: Cell<u64>,
+    pub(super) cuts: [Cell<Cut>; 2],
+    /// A backup was restored, or the record was lost.
+    pub(super) was_restored: Cell<bool>,
+}
+
+impl Store {
+    pub(super) fn end_faults(&self) {
+        self.down.set(false);
+        self.slow.set(Duration::from_millis(2));
+        self.loses.set(0);
+        self.cuts.iter().for_each(|cut| cut.set(Cut::default()));
+    }
+
+    pub(super) fn back_up(&self) {
+        self.backup.replace(self.memory.borrow().clone());
+    }
+
+    pub(super) fn record(&self, volume: ReplicaId) -> Option<Record> {
+        let stored = self.memory.borrow().read(volume)?;
+        Some(Record::decode(&stored.bytes).expect("written by this release"))
+    }
+
+    fn backed_up(&self, volume: ReplicaId) -> Option<Record> {
+        let stored = self.backup.borrow().read(volume)?;
+        Some(Record::decode(&stored.bytes).expect("written by this release"))
+    }
+
+    /// Restores the backup, unless it lists a replica as in sync that has been excluded since and
+    /// does not know. No node could notice that, so the guide forbids to restore one then.
+    pub(super) fn restore(&self, volume: ReplicaId, seen: impl Fn(ReplicaId) -> u64) -> bool {
+        let (Some(now), Some(old)) = (self.record(volume), self.backed_up(volume)) else {
+            return false;
+        };
+        let is_noticed =
+            |replica: &ReplicaId| now.is_in_sync(*replica) || seen(*replica) > old.revision;
+        let may = old.in_sync.iter().all(is_noticed);
+        if may {
+            self.memory.borrow_mut().restore(&self.backup.borrow());
+            self.was_restored.set(true);
+        }
+        may
+    }
+
+    pub(super) fn lose_record(&self, volume: ReplicaId) {
+        self.memory.borrow_mut().remove(volume);
+        self.was_restored.set(true);
+    }
+
+    fn delay(&self) -> Duration {
+        self.world.random_span(Duration::from_micros(50), self.slow.get())
+    }
+}
+
+/// Handle of the store, held by the mirrors.
+#[derive(Clone)]
+pub(super) struct StoreHandle(Arc<CoreLocal<Store>>);
+
+impl StoreHandle {
+    pub(super) fn new(sim: &Simulation) -> StoreHandle {
+        let local = CoreLocal::new();
+        local.get_or_init(|| Store {
+            world: sim.world(),
+            node: sim.add_node("arbiter"),
+            memory: RefCell::default(),
+            backup: RefCell::default(),
+            down: Cell::new(false),
+            slow: Cell::new(Duration::from_millis(2)),
+            loses: Cell::new(0),
+            cuts: Default::default(),
+            was_restored: Cell::new(false),
+        });
+        StoreHandle(Arc::new(local))
+    }
+
+    pub(super) fn get(&self) -> Rc<Store> {
+        self.0.get().expect("made on the only core")
+    }
+}
+
+/// The store as one storage node reaches it.
+pub(super) struct Client {
+    pub(super) store: StoreHandle,
+    pub(super) index: usize,
+}
+
+impl Client {
+    fn call<T: 'static>(
+        &self,
+        writes: bool,
+        work: impl FnOnce(&mut MemoryStore) -> T + 'static,
+    ) -> ArbiterFuture<T> {
+        let (store, index) = (self.store.get(), self.index);
+        Box::pin(async move {
+            let cut = store.cuts[index].get();
+            if cut.requests {
+                time::sleep(NEVER).await;
+            }
+            let remote = store.clone();
+            let carried_out = store.world.spawn_on(store.node, async move {
+                time::sleep(remote.delay()).await;
+                if remote.down.get() {
+                    return None;
+                }
+                let result = work(&mut remote.memory.borrow_mut());
+                time::sleep(remote.delay()).await;
+                Some(result)
+            });
+            let result = carried_out.await.ok().flatten();
+            let cut = store.cuts[index].get();
+            let is_lost = store.world.random_between(1, 100) <= store.loses.get();
+            if cut.answers || (writes && cut.written) || is_lost {
+                time::sleep(NEVER).await;
+            }
+            result.ok_or_else(|| NoAnswer("connection refused".to_owned()))
+        })
+    }
+}
+
+impl Arbiter for Client {
+    fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>> {
+        self.call(false, move |memory| memory.read(volume))
+    }
+
+    fn write(
+        &self,
+        volume: ReplicaId,
+        expected: Option<Stored>,
+        bytes: Vec<u8>,
+    ) -> ArbiterFuture<Written> {
+        self.call(true, move |memory| memory.write(volume, expected.as_ref(), bytes))
+    }
+}

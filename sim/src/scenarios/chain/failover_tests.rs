@@ -1,0 +1,310 @@
+//! Histories of automatic failover that were once wrong, each played on purpose.
+
+use std::time::Duration;
+
+use flagstone_mirror::Mode;
+use flagstone_mirror::state::machine::Role;
+use flagstone_mirror::state::prospect::Obstacle;
+use flagstone_runtime::sim::DiskFaults;
+
+use super::arbiter::Cut;
+use super::cluster::{Cluster, DATA};
+use super::failover::{FAILOVER, VOLUME};
+use super::{Profile, operator};
+use crate::runner::run_seed;
+
+const EVERYTHING: Cut = Cut { requests: true, answers: true, written: false };
+/// Longer than any `failover_after` here, with the call to the arbiter.
+const FAILOVER_TIME: Duration = Duration::from_secs(8);
+
+#[test]
+fn automatic_failover_keeps_guarantees_and_replays() {
+    // In 93, a former source asked for the role while it handed it over.
+    for seed in (0..6).chain([93]) {
+        run_seed(&FAILOVER, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+/// A cluster under load and in sync, whose nodes have these `failover_after`, in milliseconds. Node 0
+/// serves, and node 1 may take over.
+fn in_sync(after_ms: [u64; 2]) -> Cluster {
+    in_sync_from(7, after_ms)
+}
+
+fn in_sync_from(seed: u64, after_ms: [u64; 2]) -> Cluster {
+    let cluster =
+        Cluster::new(seed, Profile { automatic: true, ..Profile::new(Mode::Sync, false) });
+    for (index, after_ms) in after_ms.into_iter().enumerate() {
+        cluster.set_failover_after(index, after_ms);
+        cluster.start(index);
+    }
+    cluster.start_hosts();
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    cluster
+}
+
+/// This node serves, and the other one takes over when it is lost.
+fn is_armed(cluster: &Cluster, source: usize) -> bool {
+    let target = cluster.superblock(1 - source).map(|found| found.arbiter.standing);
+    let in_sync = flagstone_mirror::ondisk::superblock::RecordedStanding::InSync;
+    cluster.active() == Some(source) && target == Some(in_sync)
+}
+
+fn until(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool) {
+    let deadline = cluster.sim.now() + Duration::from_secs(60);
+    while !is(cluster) {
+        assert!(cluster.sim.now() < deadline, "not {what}: {}", cluster.describe());
+        step(cluster);
+    }
+}
+
+/// Two nodes that may answer reads fail the test.
+fn step(cluster: &Cluster) {
+    cluster.pass(Duration::from_millis(20));
+}
+
+fn part(cluster: &Cluster) {
+    cluster.sim.partition(cluster.nodes[0], cluster.nodes[1]);
+}
+
+fn obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
+    let mirror = cluster.mirror(index)?;
+    cluster.sim.block_on(async move { mirror.failover_status().and_then(|now| now.obstacle) })
+}
+
+fn peer_obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
+    let mirror = cluster.mirror(index)?;
+    cluster.sim.block_on(async move { mirror.failover_status().and_then(|now| now.peer_obstacle) })
+}
+
+fn suspend(cluster: &Cluster, index: usize, on: bool) {
+    cluster.command(index, "maintenance", async move |mirror| {
+        mirror.suspend_failover(on).await.expect("the arbiter answers");
+    });
+    cluster.pass(Duration::from_secs(1));
+}
+
+fn is_suspended(cluster: &Cluster) -> bool {
+    cluster.store().record(VOLUME).is_some_and(|record| record.maintenance)
+}
+
+/// The target's `failover_after` was changed first: it asked before the source's lease ended.
+#[test]
+fn target_waits_for_longer_lease_of_its_source() {
+    let cluster = in_sync([5000, 1200]);
+    part(&cluster);
+    cluster.store().cuts[0].set(EVERYTHING);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// As above, with a restart of the target after its last answer.
+#[test]
+fn restarted_target_waits_for_lease_of_its_source() {
+    let cluster = in_sync([5000, 5000]);
+    part(&cluster);
+    cluster.store().cuts[0].set(EVERYTHING);
+    cluster.set_failover_after(1, 1200);
+    cluster.end(1, false);
+    cluster.restart(1);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// A source that had gone alone lost power, and the operator forced its peer. The source returned
+/// without contact to it, and served although the arbiter's record excluded it.
+#[test]
+fn lone_source_asks_again_after_its_restart() {
+    let cluster = in_sync([2000, 2000]);
+    cluster.end(1, false);
+    cluster.pass(FAILOVER_TIME);
+    cluster.end(0, false);
+    part(&cluster);
+    cluster.restart(1);
+    until(&cluster, "open", |cluster| cluster.mirror(1).is_some());
+    cluster.world.hold.set(true);
+    cluster.world.failing_over.set(Some(1));
+    cluster.world.gives_up.set(true);
+    cluster.command(1, "failover", async |mirror| {
+        mirror.failover().await.expect("its data is consistent");
+    });
+    cluster.pass(Duration::from_secs(3));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    cluster.restart(0);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    let mirror = cluster.mirror(0).expect("it runs");
+    let role = cluster.sim.block_on(async move { mirror.machine_state().role });
+    assert!(matches!(role, Role::Deposed { .. }), "its data is kept for the operator: {role:?}");
+}
+
+/// The operator forced a node while the arbiter was silent. After a restart it stopped serving, and lost
+/// to its peer, which had gone: nothing had recorded the order.
+#[test]
+fn forced_source_serves_after_restart_without_arbiter() {
+    let cluster = in_sync([2000, 2000]);
+    cluster.end(1, false);
+    cluster.pass(FAILOVER_TIME);
+    cluster.end(0, false);
+    cluster.store().cuts[1].set(EVERYTHING);
+    cluster.restart(1);
+    until(&cluster, "open", |cluster| cluster.mirror(1).is_some());
+    cluster.world.hold.set(true);
+    cluster.world.failing_over.set(Some(1));
+    cluster.world.gives_up.set(true);
+    cluster.command(1, "failover", async |mirror| {
+        mirror.failover().await.expect("its data is consistent");
+    });
+    cluster.pass(Duration::from_secs(3));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    cluster.end(1, false);
+    cluster.restart(1);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    cluster.store().cuts[1].set(Cut::default());
+    cluster.pass(Duration::from_secs(20));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    assert_eq!(cluster.store().record(VOLUME).expect("a record").in_sync.len(), 1);
+}
+
+/// A lone source notices that a record from a backup lists its peer again, before the peer returns.
+#[test]
+fn lone_source_excludes_its_peer_from_restored_record() {
+    let cluster = in_sync([2000, 2000]);
+    let store = cluster.store();
+    store.back_up();
+    part(&cluster);
+    cluster.end(1, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(store.record(VOLUME).expect("a record").in_sync.len(), 1);
+    assert!(store.restore(VOLUME, |_| u64::MAX));
+    assert_eq!(store.record(VOLUME).expect("a record").in_sync.len(), 2);
+    cluster.pass(Duration::from_secs(12));
+    cluster.restart(1);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+}
+
+/// A target that cannot reach the arbiter was reported as one that takes over.
+#[test]
+fn target_without_arbiter_is_reported_by_source() {
+    let cluster = in_sync([2000, 2000]);
+    assert_eq!(peer_obstacle(&cluster, 0), None);
+    cluster.store().cuts[1].set(EVERYTHING);
+    cluster.pass(Duration::from_secs(40));
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));
+    assert_eq!(peer_obstacle(&cluster, 0), Some(Obstacle::ArbiterSilent));
+    assert_eq!(obstacle(&cluster, 0), None);
+    cluster.store().cuts[1].set(Cut::default());
+    cluster.pass(Duration::from_secs(20));
+    assert_eq!(peer_obstacle(&cluster, 0), None);
+}
+
+/// A target whose operator decides was reported as one that takes over.
+#[test]
+fn manual_target_is_reported_by_source() {
+    let cluster = in_sync([2000, 2000]);
+    cluster.end(1, false);
+    cluster.set_manual(1);
+    cluster.restart(1);
+    until(&cluster, "in sync", operator::is_whole);
+    until(&cluster, "reported", |cluster| peer_obstacle(cluster, 0) == Some(Obstacle::Manual));
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+}
+
+/// The disk of the source failed during maintenance, when no peer takes over by itself.
+#[test]
+fn failed_disk_hands_over_during_maintenance() {
+    let cluster = in_sync([2000, 2000]);
+    suspend(&cluster, 0, true);
+    let faults = DiskFaults { write_errors: 1.0, flush_errors: 1.0, ..DiskFaults::default() };
+    cluster.sim.set_faults(cluster.nodes[0], DATA, faults);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    assert!(is_suspended(&cluster));
+    // With its old data, the former source may not come back as the source.
+    cluster.end(0, false);
+    part(&cluster);
+    cluster.sim.set_faults(cluster.nodes[0], DATA, DiskFaults::default());
+    cluster.restart(0);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// The target's grant was stored, and its answer lost. The source came back before the target read
+/// the record, and was lost again before it could publish. Which node leads when both meet depends on
+/// the seed.
+#[test]
+fn abandoned_grant_does_not_strand_the_volume() {
+    let led = (0..12).filter(|seed| abandoned_grant(*seed)).take(2).count();
+    assert!(led > 0, "the former source leads with one of the seeds");
+}
+
+/// False if the target becomes the source as soon as both nodes meet.
+fn abandoned_grant(seed: u64) -> bool {
+    let cluster = in_sync_from(seed, [2000, 2000]);
+    let store = cluster.store();
+    part(&cluster);
+    store.cuts[0].set(EVERYTHING);
+    // A race reads first, so only the answer to its write is lost.
+    store.cuts[1].set(Cut { written: true, ..Cut::default() });
+    let sole = |cluster: &Cluster| {
+        cluster.store().record(VOLUME).is_some_and(|record| record.in_sync.len() == 1)
+    };
+    until(&cluster, "granted", sole);
+    store.cuts[1].set(EVERYTHING);
+    cluster.sim.heal_all();
+    let attached = |cluster: &Cluster| cluster.mirror(1).is_some_and(|mirror| mirror.has_source());
+    until(&cluster, "met", |cluster| attached(cluster) || cluster.serves(1));
+    cluster.pass(Duration::from_millis(200));
+    let led = attached(&cluster);
+    part(&cluster);
+    store.cuts.iter().for_each(|cut| cut.set(Cut::default()));
+    until(&cluster, "served", |cluster| cluster.active().is_some());
+    cluster.sim.heal_all();
+    until(&cluster, "in sync", operator::is_whole);
+    led
+}
+
+/// The operator's order was forgotten when the arbiter's record was lost.
+#[test]
+fn maintenance_outlives_lost_record() {
+    let cluster = in_sync([2000, 2000]);
+    suspend(&cluster, 0, true);
+    assert!(is_suspended(&cluster));
+    cluster.store().lose_record(VOLUME);
+    cluster.pass(Duration::from_secs(15));
+    assert!(is_suspended(&cluster), "{}", cluster.describe());
+    // Also across a switchover, and a restart of the source.
+    cluster.command(0, "switchover", async |mirror| {
+        mirror.switchover(0).await.expect("it is in sync");
+    });
+    until(&cluster, "switched over", |cluster| cluster.active() == Some(1));
+    cluster.store().lose_record(VOLUME);
+    cluster.end(1, false);
+    cluster.restart(1);
+    until(&cluster, "recorded", |cluster| cluster.store().record(VOLUME).is_some());
+    assert!(is_suspended(&cluster), "{}", cluster.describe());
+    let source = cluster.active().expect("a node serves");
+    suspend(&cluster, source, false);
+    until(&cluster, "armed", |cluster| is_armed(cluster, source));
+    assert!(!is_suspended(&cluster));
+}
+
+/// Without an arbiter, a write in flight at a short loss of the link kept the nodes from meeting
+/// again, until the source stopped serving.
+#[test]
+fn reset_link_with_write_in_flight_reconnects() {
+    let cluster = in_sync([2000, 2000]);
+    cluster.store().down.set(true);
+    for _ in 0..10 {
+        cluster.sim.reset_connections(cluster.nodes[0], cluster.nodes[1]);
+        let end = cluster.sim.now() + Duration::from_millis(2500);
+        while cluster.sim.now() < end {
+            step(&cluster);
+            assert!(cluster.serves(0), "{}", cluster.describe());
+        }
+    }
+}

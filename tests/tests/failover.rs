@@ -1,0 +1,315 @@
+//! Automatic failover with real processes and a real etcd: sources die and stall under a verified
+//! load over both paths, and nobody intervenes.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "end-to-end tests use real processes, threads and clocks"
+)]
+
+use std::time::{Duration, Instant};
+
+use flagstone_tests::etcd::Etcd;
+use flagstone_tests::load::Load;
+use flagstone_tests::mirror::{Pair, Setup};
+use flagstone_tests::network::{Network, SERVICES};
+use flagstone_tests::process::until;
+use flagstone_tests::scratch::Scratch;
+use flagstone_tests::tools;
+
+const SIZE_BYTES: u64 = 32 << 20;
+/// `failover_after` of the nodes.
+const AFTER: Duration = Duration::from_secs(2);
+/// Failover promised by the product: served again within this time after [`AFTER`].
+const PROMISE: Duration = Duration::from_secs(1);
+/// Writes that show that hosts are served.
+const WRITES: u64 = 20;
+
+/// A pair with an arbiter, in sync, with the arbiter's record made.
+fn automatic(test: &str) -> Option<(Etcd, Pair)> {
+    let etcd = Etcd::start(test)?;
+    let pair = pair_with(&etcd, "", None);
+    Some((etcd, pair))
+}
+
+/// A pair in sync with this etcd, with further lines of `[arbiter]`.
+fn pair_with(etcd: &Etcd, more: &str, network: Option<Network>) -> Pair {
+    let arbiter = etcd.arbiter() + more;
+    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
+    let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), arbiter.as_str());
+    Pair::set_up(Setup { size_bytes, options, peer, network, ..Setup::default() }).synchronized()
+}
+
+/// Kills the source, and waits until the other node has served hosts and both are in sync again.
+fn killed_and_replaced(pair: &mut Pair, load: &mut Load, state: &std::path::Path) -> Duration {
+    let source = armed(pair);
+    pair.kill(source);
+    let took = served_again(load, state);
+    pair.restart(source);
+    assert_eq!(pair.source(), 1 - source, "the other node is the source now");
+    took
+}
+
+/// Ends the load, and checks that nothing acknowledged is lost.
+fn end(pair: Pair, mut load: Load) {
+    load.kill();
+    let source = pair.source();
+    pair.assert_kept(source, "state");
+    pair.end(source);
+}
+
+/// Waits until the status of a node says this.
+fn until_failover(pair: &Pair, node: usize, key: &str, value: &str) {
+    let says = || pair.status(node)["failover"][key] == value;
+    until(&format!("{key} is {value}"), says, || format!("{:#}", pair.status(node)));
+}
+
+/// Waits until the target may take over.
+fn armed(pair: &Pair) -> usize {
+    let source = pair.source();
+    let ready = || pair.status(1 - source)["failover"]["would_win"] == true;
+    until("the target may take over", ready, || format!("{:#}", pair.status(1 - source)));
+    source
+}
+
+/// Time from now until hosts have written again.
+fn served_again(load: &mut Load, state: &std::path::Path) -> Duration {
+    let begun = Instant::now();
+    let records = Load::records_now(state);
+    load.wait_for_records(state, records + WRITES);
+    begun.elapsed()
+}
+
+fn start_load(pair: &Pair) -> (Load, std::path::PathBuf) {
+    let state = pair.file("state");
+    let line = "--rw randrw --depth 8 --size 16MiB --rate 2000 --ios 1000000000";
+    let mut load = pair.load(&pair.both_paths(), line, &state);
+    load.wait_for_records(&state, WRITES);
+    (load, state)
+}
+
+#[test]
+fn killed_source_is_replaced_without_operator() {
+    let Some((_etcd, mut pair)) = automatic("automatic failover") else { return };
+    let (mut load, state) = start_load(&pair);
+    for round in 0..4 {
+        let took = killed_and_replaced(&mut pair, &mut load, &state);
+        eprintln!("round {round}: served again after {took:?}");
+        // The bound is generous, because the machine is shared; the figure is printed.
+        assert!(took < 3 * (AFTER + PROMISE), "{took:?}");
+    }
+    end(pair, load);
+}
+
+/// The leader of a cluster of three dies together with the source, and its history is compacted.
+#[test]
+fn etcd_cluster_without_leader_decides() {
+    let test = "failover with a cluster of three";
+    let Some(mut etcd) = Etcd::cluster(test) else { return };
+    let mut pair = pair_with(&etcd, "", None);
+    let (mut load, state) = start_load(&pair);
+    etcd.compact();
+    for _ in 0..2 {
+        let leader = etcd.leader();
+        armed(&pair);
+        etcd.kill_member(leader);
+        let took = killed_and_replaced(&mut pair, &mut load, &state);
+        eprintln!("served again after {took:?}, with an election");
+        etcd.run();
+    }
+    end(pair, load);
+}
+
+#[test]
+fn encrypted_etcd_decides() {
+    let Some(etcd) = Etcd::encrypted("failover with an encrypted etcd") else { return };
+    let mut pair = pair_with(&etcd, "", None);
+    let (mut load, state) = start_load(&pair);
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// A wrong password is reported, hosts are served meanwhile, and the right one is used without a
+/// restart.
+#[test]
+fn wrong_password_is_reported_and_corrected() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(etcd) = Etcd::start("failover with a password") else { return };
+    etcd.require_password("right");
+    let scratch = Scratch::new();
+    let file = scratch.join("password");
+    std::fs::write(&file, "right\n").expect("it can be written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("own file");
+    let mut pair =
+        pair_with(&etcd, &format!("user = \"flagstone\"\npassword_file = {file:?}\n"), None);
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    // Tokens become invalid with the password.
+    etcd.change_password("other");
+    until_failover(&pair, source, "obstacle", "arbiter-silent");
+    let status = pair.status(source);
+    let next = status["next"].to_string();
+    assert!(next.contains("etcd refuses") && next.contains("hosts are served"), "{status:#}");
+    let records = Load::records_now(&state);
+    load.wait_for_records(&state, records + WRITES);
+    std::fs::write(&file, "other\n").expect("it can be written");
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// While failover is suspended, no node takes over; afterwards the same death is handled.
+#[test]
+fn suspended_failover_waits_for_operator() {
+    let Some((_etcd, mut pair)) = automatic("suspended failover") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    let refused = pair.try_order(1 - source, "maintenance", &["on"]).expect_err("not the source");
+    assert!(refused.contains("not the source"), "{refused}");
+    pair.order(source, "maintenance", &["on"]);
+    until_failover(&pair, 1 - source, "obstacle", "suspended");
+    pair.kill(source);
+    let idle = || {
+        let status = pair.status(1 - source);
+        status["replica"]["has_source"] == false
+            && status["next"].to_string().contains("maintenance db off")
+    };
+    until("the target says what to decide", idle, || format!("{:#}", pair.status(1 - source)));
+    std::thread::sleep(AFTER + PROMISE);
+    assert_eq!(pair.status(1 - source)["replica"]["serving"], false, "nothing is decided");
+    pair.restart(source);
+    // They meet, agree, and still know that failover is suspended.
+    let source = pair.source();
+    let suspended = || pair.status(source)["failover"]["suspended"] == true;
+    until("the source knows", suspended, || format!("{:#}", pair.status(source)));
+    pair.order(source, "maintenance", &["off"]);
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// A second peer would be out of the arbiter's sight: each of two targets could take over.
+#[test]
+fn automatic_mirror_refuses_second_peer() {
+    let Some((_etcd, pair)) = automatic("a second peer of an automatic mirror") else { return };
+    let source = armed(&pair);
+    for node in [source, 1 - source] {
+        let line = ["c", "--address", "127.0.0.9:4420", "--insecure"];
+        let refused = pair.try_order(node, "add-peer", &line).expect_err("a second peer");
+        assert!(refused.contains("fails over by itself"), "{refused}");
+    }
+    pair.end(source);
+}
+
+/// The source is cut off from its peer and the arbiter, while hosts still reach it: it stops serving,
+/// and the other node serves. No host reads what was overwritten since.
+#[test]
+fn source_without_peer_and_arbiter_stops_first() {
+    let test = "failover from a source that is cut off";
+    let network = match Network::make() {
+        Ok(network) => network,
+        Err(reason) => {
+            return tools::unable(test, &format!("networks cannot be made here: {reason}"));
+        }
+    };
+    let Some(etcd) = Etcd::at(test, network.host(), SERVICES) else { return };
+    let pair = pair_with(&etcd, "", Some(network));
+    let (mut load, state) = start_load(&pair);
+    for _ in 0..2 {
+        let source = armed(&pair);
+        pair.network().cut_services(source);
+        pair.network().cut(source);
+        pair.network().cut(1 - source);
+        let serves = |node: usize| pair.status(node)["replica"]["serving"] == true;
+        until(
+            "the other node serves",
+            || serves(1 - source),
+            || format!("{:#}", pair.status(1 - source)),
+        );
+        assert!(!serves(source), "the source stopped first");
+        served_again(&mut load, &state);
+        pair.network().heal();
+        assert_eq!(pair.source(), 1 - source, "it comes back as the target");
+    }
+    // Only the arbiter is lost: nothing changes, but the status says so.
+    let source = armed(&pair);
+    pair.network().cut_services(source);
+    until_failover(&pair, source, "obstacle", "arbiter-silent");
+    served_again(&mut load, &state);
+    assert_eq!(pair.source(), source);
+    pair.network().heal();
+    end(pair, load);
+}
+
+#[test]
+fn stalled_source_returns_as_target() {
+    let Some((_etcd, pair)) = automatic("failover from a stalled source") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    pair.stall(source, true);
+    let other = || pair.status(1 - source)["replica"]["serving"] == true;
+    until("the target serves", other, || format!("{:#}", pair.status(1 - source)));
+    let records = Load::records_now(&state);
+    pair.stall(source, false);
+    load.wait_for_records(&state, records + WRITES);
+    assert_eq!(pair.source(), 1 - source);
+    load.kill();
+    pair.assert_kept(1 - source, "state");
+    pair.end(1 - source);
+}
+
+#[test]
+fn killed_target_does_not_stop_hosts() {
+    let Some((_etcd, mut pair)) = automatic("the death of a target") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    pair.kill(1 - source);
+    let took = served_again(&mut load, &state);
+    assert!(took < 3 * (AFTER + PROMISE), "{took:?}");
+    pair.restart(1 - source);
+    assert_eq!(pair.source(), source);
+    load.kill();
+    pair.assert_kept(source, "state");
+    pair.end(source);
+}
+
+/// While the nodes see each other, they need no arbiter. Without both, nothing is acknowledged until
+/// one of them is back.
+#[test]
+fn arbiter_is_needed_only_when_nodes_part() {
+    let Some((mut etcd, mut pair)) = automatic("an arbiter that is down") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    etcd.kill();
+    let took = served_again(&mut load, &state);
+    assert!(took < AFTER, "hosts go on: {took:?}");
+    pair.kill(source);
+    let waits = || {
+        let status = pair.status(1 - source);
+        status["failover"]["denial"].is_string() && status["replica"]["serving"] == false
+    };
+    until("the target asks in vain", waits, || format!("{:#}", pair.status(1 - source)));
+    etcd.run();
+    let took = served_again(&mut load, &state);
+    eprintln!("served {took:?} after the arbiter came back");
+    pair.restart(source);
+    assert_eq!(pair.source(), 1 - source);
+    load.kill();
+    pair.assert_kept(1 - source, "state");
+    pair.end(1 - source);
+}
+
+/// etcd hangs (SIGSTOP) while the source dies, and answers later.
+#[test]
+fn hung_arbiter_delays_takeover_only() {
+    let Some((etcd, mut pair)) = automatic("an arbiter that hangs") else { return };
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    etcd.stall(true);
+    pair.kill(source);
+    let asked = || pair.status(1 - source)["failover"]["denial"].is_string();
+    until("the target asks in vain", asked, || format!("{:#}", pair.status(1 - source)));
+    etcd.stall(false);
+    served_again(&mut load, &state);
+    pair.restart(source);
+    assert_eq!(pair.source(), 1 - source);
+    load.kill();
+    pair.assert_kept(1 - source, "state");
+    pair.end(1 - source);
+}
