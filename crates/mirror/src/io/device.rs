@@ -177,9 +177,9 @@ async fn read_anywhere(
         if let Some(guard) = inner.range_lock.read(offset, len as u64) {
             guard.granted().await;
         }
-        let route = inner.wait(|state| match &state.replacement {
+        let route = inner.wait(|state| match state.replacement() {
             Some(replacement) => Some(Err(replacement.clone())),
-            None => (!state.migrating || state.serving).then(|| Ok(inner.read_route(state))),
+            None => (!state.is_moving() || state.serving).then(|| Ok(inner.read_route(state))),
         });
         let ReadRoute { local, peer, service_ends } = match route.await {
             Ok(route) => route?,

@@ -518,6 +518,12 @@ mod tests {
         cluster.sim.set_faults(cluster.nodes[index], DISKS[volume], faults);
     }
 
+    /// The device of a volume, while another handle of the same process has it.
+    async fn open_again(volume: usize) -> SharedDevice {
+        let options = FileOptions { exclusive: false, ..FileOptions::default() };
+        FileDevice::open(DISKS[volume], &options).expect("a sound disk")
+    }
+
     /// The replacement of a member that moves to another mirror serves at once, without the peer.
     #[test]
     fn transfer_of_a_member_ends_the_group_session() {
@@ -529,6 +535,60 @@ mod tests {
         cluster.sim.block_on(begun).expect("the task is not aborted").expect("a sound disk");
         for volume in [0, 2] {
             assert_ne!(cluster.mirror(source, volume).state(0), MirrorState::Mirroring);
+        }
+    }
+
+    /// A writer of one volume. Returns the start of its call in progress, and the number of calls.
+    type Progress = Rc<Cell<(Option<time::Instant>, u64)>>;
+
+    fn start_writer(cluster: &Cluster, index: usize, volume: usize) -> Progress {
+        let (mirrors, progress) = (cluster.mirrors.clone(), Progress::default());
+        let shown = progress.clone();
+        cluster.sim.spawn_on(cluster.nodes[index], async move {
+            loop {
+                time::sleep(Duration::from_millis(10)).await;
+                let mirror = mirrors.borrow()[index][volume].clone().expect("it runs");
+                let calls = progress.get().1;
+                progress.set((Some(time::now()), calls));
+                let memory = buf::alloc(BLOCK as usize).await;
+                let done = mirror.read(0, memory).await.is_ok() && mirror.flush().await.is_ok();
+                progress.set((None, calls + u64::from(done)));
+            }
+        });
+        shown
+    }
+
+    /// One member moves to another mirror, and its disk hangs at any moment of that.
+    #[test]
+    fn hung_disk_of_moving_member_stalls_no_other() {
+        for moment in 0..12 {
+            let (cluster, source, _) = in_sync(moment);
+            cluster.stop.set(true);
+            let writers = [0, 1, 2].map(|volume| start_writer(&cluster, source, volume));
+            let mirror = cluster.mirror(source, 1);
+            cluster.sim.spawn_on(cluster.nodes[source], async move {
+                if let Ok(transfer) = mirror.begin_transfer().await {
+                    let device = open_again(1).await;
+                    let _ = transfer.resize(&device, None, BLOCKS * BLOCK).await;
+                }
+            });
+            cluster.sim.run_for(Duration::from_micros(500 * moment));
+            cluster.sim.stall(cluster.nodes[source], DISKS[1], Duration::from_secs(600));
+            for _ in 0..3000 {
+                cluster.sim.run_for(Duration::from_millis(10));
+                for (volume, writer) in writers.iter().enumerate() {
+                    let limit = Duration::from_secs(if volume == 1 { 26 } else { 2 });
+                    let waits = writer.get().0.map(|begun| cluster.sim.now().since(begun));
+                    assert!(
+                        waits.is_none_or(|waits| waits < limit),
+                        "{moment}: {volume} {waits:?}"
+                    );
+                }
+            }
+            for volume in [0, 2] {
+                let calls = writers[volume].get().1;
+                assert!(calls > 1000, "{moment}: {volume} {calls}");
+            }
         }
     }
 
