@@ -31,7 +31,7 @@ DEMO_DIR ?= target
 DEMO_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint licenses unit simulate torture fuzz fuzz-smoke demo demo-smoke package bench clean
+.PHONY: help setup build test lint licenses unit test-crates test-program simulate torture fuzz fuzz-smoke demo demo-smoke package bench clean
 
 help: ## show this
 	@sed -nE 's/^([a-z-]+):.*## (.*)$$/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
@@ -61,8 +61,17 @@ lint: ## formatting, clippy with warnings denied, spelling, licenses of dependen
 licenses: ## write THIRD-PARTY-LICENSES again, after a change of dependencies
 	UPDATE_DOCS=1 cargo test $(CARGO_FLAGS) --quiet --package flagstone-tests --test repository
 
+# The tests of the program wait for clients and processes most of the time, so they run beside those
+# of the crates, after both are built.
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
-	cargo test $(CARGO_FLAGS) --workspace --exclude flagstone-sim
+	cargo test $(CARGO_FLAGS) --workspace --exclude flagstone-sim --no-run
+	@$(MAKE) --no-print-directory -j2 test-crates test-program
+
+test-crates:
+	cargo test $(CARGO_FLAGS) --workspace --exclude flagstone-sim --exclude flagstone-tests
+
+test-program:
+	cargo test $(CARGO_FLAGS) --package flagstone-tests
 
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
 	cargo test $(CARGO_FLAGS) --profile simulation --package flagstone-sim

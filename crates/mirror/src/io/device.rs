@@ -89,6 +89,13 @@ impl Inner {
         count(&self.counters.calls_ns, Inner::now_ns().saturating_sub(began_ns));
     }
 
+    /// Waits until the changes of these bytes that have begun have ended.
+    async fn changes_ended(&self, offset: u64, len: u64) {
+        if let Some(guard) = self.range_lock.read(offset, len) {
+            guard.granted().await;
+        }
+    }
+
     fn read_route(&self, state: &State) -> Result<ReadRoute, IoError> {
         if !state.serving {
             return Err(IoError::Unreachable);
@@ -105,8 +112,8 @@ impl Inner {
 }
 
 /// Reads from the local leg while it is up to date, otherwise from a peer that is. A read waits for
-/// earlier changes of the same bytes, because a failure could take back data that is on one leg
-/// only.
+/// changes of the same bytes, because a failure could take back data that is on one leg only: before
+/// it starts, and again when it has the data, as a change that began meanwhile may be in it.
 ///
 /// Giving up the role does not wait for reads: a read that hangs in a failing disk would keep the
 /// role from a healthy peer. After that, a read may find data of the next source that was never
@@ -126,7 +133,10 @@ fn read(inner: &Arc<Inner>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
     }
     // Usually the state is still the same afterwards, and nothing else has to be looked at.
     let call = match inner.local.data().read(offset, buf).try_now() {
-        Ok(Ok(buf)) if inner.calls.confirm(version) => {
+        Ok(Ok(buf))
+            if inner.range_lock.read(offset, len as u64).is_none()
+                && inner.calls.confirm(version) =>
+        {
             inner.count_read(began_ns);
             return IoFuture::ready(Ok(buf));
         }
@@ -136,6 +146,7 @@ fn read(inner: &Arc<Inner>, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
     let inner = inner.clone();
     IoFuture::later(async move {
         let mut result = call.await;
+        inner.changes_ended(offset, len as u64).await;
         if !(result.is_ok() && inner.calls.confirm(version)) {
             result = read_again(&inner, (offset, len), version, result).await;
         }
@@ -157,6 +168,7 @@ async fn read_again(
         Err(error) if inner.calls.confirm(version) => {
             let route = inner.read_route(&inner.lock())?;
             let found = read_from_peer(inner, route.peer, (offset, len), error).await?;
+            inner.changes_ended(offset, len as u64).await;
             if inner.lock().service_ends == route.service_ends {
                 return Ok(found);
             }
@@ -174,9 +186,7 @@ async fn read_anywhere(
 ) -> Result<BufMut, IoError> {
     loop {
         let len = buf.len();
-        if let Some(guard) = inner.range_lock.read(offset, len as u64) {
-            guard.granted().await;
-        }
+        inner.changes_ended(offset, len as u64).await;
         let route = inner.wait(|state| match state.replacement() {
             Some(replacement) => Some(Err(replacement.clone())),
             None => (!state.is_moving() || state.serving).then(|| Ok(inner.read_route(state))),
@@ -195,6 +205,7 @@ async fn read_anywhere(
                 found => found,
             },
         };
+        inner.changes_ended(offset, len as u64).await;
         match result {
             result if inner.lock().service_ends == service_ends => return result,
             Ok(memory) => buf = memory,

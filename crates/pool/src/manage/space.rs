@@ -149,8 +149,8 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
         };
     }
     // Zeroes free space, so they may use a part of the reserve. Their chunks take segments until a
-    // checkpoint, which must find its half: below, one is admitted after each checkpoint, whatever it
-    // finds, so that a full pool can be emptied.
+    // checkpoint, which needs half of the reserve. Below three quarters of it, one write of zeroes is
+    // admitted after each checkpoint, even if that freed nothing, so that a full pool can be emptied.
     if demand.blocks == 0 && supply.free <= sizes.reserve * 3 / 4 && supply.unmerged {
         return match supply.clean {
             false => Admission::AfterCleaning,

@@ -1,5 +1,5 @@
-//! Slow disk reads during a change of the source: rule 27 of `docs/mirror-handshake.md`. The first
-//! three tests fail without the rule.
+//! Slow disk reads during a write, and during a change of the source: rules 35 and 27 of
+//! `docs/mirror-handshake.md`. The first four tests fail without the rule that they check.
 //!
 //! Found by mirror-faulty 5108: a node that was forced to serve beside its source started a read,
 //! gave up the role and was resynced. It then answered the read with data that the other node's
@@ -27,8 +27,18 @@ const NUMBER: u64 = 9;
 
 /// Starts a host read on a node whose disk is slow for this read only.
 fn begin_read(pair: &Pair, index: usize, slow: usize) -> JoinHandle<Result<Vec<u8>, IoError>> {
+    begin_read_of(LONG_US, pair, index, slow)
+}
+
+/// As [`begin_read`], with a read that takes so many microseconds; more than 50 ms.
+fn begin_read_of(
+    slow_us: u64,
+    pair: &Pair,
+    index: usize,
+    slow: usize,
+) -> JoinHandle<Result<Vec<u8>, IoError>> {
     let latency = |latency| pair.sim.set_read_latency(pair.nodes[slow], DATA, latency);
-    latency(SimLatency::between_us(LONG_US, LONG_US));
+    latency(SimLatency::between_us(slow_us, slow_us));
     let mirror = pair.mirror(index);
     let reading = pair.sim.spawn_on(pair.nodes[index], async move {
         let memory = buf::alloc(BLOCK as usize).await;
@@ -138,6 +148,34 @@ fn rule_27_read_misses_writes_after_mirror_is_abandoned() {
     assert!(!reading.is_finished(), "it has already ended");
     let found = pair.sim.block_on(reading).expect("the task is not aborted");
     assert!(found == Err(IoError::Unreachable), "it has found {:?}", first(found));
+}
+
+/// A write begins during a slow read of the same block, which then finds its data. A crash of the
+/// source could still take that back: the read waits until the write is on both legs.
+///
+/// Found by chain-tls 258: the source had answered such a read, and its peer served after it.
+#[test]
+fn read_waits_for_a_write_that_it_may_show() {
+    let mut found_early = 0;
+    for seed in 0..8 {
+        let pair = Pair::new(seed, |_| {});
+        pair.write(0, NUMBER, 1).expect("both are there");
+        // Short, as a change of the mirror's state would have the read repeated anyway.
+        let reading = begin_read_of(150_000, &pair, 0, 0);
+        pair.hub().set_slow(Duration::from_millis(400));
+        let mirror = pair.mirror(0);
+        let writing =
+            pair.sim.spawn_on(pair.nodes[0], async move { fill(&mirror, NUMBER, 2).await });
+        pair.sim.run_for(Duration::from_millis(150));
+        if on_leg(&pair, 0) == filled(2) && on_leg(&pair, 1) != filled(2) {
+            found_early += 1;
+            assert!(!reading.is_finished(), "its data is on one leg only, seed {seed}");
+        }
+        let found = pair.sim.block_on(reading).expect("the task is not aborted");
+        let written = pair.sim.block_on(writing).expect("the task is not aborted");
+        assert_eq!((first(found), written), (Ok(2), Ok(())), "seed {seed}");
+    }
+    assert!(found_early > 0, "every write was on both legs before the read ended");
 }
 
 /// Host writes in flight complete before another mirror opens the replica. None arrives later.
