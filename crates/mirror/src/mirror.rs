@@ -43,6 +43,7 @@ use crate::io::range_lock::RangeLock;
 use crate::io::reorder::ReorderBuffer;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
+use crate::manage::transfer::Transfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::options::PeerOptions;
 use crate::session::bad_ranges::BadRanges;
@@ -215,32 +216,7 @@ impl Drop for StateGuard<'_> {
     }
 }
 
-/// Transfer of the replica to another mirror: see [`crate::manage::transfer`].
-#[derive(Default)]
-pub(crate) enum Transfer {
-    /// None, or given up: host calls do as the role says.
-    #[default]
-    None,
-    /// Host calls wait.
-    Running,
-    /// Host calls move to this mirror.
-    Done(Mirror),
-}
-
 impl State {
-    /// The replica is being transferred to another mirror.
-    pub(crate) fn is_moving(&self) -> bool {
-        matches!(self.transfer, Transfer::Running)
-    }
-
-    /// The mirror that has taken over the replica.
-    pub(crate) fn replacement(&self) -> Option<&Mirror> {
-        match &self.transfer {
-            Transfer::Done(replacement) => Some(replacement),
-            Transfer::None | Transfer::Running => None,
-        }
-    }
-
     /// From now on hosts are not served here, and reads may find data of the next source.
     pub(crate) fn stop_serving(&mut self) {
         self.serving = false;

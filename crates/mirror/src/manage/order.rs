@@ -20,7 +20,8 @@ use crate::limits::{
 };
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleChange, RoleError};
-use crate::mirror::{Inner, Mirror, State, StateGuard, Transfer};
+use crate::manage::transfer::Transfer;
+use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{

@@ -35,7 +35,7 @@ use crate::manage::order::Progress;
 use crate::manage::replica::{Replica, ReplicaError};
 use crate::manage::resize::Sizes;
 use crate::manage::roles::{RoleChange, RoleError};
-use crate::mirror::{Inner, Mirror, Transfer};
+use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::superblock::{Member, PeerRecord, Superblock};
 use crate::session::connect::CloseOnDrop;
@@ -44,6 +44,33 @@ use crate::state::status::DesiredState;
 use crate::wire::peer::{
     PeerRefusal, PeerRequest, RequestError, SharedConnector, execute, identify,
 };
+
+/// State of a transfer, as part of that of the mirror.
+#[derive(Default)]
+pub(crate) enum Transfer {
+    /// None, or given up: host calls do as the role says.
+    #[default]
+    None,
+    /// Host calls wait.
+    Running,
+    /// Host calls move to this mirror.
+    Done(Mirror),
+}
+
+impl State {
+    /// The replica is being transferred to another mirror.
+    pub(crate) fn is_moving(&self) -> bool {
+        matches!(self.transfer, Transfer::Running)
+    }
+
+    /// The mirror that has taken over the replica.
+    pub(crate) fn replacement(&self) -> Option<&Mirror> {
+        match &self.transfer {
+            Transfer::Done(replacement) => Some(replacement),
+            Transfer::None | Transfer::Running => None,
+        }
+    }
+}
 
 /// A mirror that has ended so that another takes over its replica. If it is dropped before
 /// [`ReplicaTransfer::finish`], waiting calls fail.
