@@ -56,6 +56,10 @@ impl<L: Layer> BlockDevice for L {
         self.child().refresh();
     }
 
+    fn expose(&self, bytes: u64) {
+        self.child().expose(bytes);
+    }
+
     fn present_bytes(&self) -> Option<u64> {
         self.child().present_bytes()
     }

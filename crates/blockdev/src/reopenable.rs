@@ -88,6 +88,12 @@ impl BlockDevice for ReopenableDevice {
         }
     }
 
+    fn expose(&self, bytes: u64) {
+        if let Some(device) = &self.0.read().device {
+            device.expose(bytes);
+        }
+    }
+
     fn present_bytes(&self) -> Option<u64> {
         self.0.read().device.as_ref()?.present_bytes()
     }

@@ -124,6 +124,10 @@ impl BlockDevice for SectorDevice {
         self.parts.child.refresh();
     }
 
+    fn expose(&self, bytes: u64) {
+        self.parts.child.expose(bytes);
+    }
+
     fn present_bytes(&self) -> Option<u64> {
         self.parts.child.present_bytes()
     }

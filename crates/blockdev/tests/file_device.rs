@@ -57,6 +57,39 @@ fn flush_of_truncated_file_fails() {
     });
 }
 
+/// Space that was exposed and never needed is taken back: the rest is as good as before.
+#[test]
+fn exposed_space_may_be_taken_back() {
+    on_each_real_driver(async |files| {
+        let path = files.fresh();
+        std::fs::write(&path, vec![7; 64 << 10]).unwrap();
+        let device = FileDevice::open(&path, &FileOptions::default()).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let zero =
+            async |offset: u64| device.write_zeroes(offset, 4096, ZeroFlags::default()).await;
+        let size_bytes = || device.geometry().size_bytes;
+        file.set_len(100_000).unwrap();
+        assert_eq!((size_bytes(), zero(64 << 10).await), (64 << 10, Err(IoError::OutOfRange)));
+        device.expose(1 << 20);
+        assert_eq!((size_bytes(), zero(64 << 10).await), (98_304, Ok(())));
+        device.expose(80 << 10);
+        assert_eq!((size_bytes(), zero(80 << 10).await), (80 << 10, Err(IoError::OutOfRange)));
+        // Taken back while it is exposed.
+        file.set_len(64 << 10).unwrap();
+        let read = device.read(64 << 10, buf::alloc(4096).await).await;
+        assert_eq!(read.map(drop), Err(IoError::ReadFault));
+        device.expose(0);
+        assert_eq!((size_bytes(), device.flush().await, zero(0).await), (64 << 10, Ok(()), Ok(())));
+        assert!(!device.must_reopen());
+        // Needed space is not given up.
+        file.set_len(100_000).unwrap();
+        device.refresh();
+        device.expose(0);
+        file.set_len(64 << 10).unwrap();
+        assert_eq!((size_bytes(), device.flush().await), (98_304, Err(IoError::Poisoned)));
+    });
+}
+
 #[test]
 fn geometry_follows_size_and_options() {
     on_each_real_driver(async |files| {

@@ -165,6 +165,12 @@ pub const RETRY_MAX_MS: u64 = 5000;
 /// order to change the role waits for it: then the local leg counts as failed. Above the pauses of a live migration,
 /// and below the 30 s after which Linux gives up a command.
 pub const LOCAL_IO_MS: u64 = 20_000;
+/// How long a transfer to another mirror waits for the calls in flight and for the devices to answer
+/// while nothing has changed, in milliseconds. Host calls wait meanwhile.
+pub const TRANSFER_CHECK_MS: u64 = 5000;
+/// How long host calls wait for the rest of a transfer, in milliseconds. Together with
+/// [`TRANSFER_CHECK_MS`] below the 30 s after which Linux gives up a command.
+pub const TRANSFER_MS: u64 = 20_000;
 /// How long a peer is asked who serves before this node begins to serve, in milliseconds: at a
 /// start from old records, and before a failover. As long as the default timeout of a link.
 pub const ASK_MS: u64 = 5000;

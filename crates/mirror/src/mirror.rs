@@ -44,6 +44,7 @@ use crate::io::range_lock::RangeLock;
 use crate::io::reorder::ReorderBuffer;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
+use crate::manage::transfer::Transfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::options::{Mode, PeerOptions};
 use crate::session::bad_ranges::BadRanges;
@@ -182,9 +183,7 @@ pub(crate) struct State {
     pub(crate) counted_in_sync: bool,
     pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
     pub(crate) closed: bool,
-    /// The replica is being transferred to another mirror. Host calls wait and then move there.
-    pub(crate) migrating: bool,
-    pub(crate) replacement: Option<Mirror>,
+    pub(crate) transfer: Transfer,
     pub(crate) requested_bytes: Option<u64>,
     /// The space that the volume is about to grow into is being zeroed for a source.
     pub(crate) zeroing: bool,
@@ -453,10 +452,13 @@ async fn watch_local_io(inner: Weak<Inner>) {
             let in_sync = state.legs.iter().any(|leg| leg.phase == LegPhase::InSync);
             (state.closed, state.orders > 0 || state.serving && in_sync)
         };
+        let io = inner.local.local_io().clone();
         if closed {
-            return;
+            drop(inner);
+            // A read that hangs is repeated at the mirror that has taken over the replica.
+            time::sleep(limit).await;
+            return io.fail();
         }
-        let io = inner.local.local_io();
         if goes_on && Duration::from_nanos(io.oldest_ns()) >= limit {
             tracing::error!(
                 replica = %inner.local.superblock().replica,
@@ -685,7 +687,7 @@ impl Inner {
             let serves = state.serving;
             // No write follows it, and none was lost.
             // A mirror that moves to another one has one: its successor serves at once.
-            let in_order = !state.migrating
+            let in_order = !state.is_moving()
                 && (!serves || state.admission_blocks > 0)
                 && self.legs[leg].queue().writes() == 0;
             let own = &mut state.legs[leg];

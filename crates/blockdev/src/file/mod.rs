@@ -12,7 +12,8 @@
 //!   lost range fails, and no write extends a truncated file: the range would become a hole, which
 //!   reads as zeroes. A short read, a flush and, at most [`SIZE_CHECK_MS`] later, a change find it.
 //!
-//! The file may grow while it is open: [`BlockDevice::refresh`] finds the new size.
+//! The file may grow while it is open: [`BlockDevice::refresh`] finds the new size. Space that was only
+//! [exposed](BlockDevice::expose) may be taken back: its loss poisons nothing.
 //!
 //! Overlapping calls with O_DIRECT are as atomic as on the disk below, which means at least a
 //! sector.
@@ -43,9 +44,12 @@ pub struct FileDevice(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     file: Arc<File>,
-    /// Geometry at open, except for the size, which is `size_bytes`.
+    /// Geometry at open, except for the size: the larger of the two that follow.
     opened: Geometry,
+    /// Size at open or at the last refresh. A shorter file is poisoned.
     size_bytes: AtomicU64,
+    /// Size that calls may reach for now.
+    exposed_bytes: AtomicU64,
     /// When the size was last compared with the file's, in ns of the runtime's clock.
     size_checked_ns: AtomicU64,
     sync: Arc<SyncGroup>,
@@ -67,6 +71,7 @@ impl FileDevice {
             file: Arc::new(file),
             opened: geometry,
             size_bytes: AtomicU64::new(geometry.size_bytes),
+            exposed_bytes: AtomicU64::new(0),
             size_checked_ns: AtomicU64::new(0),
             sync: Arc::new(SyncGroup::default()),
             no_deallocate: AtomicBool::new(false),
@@ -89,7 +94,15 @@ impl FileDevice {
 
 impl Inner {
     fn geometry(&self) -> Geometry {
-        Geometry { size_bytes: self.size_bytes.load(Ordering::Acquire), ..self.opened }
+        let exposed_bytes = self.exposed_bytes.load(Ordering::Acquire);
+        let size_bytes = self.size_bytes.load(Ordering::Acquire).max(exposed_bytes);
+        Geometry { size_bytes, ..self.opened }
+    }
+
+    /// The present size of the file, in whole blocks.
+    fn whole_blocks_now(&self) -> io::Result<u64> {
+        let block = u64::from(self.opened.block_bytes);
+        Ok(self.file.size_now()? / block * block)
     }
 
     fn check_change(&self, offset: u64, len: u64) -> Result<(), IoError> {
@@ -109,6 +122,15 @@ impl Inner {
         if self.file.size_now().is_ok_and(|now| now < size_bytes) {
             self.shrunk();
         }
+    }
+
+    /// A read found the end of the file within the range of the device, at this offset.
+    #[cold]
+    fn read_ended(&self, at: u64) -> IoError {
+        if at < self.size_bytes.load(Ordering::Acquire) {
+            self.shrunk();
+        }
+        IoError::ReadFault
     }
 
     #[cold]
@@ -158,17 +180,13 @@ impl Inner {
         // A count within a block means the end of the file, from which O_DIRECT could not continue.
         while filled < buf.len() {
             if !filled.is_multiple_of(block) {
-                self.shrunk();
-                return Err(IoError::ReadFault);
+                return Err(self.read_ended(offset + filled as u64));
             }
             let rest = buf.split_off(filled);
             let (result, rest) = self.file.read_at(rest, offset + filled as u64).await;
             buf.unsplit(rest).expect("the parts of one view are adjacent");
             match result {
-                Ok(0) => {
-                    self.shrunk();
-                    return Err(IoError::ReadFault);
-                }
+                Ok(0) => return Err(self.read_ended(offset + filled as u64)),
                 Ok(count) => filled += count,
                 Err(error) => return Err(IoError::from_os(&error, false)),
             }
@@ -237,9 +255,14 @@ impl BlockDevice for FileDevice {
     }
 
     fn refresh(&self) {
-        let Ok(now) = self.0.file.size_now() else { return };
-        let block = u64::from(self.0.opened.block_bytes);
-        self.0.size_bytes.fetch_max(now / block * block, Ordering::AcqRel);
+        if let Ok(now) = self.0.whole_blocks_now() {
+            self.0.size_bytes.fetch_max(now, Ordering::AcqRel);
+        }
+    }
+
+    fn expose(&self, bytes: u64) {
+        let now = if bytes == 0 { 0 } else { self.0.whole_blocks_now().unwrap_or(0) };
+        self.0.exposed_bytes.store(now.min(bytes), Ordering::Release);
     }
 
     fn present_bytes(&self) -> Option<u64> {

@@ -62,6 +62,10 @@ impl LogArea {
         &self.geometry
     }
 
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        self.device.flush().await
+    }
+
     pub(crate) async fn headers(&self) -> Result<[Result<LogHeader, FormatError>; 2], IoError> {
         let [first, second] = self.layout.headers.map(|at| self.at + at);
         let first = LogHeader::decode(&read_page(&self.device, first).await?);

@@ -18,6 +18,7 @@ use crate::io::call_gate::Counted;
 use crate::io::queue::{QueueSlot, WriteQueue};
 use crate::io::reorder::{WriteNumbers, WriteOrder};
 use crate::limits::PEERS_MAX;
+use crate::manage::transfer::Transfer;
 use crate::mirror::{Inner, Leg, LegState, Mirror, State};
 use crate::options::{Mode, OnCongestion, PeerOptions};
 use crate::state::status::DesiredState;
@@ -132,7 +133,7 @@ impl Inner {
     }
 
     fn viewed(&self, state: &State) -> AdmissionView {
-        let serves = state.serving && state.replacement.is_none() && !state.local_device_failed;
+        let serves = state.serving && state.replacement().is_none() && !state.local_device_failed;
         let admits = serves && state.barrier().is_none();
         let mut legs = [const { None }; PEERS_MAX];
         let known = legs.iter_mut().zip(state.legs.iter().zip(&self.legs)).all(|(view, leg)| {
@@ -348,9 +349,10 @@ impl State {
 
     /// What a host call does when the replica is moving to another mirror: wait, or follow it.
     pub(crate) fn moved(&self) -> Option<Admission> {
-        match &self.replacement {
-            Some(replacement) => Some(Admission::Moved(replacement.clone())),
-            None => self.migrating.then_some(Admission::Wait(self.changes)),
+        match &self.transfer {
+            Transfer::None => None,
+            Transfer::Running => Some(Admission::Wait(self.changes)),
+            Transfer::Done(replacement) => Some(Admission::Moved(replacement.clone())),
         }
     }
 }

@@ -86,7 +86,7 @@ impl Inner {
         let _count = self.count_blocked();
         let passes = |state: &mut StateGuard<'_>| {
             let blocked = self.blocks_writes(state, |own| own.receives_writes);
-            (!blocked || !state.serving || state.migrating).then_some(())
+            (!blocked || !state.serving || state.is_moving()).then_some(())
         };
         let delay = time::timeout(Duration::from_millis(REJECT_DELAY_MS), self.wait(passes));
         let _ = task::unless_flow_ended(delay).await;
@@ -111,11 +111,11 @@ impl Inner {
     /// the caller's connection has ended.
     pub(crate) async fn wait_while_blocked(&self, rest: Option<Buf>) -> Result<(), IoError> {
         let goes = |state: &mut StateGuard<'_>| {
-            if let Some(replacement) = &state.replacement {
+            if let Some(replacement) = state.replacement() {
                 return Some(Ok(Some(replacement.clone())));
             }
             if !state.serving {
-                return (!state.migrating).then_some(Err(IoError::Unreachable));
+                return (!state.is_moving()).then_some(Err(IoError::Unreachable));
             }
             let blocked = self.blocks_writes(state, |own| own.phase == LegPhase::InSync);
             (!blocked).then_some(Ok(None))

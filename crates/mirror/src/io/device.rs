@@ -188,7 +188,7 @@ async fn read_anywhere(
     loop {
         let len = buf.len();
         inner.changes_ended(offset, len as u64).await;
-        let route = inner.wait(|state| match &state.replacement {
+        let route = inner.wait(|state| match state.replacement() {
             Some(replacement) => Some(Err(replacement.clone())),
             // The lease is renewed, or this node goes on alone, or it stops serving.
             None if state.serving
@@ -197,7 +197,7 @@ async fn read_anywhere(
             {
                 None
             }
-            None => (!state.migrating || state.serving).then(|| Ok(inner.read_route(state))),
+            None => (!state.is_moving() || state.serving).then(|| Ok(inner.read_route(state))),
         });
         let ReadRoute { local, peer, service_ends } = match route.await {
             Ok(route) => route?,

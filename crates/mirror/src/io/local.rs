@@ -213,6 +213,10 @@ impl BlockDevice for WatchedDevice {
         self.device.refresh();
     }
 
+    fn expose(&self, bytes: u64) {
+        self.device.expose(bytes);
+    }
+
     fn present_bytes(&self) -> Option<u64> {
         self.device.present_bytes()
     }

@@ -101,7 +101,7 @@ impl Inner {
     pub(crate) async fn record_loss(self: &Arc<Self>) {
         let serves = {
             let state = self.lock();
-            let serves = state.serving && state.admission_blocks == 0 && !state.migrating;
+            let serves = state.serving && state.admission_blocks == 0 && !state.is_moving();
             if serves {
                 // Counted like a host call, so the role is not given up meanwhile.
                 self.calls.begin(Counted::HostCall);

@@ -14,6 +14,7 @@ use crate::io::deliver::Undelivered;
 use crate::manage::order::Progress;
 use crate::manage::replica::IntentLogStatistics;
 use crate::manage::roles::RoleError;
+use crate::manage::transfer::Transfer;
 use crate::mirror::{Inner, LegState, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{PeerRecord, ReplicaRole, Superblock};
 use crate::options::PeerOptions;
@@ -299,7 +300,7 @@ impl Mirror {
     /// serves no hosts. A peer has everything written to it, did not rely on it, or serves other data.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
-        let busy = state.serving || state.closed || state.migrating || state.replacement.is_some();
+        let busy = state.serving || state.closed || !matches!(state.transfer, Transfer::None);
         state.role != ReplicaRole::Source && !busy
     }
 
@@ -311,7 +312,7 @@ impl Mirror {
     /// True while hosts are served here.
     pub fn is_serving(&self) -> bool {
         let state = self.0.lock();
-        state.replacement.as_ref().map_or(state.serving, Mirror::is_serving)
+        state.replacement().map_or(state.serving, Mirror::is_serving)
     }
 
     /// True when the local leg has failed; a peer may be serving the volume. While this node serves or
@@ -336,10 +337,10 @@ impl Mirror {
 
     /// Waits until the mirror, or its replacement, starts or stops serving; returns the new value.
     pub async fn serving_changed(&self, was: bool) -> bool {
-        let changed = self.0.wait(|state| match &state.replacement {
+        let changed = self.0.wait(|state| match state.replacement() {
             Some(replacement) => Some(Err(replacement.clone())),
             // During a transfer, host calls wait.
-            None => (!state.migrating && state.serving != was).then_some(Ok(state.serving)),
+            None => (!state.is_moving() && state.serving != was).then_some(Ok(state.serving)),
         });
         match changed.await {
             Ok(serving) => serving,

@@ -20,6 +20,7 @@ use crate::limits::{
 };
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleChange, RoleError};
+use crate::manage::transfer::Transfer;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::session::connect::{CloseOnDrop, SessionEnd};
@@ -155,7 +156,7 @@ impl Inner {
     pub(crate) fn machine_state_in(&self, state: &State) -> machine::State {
         let superblock = self.local.superblock();
         let epoch = superblock.epoch;
-        let ended = state.closed || state.migrating || state.replacement.is_some();
+        let ended = state.closed || !matches!(state.transfer, Transfer::None);
         let role = match state.role {
             _ if ended => Role::Closed,
             _ if state.serving => Role::Serving { epoch },
@@ -305,6 +306,13 @@ impl Inner {
             Action::Drain => {
                 progress.block = Some(self.block_admission());
                 self.drain().await;
+            }
+            Action::CheckDevices => {
+                self.local.check_devices().await.map_err(RoleError::Io)?;
+                // A call in flight may have failed the local leg: the peer serves the volume now.
+                if self.lock().local_device_failed {
+                    return Err(RoleError::LocalFailed.into());
+                }
             }
             Action::DeliverQueues | Action::LeaveBehind => {
                 let delivers = action == Action::DeliverQueues;

@@ -31,6 +31,7 @@ use crate::intent_log::writer::IntentLog;
 pub use crate::intent_log::writer::{IntentLogStatistics, RegionRef};
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
 use crate::io::local::{LocalIo, WatchedDevice};
+use crate::limits::TRANSFER_MS;
 use crate::limits::{LOG_PROGRESS_MS, MOVE_LOG_MS, PAGE_BYTES, PIECE_MAX_REGIONS, REGIONS_MAX};
 pub use crate::manage::create::CreateReplica;
 use crate::manage::resize::{Sizes, follow_device};
@@ -38,7 +39,7 @@ use crate::ondisk::FormatError;
 use crate::ondisk::counter;
 use crate::ondisk::device_prefix::DevicePrefix;
 use crate::ondisk::layout::{Layout, ReplicaGeometry, follow, layout};
-use crate::ondisk::locate::{end_of, locate};
+use crate::ondisk::locate::{end_of, locate, locate_near};
 use crate::ondisk::log_header::LogHeader;
 use crate::ondisk::new_space::NewSpace;
 use crate::ondisk::superblock::{LogProgress, Superblock};
@@ -77,6 +78,8 @@ pub enum ReplicaError {
     LogBusy,
     #[error("the new log device has not answered for {MOVE_LOG_MS} ms")]
     LogDeviceHangs,
+    #[error("a device of the replica has not answered for {TRANSFER_MS} ms")]
+    DeviceHangs,
 }
 
 /// An open replica. Clones are handles to the same replica.
@@ -113,6 +116,8 @@ struct State {
     retired: bool,
     /// The calls of a move of the log to its new device, until the last one has ended.
     log_move: Option<Arc<LocalIo>>,
+    /// The calls of a transfer to another mirror.
+    transfer: Option<Arc<LocalIo>>,
 }
 
 /// A replica that was found and is not in use.
@@ -167,10 +172,15 @@ pub async fn read_superblock(device: &SharedDevice) -> Result<Superblock, Replic
 
 /// Finds a replica and its log. The metadata is moved to the end of a device that has grown. An
 /// untrusted log is replaced, if its device holds nothing else.
-async fn find(device: &SharedDevice, log: Option<SharedDevice>) -> Result<Opened, ReplicaError> {
+async fn find(
+    device: &SharedDevice,
+    log: Option<SharedDevice>,
+    known_end: Option<u64>,
+) -> Result<Opened, ReplicaError> {
     check_blocks(device, log.as_ref())?;
     let log_device = log.clone();
-    let found = follow_device(device, log.is_none(), locate(device).await?).await?;
+    let located = locate_near(device, known_end).await?;
+    let found = follow_device(device, log.is_none(), located).await?;
     let mut superblock = found.superblock;
     let mut slots = found.slots;
     let (layout, geometry, area) = place_metadata(device, log, found.end, &superblock.geometry)?;
@@ -222,17 +232,32 @@ impl Replica {
         device: SharedDevice,
         log: Option<SharedDevice>,
     ) -> Result<Replica, ReplicaError> {
+        Replica::open_watched(device, log, Arc::default()).await
+    }
+
+    /// As [`Replica::open`], with the watch of the calls to its devices.
+    pub(crate) async fn open_watched(
+        device: SharedDevice,
+        log: Option<SharedDevice>,
+        local_io: Arc<LocalIo>,
+    ) -> Result<Replica, ReplicaError> {
         let has_log_device = log.is_some();
-        let local_io = Arc::<LocalIo>::default();
         let device = WatchedDevice::over(device, &local_io);
         let log = log.map(|log| WatchedDevice::over(log, &local_io));
         let Opened { layout, area, superblock, slots, recovered, lost } =
-            find(&device, log).await?;
+            find(&device, log, None).await?;
         let size_bytes = superblock.geometry.usable_bytes;
         let data: SharedDevice = Arc::new(DevicePrefix { device: device.clone(), size_bytes });
         let RecoveredLog { start, header_sequence } = recovered;
         let log = IntentLog::new(area, data.clone(), start);
-        let state = State { superblock, slots, header_sequence, retired: false, log_move: None };
+        let state = State {
+            superblock,
+            slots,
+            header_sequence,
+            retired: false,
+            log_move: None,
+            transfer: None,
+        };
         let state = Mutex::new(state);
         let (fifo, log_room_bytes) = (Arc::default(), AtomicU64::new(u64::MAX));
         let new_space = NewSpace::new(device.clone(), layout, size_bytes);
@@ -267,27 +292,19 @@ impl Replica {
         zeroed_bytes: u64,
         change: impl FnOnce(&mut Superblock),
     ) -> Result<(), ReplicaError> {
-        let opened = find(device, log.clone()).await?;
-        let sizes = Sizes { usable_bytes, zeroed_bytes };
+        Replica::resize_at(device, log, None, Sizes { usable_bytes, zeroed_bytes }, change).await
+    }
+
+    /// As [`Replica::resize`]; the metadata ends at `known_end` if not at the end of the device.
+    pub(crate) async fn resize_at(
+        device: &SharedDevice,
+        log: Option<SharedDevice>,
+        known_end: Option<u64>,
+        sizes: Sizes,
+        change: impl FnOnce(&mut Superblock),
+    ) -> Result<(), ReplicaError> {
+        let opened = find(device, log.clone(), known_end).await?;
         crate::manage::resize::resize(device, log, opened, sizes, change).await
-    }
-
-    /// Durably zeroes the space that a volume of `usable_bytes` would gain.
-    ///
-    /// # Errors
-    /// Of the device; [`IoError::OutOfRange`] if there is no room for that size, and
-    /// [`IoError::Unreachable`] if the replica is retired.
-    pub(crate) async fn zero_new_space(&self, usable_bytes: u64) -> Result<(), IoError> {
-        if usable_bytes > self.room_bytes() {
-            return Err(IoError::OutOfRange);
-        }
-        self.0.device.refresh();
-        self.0.new_space.zero(usable_bytes).await
-    }
-
-    /// The size up to which the volume could grow into zeroed space, in bytes.
-    pub(crate) fn zeroed_bytes(&self) -> u64 {
-        self.0.new_space.zeroed_bytes()
     }
 
     /// Stops all metadata writes for good: when this returns, another may open the devices. The
@@ -305,32 +322,37 @@ impl Replica {
         self.0.lock().retired = true;
         self.0.new_space.end().await;
         self.0.local_io.settled().await;
+        let transfer = self.0.lock().transfer.clone();
+        if let Some(io) = transfer {
+            io.settled().await;
+        }
     }
 
-    /// The largest size that the volume could have here, in bytes. Limited by the data device,
-    /// whose current size is queried, and by a log of fixed size.
-    pub fn room_bytes(&self) -> u64 {
-        let geometry = self.superblock().geometry;
-        let here = self.0.layout;
-        // Space may be announced, and the device be shrunk before it is used: the device's own size is
-        // not raised for an announcement.
-        let end = match self.0.device.present_bytes() {
-            Some(present) => present & !(PAGE_BYTES as u64 - 1),
-            None => {
-                self.0.device.refresh();
-                end_of(&self.0.device)
-            }
-        };
-        let end = end.max(here.end());
-        let layout = follow(here.end(), end, &geometry).unwrap_or(here);
-        let regions = u64::from(geometry.region_bytes).saturating_mul(REGIONS_MAX);
-        let log = self.0.log_room_bytes.load(Ordering::Relaxed);
-        layout.usable_bytes.min(regions).min(log).max(geometry.usable_bytes)
+    /// A transfer to another mirror begins, with this watch of its calls. Another may open the devices
+    /// when those that it has given up have ended too.
+    pub(crate) fn begin_transfer(&self, io: &Arc<LocalIo>) {
+        self.0.lock().transfer = Some(io.clone());
     }
 
-    /// Sets the size in bytes of the largest volume that the log, which cannot grow, has room for.
-    pub fn set_log_room(&self, bytes: u64) {
-        self.0.log_room_bytes.store(bytes, Ordering::Relaxed);
+    /// End of the metadata on the data device, in bytes.
+    pub(crate) fn end(&self) -> u64 {
+        self.0.layout.end()
+    }
+
+    /// Writes the superblock as it is, after a flush of the devices.
+    ///
+    /// # Errors
+    /// Of a device.
+    pub(crate) async fn check_devices(&self) -> Result<(), IoError> {
+        let inner = self.0.clone();
+        // It goes on without its caller, so the watch sees a call that hangs.
+        to_the_end(async move {
+            inner.log.place().area.flush().await?;
+            inner.data.flush().await?;
+            let guard = inner.fifo.acquire().await;
+            inner.write_superblock(guard, |_| {}).await
+        })
+        .await
     }
 
     /// Sets what the log writes before the data. [`IntentLogMode::ActiveRegions`] is in effect each
@@ -654,6 +676,9 @@ async fn renew(
     slots.write(device, superblock).await?;
     Ok(made)
 }
+
+#[path = "room.rs"]
+mod room;
 
 #[path = "move_log.rs"]
 mod move_log;

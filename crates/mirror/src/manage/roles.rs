@@ -84,6 +84,15 @@ pub enum RoleError {
          gone for good, use what the device returns with `failover --force`"
     )]
     Unverified,
+    /// See [`TRANSFER_CHECK_MS`](crate::limits::TRANSFER_CHECK_MS). Nothing has changed.
+    #[error(
+        "host calls in flight, or calls to a device of the replica, have not ended within 5 s: nothing was \
+         changed, and hosts go on. Repeat the command when the disks of all nodes answer"
+    )]
+    DeviceBusy,
+    /// See [`TRANSFER_MS`](crate::limits::TRANSFER_MS). Hosts are refused.
+    #[error("a device of the replica has not answered for 20 s")]
+    DeviceHangs,
     /// The order is not allowed in this state.
     #[error("{0}")]
     Refused(Refusal),

@@ -1,7 +1,7 @@
 //! Transfer: moving a replica from one mirror to its replacement while hosts keep running.
 //! Properties that are fixed while a mirror runs, its size and its peers, change in between.
 //!
-//! 1. New host calls wait; calls in flight complete.
+//! 1. New host calls wait; calls in flight complete, and the devices show that they answer.
 //! 2. The mirror ends as at a shutdown of its node, and writes nothing afterwards.
 //! 3. The replica is changed on its devices ([`ReplicaTransfer::resize`],
 //!    [`ReplicaTransfer::change_peers`]) and opened again.
@@ -10,43 +10,96 @@
 //! A source records its peers as out of date in the same write that makes the change, as before a
 //! write that they lack. So it may serve without asking them, and they get its data and size at the
 //! next handshake. If step 3 fails, only that record is written.
+//!
+//! Host calls wait for at most [`TRANSFER_CHECK_MS`] and [`TRANSFER_MS`], whatever a device does. If step
+//! 1 takes longer than the first, the transfer is given up and the mirror goes on: a disk that hangs is
+//! then treated as at any other time, and a peer that is in sync carries the volume. If the rest takes
+//! longer than the second, all calls to the devices count as failed, and hosts are refused here. The
+//! replica can be opened again, as after a crash, when the calls that were given up have ended; a peer
+//! may have been made the source since, so [`Mirror::start`] asks it.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, SharedDevice};
-use flagstone_runtime::time;
+use flagstone_runtime::time::{self, Instant};
 
 use crate::agree::versions::{LinkVersion, LinkVersions};
 use crate::id::MirrorId;
+use crate::io::local::{LocalIo, WatchedDevice};
 use crate::io::new_generation::NewGeneration;
-use crate::limits::DEPOSE_MS;
-use crate::limits::PEERS_MAX;
+use crate::limits::{DEPOSE_MS, PEERS_MAX, TRANSFER_CHECK_MS, TRANSFER_MS};
 use crate::manage::command::role_error;
 use crate::manage::order::Progress;
 use crate::manage::replica::{Replica, ReplicaError};
+use crate::manage::resize::Sizes;
 use crate::manage::roles::{RoleChange, RoleError};
-use crate::mirror::{Inner, Mirror};
+use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::layout::ReplicaGeometry;
 use crate::ondisk::superblock::{Member, PeerRecord, Superblock};
 use crate::session::connect::CloseOnDrop;
-use crate::state::machine::{Event, next};
+use crate::state::machine::{Action, Event, next};
 use crate::state::status::DesiredState;
 use crate::wire::peer::{
     PeerRefusal, PeerRequest, RequestError, SharedConnector, execute, identify,
 };
 
+/// State of a transfer, as part of that of the mirror.
+#[derive(Default)]
+pub(crate) enum Transfer {
+    /// None, or given up: host calls do as the role says.
+    #[default]
+    None,
+    /// Host calls wait.
+    Running,
+    /// Host calls move to this mirror.
+    Done(Mirror),
+}
+
+impl State {
+    /// The replica is being transferred to another mirror.
+    pub(crate) fn is_moving(&self) -> bool {
+        matches!(self.transfer, Transfer::Running)
+    }
+
+    /// The mirror that has taken over the replica.
+    pub(crate) fn replacement(&self) -> Option<&Mirror> {
+        match &self.transfer {
+            Transfer::Done(replacement) => Some(replacement),
+            Transfer::None | Transfer::Running => None,
+        }
+    }
+}
+
 /// A mirror that has ended so that another takes over its replica. If it is dropped before
 /// [`ReplicaTransfer::finish`], waiting calls fail.
 pub struct ReplicaTransfer {
-    inner: Arc<Inner>,
     was_serving: bool,
+    /// Calls to the devices, also those of the replica that is opened.
+    io: Arc<LocalIo>,
+    deadline: Instant,
+    running: Running,
     _role_change: RoleChange,
 }
 
-impl Drop for ReplicaTransfer {
+/// Host calls wait, until this is dropped or the mirror has a replacement.
+struct Running(Arc<Inner>);
+
+impl Running {
+    fn new(inner: &Arc<Inner>) -> Running {
+        inner.change(|state| state.transfer = Transfer::Running);
+        Running(inner.clone())
+    }
+}
+
+impl Drop for Running {
     fn drop(&mut self) {
-        self.inner.change(|state| state.migrating = false);
+        self.0.change(|state| {
+            if state.is_moving() {
+                state.transfer = Transfer::None;
+            }
+        });
     }
 }
 
@@ -86,41 +139,59 @@ fn slots_to_forget(
     (known <= legs.iter().flatten().count()).then_some(forget)
 }
 
-/// Releases waiting host calls if the transfer fails.
-struct Migrating(Option<Arc<Inner>>);
-
-impl Drop for Migrating {
-    fn drop(&mut self) {
-        if let Some(inner) = self.0.take() {
-            inner.change(|state| state.migrating = false);
-        }
-    }
-}
-
 impl Mirror {
     /// Ends this mirror so that another can take over its replica, as described in this module.
     /// Host calls wait meanwhile.
     ///
     /// # Errors
-    /// Of the local leg, or [`RoleError::LocalFailed`] if it failed earlier. Hosts are not served
-    /// then. If the leg failed just now, the mirror has ended as after a crash
-    /// ([`Mirror::is_closed`]).
+    /// Of the local leg, [`RoleError::LocalFailed`] if it failed earlier, or [`RoleError::DeviceBusy`]:
+    /// the mirror goes on then. If it has ended ([`Mirror::is_closed`]), it did so as after a crash, and
+    /// hosts are not served; [`RoleError::DeviceHangs`] is an error of that kind.
     pub async fn begin_transfer(&self) -> Result<ReplicaTransfer, RoleError> {
         let inner = &self.0;
-        let _order = inner.running_order();
         let role_change = inner.begin_role_change().await;
         let (after, actions) = next(&inner.machine_state(), Event::Transferred)?;
-        let mut migrating = Migrating(Some(inner.clone()));
-        let was_serving = inner.change(|state| {
-            state.migrating = true;
-            state.serving
-        });
-        let stopped = inner.perform(after, actions.iter(), Progress::default()).await;
+        let (epoch, was_serving) = (after.role.epoch(), inner.lock().serving);
+        let running = Running::new(inner);
+        let mut progress = Progress::default();
+        let is_last = |action: Action| action == Action::CheckDevices;
+        let checks = actions.iter().position(is_last).map_or(0, |at| at + 1);
+        let receiving = inner.receiving_legs();
+        let prepared = time::timeout(Duration::from_millis(TRANSFER_CHECK_MS), async {
+            for action in actions.iter().take(checks) {
+                inner.act(epoch, action, &mut progress).await?;
+            }
+            Ok(())
+        })
+        .await;
+        if let Err(error) = role_error(prepared.unwrap_or(Err(RoleError::DeviceBusy.into()))) {
+            drop((progress, running));
+            // The replacement would have recorded it.
+            if inner.receiving_legs() != receiving {
+                inner.record_loss().await;
+            }
+            return Err(error);
+        }
+        let deadline = time::now() + Duration::from_millis(TRANSFER_MS);
+        let ends = async {
+            for action in actions.iter().skip(checks) {
+                inner.act(epoch, action, &mut progress).await?;
+            }
+            Ok(())
+        };
+        let io = inner.local.local_io();
+        let ended = inner.until(deadline, io, ends).await;
         self.close();
-        inner.local.retire().await;
-        role_error(stopped)?;
-        migrating.0 = None;
-        Ok(ReplicaTransfer { inner: inner.clone(), was_serving, _role_change: role_change })
+        let ended = ended.map_or(Err(RoleError::DeviceHangs), role_error);
+        let left = deadline.since(time::now());
+        let retired = time::timeout(left, inner.local.retire()).await;
+        if let Err(error) = ended.and(retired.map_err(|_| RoleError::DeviceHangs)) {
+            inner.end_transfer(io);
+            return Err(error);
+        }
+        let io = Arc::<LocalIo>::default();
+        inner.local.begin_transfer(&io);
+        Ok(ReplicaTransfer { was_serving, io, deadline, running, _role_change: role_change })
     }
 
     /// Waits until a source requests another size for this replica, and returns it, in bytes. The
@@ -185,6 +256,47 @@ impl Mirror {
 }
 
 impl Inner {
+    /// Legs to which writes are sent.
+    fn receiving_legs(&self) -> Vec<bool> {
+        self.lock().legs.iter().map(|leg| leg.receives_writes).collect()
+    }
+
+    /// Carries out a part of a transfer. `None` if it has not ended at the deadline: then hosts are
+    /// refused, and it has ended because its calls to the devices have failed.
+    async fn until<T>(
+        &self,
+        deadline: Instant,
+        io: &Arc<LocalIo>,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut work = pin!(work);
+        let left = deadline.since(time::now());
+        if let Ok(done) = time::timeout(left, &mut work).await {
+            return Some(done);
+        }
+        tracing::error!(
+            replica = %self.local.superblock().replica,
+            "a device of the replica has not answered for {TRANSFER_MS} ms during a change of the \
+             mirror: hosts are refused here"
+        );
+        self.end_transfer(io);
+        work.await;
+        None
+    }
+
+    /// Fails all calls to the devices, and refuses hosts.
+    fn end_transfer(&self, io: &Arc<LocalIo>) {
+        self.change(|state| {
+            if state.serving {
+                state.stop_serving();
+            }
+            (state.closed, state.transfer) = (true, Transfer::None);
+        });
+        io.fail();
+        // Reads that began before the transfer.
+        self.local.local_io().fail();
+    }
+
     fn slots_to_forget(&self, legs: &[Option<usize>]) -> Option<Vec<usize>> {
         let recorded = self.local.superblock().peers.map(|peer| peer.replica);
         let met: Vec<MirrorId> = self.lock().legs.iter().map(|leg| leg.peer).collect();
@@ -205,21 +317,41 @@ fn forget_peers(superblock: &mut Superblock, slots: &[usize], free: bool) {
 }
 
 impl ReplicaTransfer {
+    fn inner(&self) -> &Arc<Inner> {
+        &self.running.0
+    }
+
+    async fn within<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        self.inner().until(self.deadline, &self.io, work).await
+    }
+
     /// Opens the replica for other peers. One write of the superblock contains the change.
     ///
     /// # Errors
-    /// When the replica cannot be opened or its superblock not be written.
+    /// When the replica cannot be opened or its superblock not be written, or
+    /// [`ReplicaError::DeviceHangs`].
     pub async fn change_peers(
         &self,
         device: &SharedDevice,
         log: Option<SharedDevice>,
         change: PeerChange,
     ) -> Result<Replica, ReplicaError> {
-        let replica = Replica::open(device.clone(), log).await?;
-        let new_generation = self.was_serving.then(|| NewGeneration::new(&self.inner));
+        let work = self.change_peers_now(device, log, change);
+        self.within(work).await.unwrap_or(Err(ReplicaError::DeviceHangs))
+    }
+
+    async fn change_peers_now(
+        &self,
+        device: &SharedDevice,
+        log: Option<SharedDevice>,
+        change: PeerChange,
+    ) -> Result<Replica, ReplicaError> {
+        let inner = self.inner();
+        let replica = Replica::open_watched(device.clone(), log, self.io.clone()).await?;
+        let new_generation = self.was_serving.then(|| NewGeneration::new(inner));
         let PeerChange { legs, members } = change;
-        let forget = self.inner.slots_to_forget(&legs).unwrap_or_default();
-        let removes = (0..self.inner.legs.len()).any(|leg| !legs.contains(&Some(leg)));
+        let forget = inner.slots_to_forget(&legs).unwrap_or_default();
+        let removes = (0..inner.legs.len()).any(|leg| !legs.contains(&Some(leg)));
         let kept = legs.clone();
         let record = move |superblock: &mut Superblock| {
             if let Some(new_generation) = new_generation {
@@ -242,7 +374,7 @@ impl ReplicaTransfer {
 
     /// Clears the marks of blocks that only removed peers lack.
     fn keep_marks_of(&self, replica: &Replica, legs: &[Option<usize>]) {
-        let kept: Vec<_> = legs.iter().flatten().map(|leg| &self.inner.legs[*leg]).collect();
+        let kept: Vec<_> = legs.iter().flatten().map(|leg| &self.inner().legs[*leg]).collect();
         for index in 0..replica.bits().words() {
             // Ended sessions have merged their unflushed blocks into this.
             let marked = kept.iter().fold(0, |all, leg| all | leg.out_of_sync.word(index));
@@ -263,44 +395,66 @@ impl ReplicaTransfer {
     /// value is the error.
     ///
     /// # Errors
-    /// When the replica cannot be opened.
+    /// When the replica cannot be opened, or [`ReplicaError::DeviceHangs`].
     pub async fn resize(
         &self,
         device: &SharedDevice,
         log: Option<SharedDevice>,
         usable_bytes: u64,
     ) -> Result<(Replica, Option<ReplicaError>), ReplicaError> {
-        let new_generation = self.was_serving.then(|| NewGeneration::new(&self.inner));
-        let change = move |superblock: &mut Superblock| {
-            if let Some(new_generation) = new_generation {
-                new_generation.apply(superblock);
+        let work = self.resize_now(device, log, usable_bytes);
+        self.within(work).await.unwrap_or(Err(ReplicaError::DeviceHangs))
+    }
+
+    async fn resize_now(
+        &self,
+        device: &SharedDevice,
+        log: Option<SharedDevice>,
+        usable_bytes: u64,
+    ) -> Result<(Replica, Option<ReplicaError>), ReplicaError> {
+        let local = &self.inner().local;
+        let resized = match local.check_room(log.as_ref(), usable_bytes) {
+            Ok(()) => {
+                let new_generation = self.was_serving.then(|| NewGeneration::new(self.inner()));
+                let change = move |superblock: &mut Superblock| {
+                    if let Some(new_generation) = new_generation {
+                        new_generation.apply(superblock);
+                    }
+                };
+                let sizes = Sizes { usable_bytes, zeroed_bytes: local.zeroed_bytes() };
+                let end = Some(local.end());
+                // Announcing space does not raise the device's own size; using it does.
+                device.refresh();
+                let watched = |device: SharedDevice| WatchedDevice::over(device, &self.io);
+                let (device, log) = (watched(device.clone()), log.clone().map(watched));
+                Replica::resize_at(&device, log, end, sizes, change).await
             }
+            // Before the metadata follows the device: its space may be taken back.
+            refused => refused,
         };
-        let cleared = self.inner.local.zeroed_bytes();
-        // Announcing space does not raise the device's own size; using it does.
-        device.refresh();
-        let resized = Replica::resize(device, log.clone(), usable_bytes, cleared, change).await;
-        let replica = Replica::open(device.clone(), log).await?;
+        let replica = Replica::open_watched(device.clone(), log, self.io.clone()).await?;
         Ok((replica, resized.err()))
     }
 
     /// Lets the replacement take over.
     ///
     /// # Errors
-    /// See [`RoleError`]. Hosts are not served then, and waiting calls fail at the replacement.
+    /// See [`RoleError`]. Hosts are not served then, and waiting calls fail at the replacement. With
+    /// [`RoleError::DeviceHangs`], it has ended too.
     pub async fn finish(self, next: &Mirror) -> Result<(), RoleError> {
-        let served = if self.was_serving { self.serve(next).await } else { Ok(()) };
-        self.inner.change(|state| {
-            state.replacement = Some(next.clone());
-            state.migrating = false;
-        });
+        let serves = async { if self.was_serving { self.serve(next).await } else { Ok(()) } };
+        let Some(served) = self.within(serves).await else {
+            next.close();
+            return Err(RoleError::DeviceHangs);
+        };
+        self.inner().change(|state| state.transfer = Transfer::Done(next.clone()));
         served
     }
 
     async fn serve(&self, next: &Mirror) -> Result<(), RoleError> {
         if !next.0.serve_after_start(false).await? {
             // The size is unchanged, so the peers are not recorded as out of date yet.
-            let new_generation = NewGeneration::new(&self.inner);
+            let new_generation = NewGeneration::new(self.inner());
             next.0.local.update(move |superblock| new_generation.apply(superblock)).await?;
             next.0.serve_after_start(false).await?;
         }

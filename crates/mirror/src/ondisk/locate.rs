@@ -51,6 +51,15 @@ pub(crate) fn end_of(device: &SharedDevice) -> u64 {
 /// # Errors
 /// [`ReplicaError::Superblock`] if there is no replica, or an error of the device.
 pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, ReplicaError> {
+    locate_near(device, None).await
+}
+
+/// As [`locate`]. If the superblock is not at the end of the device, it is looked for at `known_end`,
+/// where this process has written it, before the search: hosts may be waiting.
+pub(crate) async fn locate_near(
+    device: &SharedDevice,
+    known_end: Option<u64>,
+) -> Result<LocatedSuperblock, ReplicaError> {
     let end = end_of(device);
     if end < 2 * PAGE {
         return Err(ReplicaError::DataTooSmall);
@@ -63,6 +72,11 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, R
         }
         Err(why) => why,
     };
+    if let Some(known_end) = known_end.filter(|known| *known < end)
+        && let Ok(found) = at(device, known_end).await?
+    {
+        return Ok(found);
+    }
     match search(device, end).await {
         Some(found) => {
             tracing::info!(

@@ -4,24 +4,33 @@
 //! to be copied, and a target that was in sync stays in sync. The zeroed range is remembered while
 //! the replica is open. After that, the space may differ like any new space.
 //!
+//! The space may be taken back as long as the volume does not use it, so the device is not made larger
+//! for this: it is [exposed](flagstone_blockdev::BlockDevice::expose) for one chunk at a time. Space
+//! that was missing at any look counts as unknown again.
+//!
+//! A device that hangs fails a chunk after [`LOCAL_IO_MS`], so that the order to grow ends.
+//!
 //! Only this module writes there, until [`NewSpace::end`] has returned: then it may be host data.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flagstone_blockdev::{IoError, SharedDevice, ZeroFlags};
-use flagstone_runtime::spawn;
+use flagstone_runtime::{spawn, time};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::io::fifo_lock::{FifoGuard, FifoLock};
 use crate::io::memory::at_most;
-use crate::limits::ZERO_CHUNK_BYTES;
+use crate::limits::{LOCAL_IO_MS, ZERO_CHUNK_BYTES};
 use crate::ondisk::layout::Layout;
 
 /// The space behind a volume, and how much of it is zeroed.
 pub(crate) struct NewSpace {
     device: SharedDevice,
     layout: Layout,
+    /// Size of the volume, in bytes.
+    usable_bytes: u64,
     /// Held while a chunk is zeroed, until its last device call has ended.
     fifo: Arc<FifoLock>,
     state: Mutex<State>,
@@ -37,7 +46,7 @@ impl NewSpace {
     /// The space behind a volume of `usable_bytes`, with unknown contents.
     pub(crate) fn new(device: SharedDevice, layout: Layout, usable_bytes: u64) -> Arc<NewSpace> {
         let state = Mutex::new(State { zeroed_bytes: usable_bytes, ended: false });
-        Arc::new(NewSpace { device, layout, fifo: Arc::default(), state })
+        Arc::new(NewSpace { device, layout, usable_bytes, fifo: Arc::default(), state })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -47,6 +56,13 @@ impl NewSpace {
     /// The size up to which the volume could grow into zeroes, in bytes.
     pub(crate) fn zeroed_bytes(&self) -> u64 {
         self.lock().zeroed_bytes
+    }
+
+    /// The device has room for a volume of just `room_bytes`: what lies beyond has unknown contents when
+    /// it returns.
+    pub(crate) fn limit(&self, room_bytes: u64) {
+        let mut state = self.lock();
+        state.zeroed_bytes = state.zeroed_bytes.min(room_bytes.max(self.usable_bytes));
     }
 
     /// Durably zeroes what a volume of `usable_bytes` would gain; only reads what is zero.
@@ -66,7 +82,8 @@ impl NewSpace {
                 at = end;
             }
         }
-        self.device.flush().await?;
+        let device = self.device.clone();
+        within_limit(async move { device.flush().await }).await?;
         let mut state = self.lock();
         if state.ended {
             return Err(IoError::Unreachable);
@@ -76,17 +93,19 @@ impl NewSpace {
     }
 
     async fn zero_part(self: &Arc<Self>, part: Range<u64>) -> Result<(), IoError> {
-        let guard = self.fifo.acquire().await;
         let new_space = self.clone();
-        // Runs to completion, so that the lock shows when no call is in progress.
-        let cleared = spawn(async move { new_space.zero_exclusively(part, guard).await });
-        cleared.await.unwrap_or(Err(IoError::Unreachable))
+        within_limit(async move {
+            let guard = new_space.fifo.acquire().await;
+            new_space.zero_exclusively(part, guard).await
+        })
+        .await
     }
 
     async fn zero_exclusively(&self, part: Range<u64>, _guard: FifoGuard) -> Result<(), IoError> {
         if self.lock().ended {
             return Err(IoError::Unreachable);
         }
+        let _exposed = Exposed::new(&self.device, part.end)?;
         // An unreadable block is overwritten, which may repair it.
         let mut zero = part.start;
         while zero < part.end {
@@ -106,6 +125,38 @@ impl NewSpace {
     pub(crate) async fn end(&self) {
         self.lock().ended = true;
         let _guard = self.fifo.acquire().await;
+    }
+}
+
+/// Waits for a task that runs to completion, so that the lock shows when no call is in progress, for at
+/// most [`LOCAL_IO_MS`].
+async fn within_limit(
+    work: impl Future<Output = Result<(), IoError>> + 'static,
+) -> Result<(), IoError> {
+    let ended = time::timeout(Duration::from_millis(LOCAL_IO_MS), spawn(work)).await;
+    ended.ok().and_then(Result::ok).unwrap_or(Err(IoError::Unreachable))
+}
+
+/// A device whose new space can be reached, until this is dropped.
+struct Exposed<'a>(&'a SharedDevice);
+
+impl Exposed<'_> {
+    /// # Errors
+    /// [`IoError::OutOfRange`] if the device ends before `end`, in bytes.
+    fn new(device: &SharedDevice, end: u64) -> Result<Exposed<'_>, IoError> {
+        match device.present_bytes() {
+            Some(_) => device.expose(end),
+            // Nothing shows when its space is taken back.
+            None => device.refresh(),
+        }
+        let exposed = Exposed(device);
+        if device.geometry().size_bytes < end { Err(IoError::OutOfRange) } else { Ok(exposed) }
+    }
+}
+
+impl Drop for Exposed<'_> {
+    fn drop(&mut self) {
+        self.0.expose(0);
     }
 }
 

@@ -2,13 +2,15 @@
 //!
 //! The source asks its peers and zeroes its own space. A peer starts and answers [not
 //! now](PeerRefusal::NotNow) until it has finished, so each request is short however slow the
-//! device. A peer that is not asked, because it is of an [older
+//! device. A device that hangs fails it after a while ([`crate::ondisk::new_space`]). A peer that is
+//! not asked, because it is of an [older
 //! version](LinkVersion::ZEROES_NEW_SPACE), or that was reopened since, marks the new space as
 //! different when it grows, and it is copied.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use flagstone_blockdev::IoError;
 use flagstone_runtime::{spawn_detached, time};
 
 use crate::agree::versions::LinkVersion;
@@ -49,18 +51,23 @@ impl Mirror {
             is_zeroed(&session.0, usable_bytes).await?;
         }
         inner.local.zero_new_space(usable_bytes).await.map_err(RoleError::Io)?;
-        for (leg, session_id, session) in &asked {
+        // Every peer is asked again when all have finished: its space may have been taken back.
+        for (leg, session_id, session) in asked.iter().chain(&asked) {
             while !is_zeroed(&session.0, usable_bytes).await? {
                 time::sleep(Duration::from_millis(ZERO_POLL_MS)).await;
                 let state = inner.lock();
-                // A peer whose disk hangs answers for ever that it is not finished.
                 let lost = session_id.is_some_and(|id| !state.legs[*leg].is_current(id));
                 if lost || !state.serving || state.closed {
                     return Err(CommandError::NotInSync);
                 }
             }
         }
-        Ok(())
+        match inner.local.room_bytes() {
+            room_bytes if room_bytes < usable_bytes => {
+                Err(CommandError::Role(RoleError::Io(IoError::OutOfRange)))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

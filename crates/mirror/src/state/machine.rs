@@ -375,6 +375,9 @@ pub enum Action {
     RefuseHosts,
     /// Block host calls and wait for those in flight.
     Drain,
+    /// Durable, within [`crate::limits::TRANSFER_CHECK_MS`]: the superblock as it is, after a flush. Until
+    /// then the transition can be taken back.
+    CheckDevices,
     /// Wait until asynchronous peers have received and flushed the queued writes, within
     /// [`crate::limits::QUEUE_DELIVERY_MS`].
     DeliverQueues,
@@ -437,6 +440,7 @@ impl std::fmt::Display for Action {
             Action::AskPeers => "ask the peers",
             Action::RefuseHosts => "refuse hosts",
             Action::Drain => "block and drain host calls",
+            Action::CheckDevices => "check that the devices answer",
             Action::DeliverQueues => "deliver the queues",
             Action::LeaveBehind => "**record what peers lack**",
             Action::Settle => "wait for calls in flight",
@@ -879,6 +883,7 @@ fn discarded(state: &State) -> Transition {
 fn transferred(state: &State) -> Transition {
     let stop = [
         Action::Drain,
+        Action::CheckDevices,
         Action::LeaveBehind,
         Action::EndSessions,
         Action::RefuseHosts,
@@ -888,7 +893,7 @@ fn transferred(state: &State) -> Transition {
     match state.role {
         _ if state.disk == Disk::Failed => Err(Refusal::Failed),
         Role::Serving { .. } => Ok(state.to(Role::Closed, &stop)),
-        _ => Ok(state.to(Role::Closed, &[Action::EndAttachment])),
+        _ => Ok(state.to(Role::Closed, &[Action::CheckDevices, Action::EndAttachment])),
     }
 }
 

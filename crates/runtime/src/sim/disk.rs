@@ -168,6 +168,11 @@ impl Disk {
         self.size_bytes = self.size_bytes.max(size_bytes);
     }
 
+    /// The content of the lost range is found again when the disk grows.
+    pub(crate) fn shrink(&mut self, size_bytes: u64) {
+        self.size_bytes = self.size_bytes.min(size_bytes);
+    }
+
     /// Books a place in the queue; returns the completion time.
     pub(crate) fn book(&mut self, now: u64, latency_ns: u64, bytes: u64) -> u64 {
         let transfer = bytes.saturating_mul(1_000_000_000) / self.config.bytes_per_second.max(1);

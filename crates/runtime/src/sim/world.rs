@@ -285,6 +285,11 @@ impl World {
         self.with_disk(node, path, |disk| disk.grow(size_bytes));
     }
 
+    /// Takes space of a disk back, down to `size_bytes`.
+    pub fn shrink_disk(&self, node: NodeId, path: impl AsRef<Path>, size_bytes: u64) {
+        self.with_disk(node, path, |disk| disk.shrink(size_bytes));
+    }
+
     /// Sets the faults of a disk from now on.
     pub fn set_faults(&self, node: NodeId, path: impl AsRef<Path>, faults: DiskFaults) {
         self.with_disk(node, path, |disk| disk.faults = faults);

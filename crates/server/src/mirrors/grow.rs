@@ -189,9 +189,12 @@ impl MirroredVolume {
         if self.log_file().is_some() {
             return None;
         }
-        log.refresh();
-        let present = log.present_bytes().unwrap_or(u64::MAX);
-        Some(usable_with_log(log.geometry().size_bytes.min(present), shape))
+        // Space that is announced may be taken back: only growth makes the device larger.
+        let size_bytes = log.present_bytes().unwrap_or_else(|| {
+            log.refresh();
+            log.geometry().size_bytes
+        });
+        Some(usable_with_log(size_bytes, shape))
     }
 
     /// Path of the log device if it is a regular file, which can be enlarged.
@@ -205,14 +208,18 @@ impl MirroredVolume {
     /// Enlarges the log device to the size that this geometry needs, if possible.
     fn grow_log(&self, log: &SharedDevice, shape: &ReplicaGeometry) -> Result<(), String> {
         let needed = log_layout(shape).total_bytes;
-        log.refresh();
         if log.geometry().size_bytes >= needed {
             return Ok(());
+        }
+        if log.present_bytes().is_none_or(|present| present >= needed) {
+            log.refresh();
         }
         if let Some(path) = self.log_file() {
             let about = |error| format!("cannot enlarge {}: {error}", path.display());
             let file = std::fs::OpenOptions::new().write(true).open(&path).map_err(about)?;
-            file.set_len(needed.next_multiple_of(PAGE_BYTES)).map_err(about)?;
+            if file.metadata().map_err(about)?.len() < needed {
+                file.set_len(needed.next_multiple_of(PAGE_BYTES)).map_err(about)?;
+            }
             log.refresh();
         }
         let has = log.geometry().size_bytes;
@@ -254,7 +261,6 @@ impl MirroredVolume {
                 &ReplicaGeometry { usable_bytes: bytes, ..mirror.replica_geometry() },
             )?;
         }
-        self.leg.refresh();
         let from = mirror.usable_bytes();
         let (resized, now) = self.replace_mirror(mirror, Replacement::Size(bytes)).await?;
         self.target()?
@@ -290,10 +296,19 @@ impl MirroredVolume {
             Err(error) => Err(error.to_string()),
         };
         if let (Err(error), true) = (&changed, self.has_ended()) {
+            // Peers would wait for the consent of a mirror that has ended.
+            let _ = self.target().map(|target| target.remove_subsystem(&self.replica_nqn));
             self.reopen_soon();
+            let advice = match served {
+                true => format!(
+                    ". To serve it from a peer now, run `flagstone mirror failover {} --force` there",
+                    self.name
+                ),
+                false => String::new(),
+            };
             return Err(format!(
                 "{error}: this node does not serve the volume until its replica can be reopened, which \
-                 is retried"
+                 is retried{advice}"
             ));
         }
         let now = self.mirror().ok_or("the mirror was deleted")?;

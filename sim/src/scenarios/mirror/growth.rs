@@ -6,10 +6,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::{OnPeerLoss, RoleError};
+use flagstone_runtime::sim::DiskFaults;
 
-use super::pair::{BLOCK, BLOCKS, DATA, METADATA, Pair, REGION, fill};
+use super::pair::{BLOCK, BLOCKS, Change, DATA, METADATA, Pair, REGION, fill};
 
 /// Device range of the added blocks, in bytes.
 pub(super) const NEW: u64 = METADATA.end + GROWN * BLOCK;
@@ -118,4 +120,92 @@ fn failover_from_source_that_dies_during_growth() {
     }
     assert!(before > 0 && after > 0, "{before} before, {after} after, {refused} refused");
     assert!(refused <= 8, "{refused} of 80 refused");
+}
+
+const SIZE: u64 = (BLOCKS + GROWN) * BLOCK;
+
+fn take_back(pair: &Pair, index: usize) {
+    pair.sim.shrink_disk(pair.nodes[index], DATA, METADATA.end);
+}
+
+/// Hosts of node 0 go on, and the mirror is in sync, after the interval at which sizes are compared.
+fn goes_on(pair: &Pair) {
+    for round in 0..5 {
+        pair.sim.run_for(Duration::from_secs(2));
+        pair.write(0, 5, 20 + round).expect("it serves");
+        pair.on(0, |mirror| async move { mirror.flush().await }).expect("a sound disk");
+    }
+    assert!((0..2).all(|index| !pair.mirror(index).has_failed()));
+    pair.becomes_in_sync(0);
+    assert_eq!((pair.active(), pair.read(0, 5)), (vec![0], 24));
+}
+
+fn grows(pair: &Pair) {
+    let written = grow(pair);
+    pair.sim.run_until(Duration::from_millis(10), || written.get());
+    pair.becomes_in_sync(0);
+    let legs = [0, 1].map(|index| pair.sim.peek(pair.nodes[index], DATA, 0, SIZE as usize));
+    assert!(legs[0] == legs[1], "the legs differ");
+    assert_eq!([pair.read(0, BLOCKS), pair.read(0, LAST)], [0, 9]);
+}
+
+/// Zeroing ends with an error on one node, or with success, and the operator takes the space back. What
+/// lies there when he adds it again is zeroed again.
+#[test]
+fn announced_space_may_be_taken_back() {
+    for fails in [true, false] {
+        let pair = pair(1);
+        if fails {
+            let faults = DiskFaults::default().unwritable_at(NEW - BLOCK..NEW);
+            pair.sim.set_faults(pair.nodes[1], DATA, faults);
+        }
+        let zeroed = pair.on(0, |mirror| async move { mirror.zero_new_space(SIZE).await });
+        assert_eq!(zeroed.is_err(), fails);
+        (0..2).for_each(|index| take_back(&pair, index));
+        goes_on(&pair);
+        for (index, rest) in [0xcc, 0xdd].into_iter().enumerate() {
+            let node = pair.nodes[index];
+            let room_bytes = pair.on(index, |mirror| async move { mirror.room_bytes() });
+            assert_eq!(room_bytes, BLOCKS * BLOCK);
+            pair.sim.set_faults(node, DATA, DiskFaults::default());
+            pair.sim.grow_disk(node, DATA, NEW);
+            pair.sim.poke(node, DATA, METADATA.end, &vec![rest; (GROWN * BLOCK) as usize]);
+        }
+        grows(&pair);
+    }
+}
+
+/// Space that is taken back while another node is still zeroing: no node grows.
+#[test]
+fn space_taken_back_from_one_node_stops_growth() {
+    for index in [0, 1] {
+        let pair = pair(2);
+        // The other node takes longer.
+        let (mirror, done) = (pair.mirror(0), Rc::new(Cell::new(None)));
+        let ended = done.clone();
+        pair.sim.stall(pair.nodes[1 - index], DATA, Duration::from_secs(3));
+        pair.sim.spawn_on(pair.nodes[0], async move {
+            ended.set(Some(mirror.zero_new_space(SIZE).await.is_err()));
+        });
+        pair.sim.run_for(Duration::from_secs(2));
+        assert_eq!(done.get(), None);
+        take_back(&pair, index);
+        pair.sim.run_for(Duration::from_secs(20));
+        assert_eq!(done.get(), Some(true), "node {index}");
+        goes_on(&pair);
+    }
+}
+
+/// The source finds only in the last step that its space is gone. Its metadata stays where it is.
+#[test]
+fn resize_without_room_changes_nothing() {
+    let pair = pair(3);
+    pair.on(0, |mirror| async move { mirror.zero_new_space(SIZE).await }).expect("both are there");
+    take_back(&pair, 0);
+    let (resizing, end) = (pair.resizing(0), pair.superblock(0).device_bytes);
+    let resized =
+        pair.on(0, move |mirror| async move { resizing.change(&mirror, Change::Size(SIZE)).await });
+    resized.expect_err("there is no room");
+    assert_eq!(pair.superblock(0).device_bytes, end);
+    goes_on(&pair);
 }

@@ -36,6 +36,8 @@ mod rules;
 #[cfg(test)]
 mod split;
 mod steps;
+#[cfg(test)]
+mod transfers;
 mod two;
 #[cfg(test)]
 mod two_sources;

@@ -195,28 +195,17 @@ impl<const N: usize> Group<N> {
         remove: Option<usize>,
         change: PeerChange,
     ) -> Rc<Cell<bool>> {
-        let (mirror, peers) = (self.mirror(index), self.named_peers(index));
-        let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
-        let device = self.devices.borrow()[index].clone().expect("it runs");
+        let (mirror, resizing) = (self.mirror(index), self.resizing(index));
         let ended = Rc::new(Cell::new(false));
         let (done, leg) = (ended.clone(), remove.map(|other| Self::leg_to(index, other)));
-        self.sim.spawn_on(node, async move {
+        self.sim.spawn_on(self.nodes[index], async move {
             let leg = leg.filter(|_| mirror.is_serving());
             let connector = leg.and_then(|leg| mirror.options(leg)).map(|peer| peer.connector);
             if let (Some(leg), Some(connector)) = (leg, connector) {
                 mirror.set_desired_state(leg, DesiredState::Paused).await.expect("a sound disk");
                 let _ = mirror.tell_removed(&connector).await;
             }
-            let begin_transfer = mirror.begin_transfer().await.expect("a sound disk");
-            hub.hub().stop(node);
-            let device: SharedDevice = device;
-            let replica = begin_transfer.change_peers(&device, None, change).await;
-            let replica = replica.expect("a sound disk");
-            let peers = members(peers, &replica.superblock());
-            let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
-            mirrors.borrow_mut()[index] = Some(next.clone());
-            hub.hub().serve(node, next.clone());
-            begin_transfer.finish(&next).await.expect("a sound disk");
+            resizing.change(&mirror, Change::Peers(change)).await.expect("a sound disk");
             done.set(true);
         });
         ended
@@ -286,7 +275,7 @@ impl<const N: usize> Group<N> {
             index,
             node: self.nodes[index],
             hub: self.hub.clone(),
-            peers: self.peers(index),
+            peers: self.named_peers(index),
             device: self.devices.borrow()[index].clone().expect("it runs"),
             mirrors: self.mirrors.clone(),
         }
@@ -373,6 +362,15 @@ impl<const N: usize> Group<N> {
     /// Content of a node's leg.
     pub(super) fn leg(&self, index: usize) -> Vec<u8> {
         self.sim.peek(self.nodes[index], DATA, 0, self.data_bytes as usize)
+    }
+
+    /// A node's mirror, if it runs, at each moment.
+    pub(super) fn current_mirror(
+        &self,
+        index: usize,
+    ) -> impl Fn() -> Option<Arc<Mirror>> + 'static {
+        let mirrors = self.mirrors.clone();
+        move || mirrors.borrow()[index].clone()
     }
 
     /// First byte in which the legs of nodes 0 and 1 differ.
@@ -463,33 +461,78 @@ pub(super) struct Resizing<const N: usize> {
     index: usize,
     node: NodeId,
     hub: HubHandle,
-    peers: Vec<PeerOptions>,
+    peers: Vec<(&'static str, PeerOptions)>,
     device: SharedDevice,
     mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
+}
+
+/// Change that a replacement of a mirror makes.
+#[derive(Clone)]
+pub(super) enum Change {
+    Size(u64),
+    Peers(PeerChange),
 }
 
 impl<const N: usize> Resizing<N> {
     /// Resizes the replica and returns the mirror that replaces `mirror`.
     pub(super) async fn resize(&self, mirror: &Mirror, bytes: u64) -> Arc<Mirror> {
-        let begin_transfer = mirror.begin_transfer().await.expect("a sound disk");
+        self.change(mirror, Change::Size(bytes)).await.expect("a sound disk");
+        self.mirrors.borrow()[self.index].clone().expect("it runs")
+    }
+
+    /// Replaces the mirror.
+    pub(super) async fn change(&self, mirror: &Mirror, change: Change) -> Result<(), String> {
+        let transfer = mirror.begin_transfer().await.map_err(|error| error.to_string())?;
         self.hub.hub().stop(self.node);
-        let resized = begin_transfer.resize(&self.device, None, bytes).await;
-        let (replica, error) = resized.expect("a sound disk");
-        assert_eq!(error, None);
-        let peers = self.peers.clone();
-        let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
+        let (replica, error) = match change {
+            Change::Size(bytes) => transfer.resize(&self.device, None, bytes).await,
+            Change::Peers(change) => {
+                let changed = transfer.change_peers(&self.device, None, change).await;
+                changed.map(|replica| (replica, None))
+            }
+        }
+        .map_err(|error| error.to_string())?;
+        let next = self.run(mirror.versions(), replica);
+        transfer.finish(&next).await.map_err(|error| error.to_string())?;
+        error.map_or(Ok(()), |error| Err(error.to_string()))
+    }
+
+    fn run(&self, versions: LinkVersions, replica: Replica) -> Arc<Mirror> {
+        let peers = members(self.peers.clone(), &replica.superblock());
+        let next = Arc::new(Mirror::speaking(versions, replica, peers));
         self.mirrors.borrow_mut()[self.index] = Some(next.clone());
         self.hub.hub().serve(self.node, next.clone());
         spawn_detached(self.clone().follow_source(next.clone()));
-        begin_transfer.finish(&next).await.expect("a sound disk");
         next
+    }
+
+    /// As [`Resizing::change`]. A mirror that has ended is opened again when its device answers, as the
+    /// server does. The result is set before.
+    pub(super) async fn change_or_reopen(
+        &self,
+        mirror: &Mirror,
+        change: Change,
+        done: &RefCell<Option<Result<(), String>>>,
+    ) {
+        *done.borrow_mut() = Some(self.change(mirror, change).await);
+        let now = self.mirrors.borrow()[self.index].clone().expect("it runs");
+        if now.is_closed() {
+            self.hub.hub().stop(self.node);
+            now.abandon().await;
+            let replica = Replica::open(self.device.clone(), None).await.expect("a sound disk");
+            let next = self.run(now.versions(), replica);
+            next.start().await.expect("a sound disk");
+        }
     }
 
     /// Follows the size of the source whenever the source asks for it.
     pub(super) fn follow_source(self, mirror: Arc<Mirror>) -> Pin<Box<dyn Future<Output = ()>>> {
         Box::pin(async move {
-            let bytes = mirror.resize_requested().await;
-            self.resize(&mirror, bytes).await;
+            loop {
+                let bytes = mirror.resize_requested().await;
+                let done = RefCell::default();
+                self.change_or_reopen(&mirror, Change::Size(bytes), &done).await;
+            }
         })
     }
 }
