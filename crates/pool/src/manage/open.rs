@@ -54,7 +54,8 @@ pub enum LostTail {
     /// waited for.
     #[default]
     Withhold,
-    /// It is given up, wherever the log device is. Volumes that lack changes can be opened.
+    /// It is given up, wherever the log device is. Volumes that lack changes can be opened. A blank
+    /// device is not used as the log device.
     GiveUp,
 }
 
@@ -112,6 +113,8 @@ fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Plan
     if superblock.tail.is_empty() && !(is_blank && tail == LostTail::Keep) {
         return Ok(match found {
             FoundLog::Current(named) => Plan::Whole(named),
+            // It was given up wherever the log device is, so another disk may have its name.
+            FoundLog::Blank(_) if tail == LostTail::GiveUp => Plan::Drained(None),
             FoundLog::Outdated(named) | FoundLog::Blank(named) | FoundLog::Damaged(named) => {
                 Plan::Drained(Some(named))
             }
@@ -462,9 +465,12 @@ mod tests {
                 (LostTail::GiveUp, give_up),
             ] {
                 let empty = decide(&found, TailVolumes::default(), lost);
-                let is_sought =
-                    matches!((found.clone(), lost), (FoundLog::Blank(_), LostTail::Keep));
-                let expected_empty = if is_sought { "refused" } else { drained };
+                // A blank device is used after a search for the log device, and a look at its use.
+                let expected_empty = match (&found, lost) {
+                    (FoundLog::Blank(_), LostTail::Keep) => "refused",
+                    (FoundLog::Blank(_), LostTail::GiveUp) => "without",
+                    _ => drained,
+                };
                 assert_eq!(empty, expected_empty, "{found:?} {lost:?}");
                 let all = decide(&found, TailVolumes::All, lost);
                 assert_eq!(all, expected, "{found:?} {lost:?}");
