@@ -341,3 +341,36 @@ fn no_update_follows_that_of_a_dropped_opening() {
         check(open(&disks, Some(LOG)).await, 5, "after a dropped opening").await;
     });
 }
+
+#[test]
+fn failed_write_of_a_disk_detaches_no_log_device() {
+    simulate(1, async {
+        let (mut refused, mut failures) = (0, 0);
+        for chosen in 0.. {
+            let disks = crashed().await;
+            let mut hooked = disks.clone();
+            let writes = Arc::new(AtomicI64::new(0));
+            hooked[0].device = Arc::new(HookedDisk {
+                disk: disks[0].device.clone(),
+                hook: |write, _, chosen| if write == chosen { Fate::Failed } else { Fate::Done },
+                chosen,
+                writes: writes.clone(),
+            });
+            let context = format!("write {chosen}");
+            match open(&hooked, Some(LOG)).await {
+                Ok(pool) => {
+                    let pool = check(Ok(pool), 5, &context).await;
+                    assert!(pool.status().log.unwrap().name.is_some(), "{context}");
+                }
+                Err(_) => refused += 1,
+            }
+            if writes.load(Ordering::Relaxed) <= chosen {
+                break;
+            }
+            failures += 1;
+            drop(hooked);
+            check(open(&disks, Some(LOG)).await, 5, &context).await;
+        }
+        assert!(refused > 1 && failures > refused, "{refused} of {failures}");
+    });
+}

@@ -8,7 +8,7 @@
 //! prefix would lose: the pool is refused, until the operator gives the tail up.
 //!
 //! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied to
-//! the other devices, and the pool opens without it.
+//! the other devices, and the pool opens without it. A failure of another device detaches nothing.
 
 use std::sync::Arc;
 
@@ -86,7 +86,7 @@ enum LogUse {
 /// Why an attempt to open a pool failed.
 enum Failure {
     Final(PoolError),
-    /// After the tail was copied: without this log device, there may be no failure.
+    /// Of this log device, after its tail was copied.
     WithLog(PoolError, NamedDevice),
 }
 
@@ -362,10 +362,10 @@ async fn recover(
         storage.log = None;
         (superblock.tail, superblock.reached) = (TailVolumes::default(), 0);
     }
-    let log = storage.log.as_ref().map(|log| log.named.clone());
+    let log = storage.log.clone();
     let with_log = |error| match &log {
-        Some(log) => Failure::WithLog(error, log.clone()),
-        None => Failure::Final(error),
+        Some(log) if log.has_failed() => Failure::WithLog(error, log.named.clone()),
+        Some(_) | None => Failure::Final(error),
     };
     repair(&storage, &on_disk, &superblocks).await.map_err(with_log)?;
     // Replayed chunks may be in the caches of the devices only.
