@@ -83,7 +83,7 @@ enum Fate {
     Hung,
 }
 
-/// A disk with one write that does not succeed.
+/// A disk with writes, or flushes as writes at the end, that do not succeed.
 #[derive(Debug)]
 struct HookedDisk {
     disk: SharedDevice,
@@ -111,7 +111,10 @@ impl BlockDevice for HookedDisk {
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.disk.flush()
+        match (self.hook)(self.writes.load(Ordering::Relaxed), u64::MAX, self.chosen) {
+            Fate::Hung => IoFuture::later(std::future::pending()),
+            Fate::Done | Fate::Failed => self.disk.flush(),
+        }
     }
 
     fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
@@ -372,5 +375,28 @@ fn failed_write_of_a_disk_detaches_no_log_device() {
             check(open(&disks, Some(LOG)).await, 5, &context).await;
         }
         assert!(refused > 1 && failures > refused, "{refused} of {failures}");
+    });
+}
+
+#[test]
+fn log_device_that_hangs_at_flushes_does_not_answer() {
+    simulate(1, async {
+        let disks = crashed().await;
+        let mut hooked = disks.clone();
+        let writes = Arc::new(AtomicI64::new(0));
+        hooked[LOG].device = Arc::new(HookedDisk {
+            disk: disks[LOG].device.clone(),
+            hook: |write, offset, chosen| match offset == u64::MAX && write >= chosen {
+                true => Fate::Hung,
+                false => Fate::Done,
+            },
+            chosen: 1_000_000,
+            writes: writes.clone(),
+        });
+        let pool = open(&hooked, Some(LOG)).await.unwrap();
+        let ask = || time::timeout(Duration::from_secs(9), pool.ask_log_device());
+        assert!(matches!(ask().await, Ok(Ok(()))));
+        writes.store(1_000_000, Ordering::Relaxed);
+        assert!(ask().await.is_err());
     });
 }
