@@ -175,10 +175,13 @@ impl Storage {
     }
 
     /// Writes a chunk: to the log device, if there is one.
-    pub(crate) fn write_chunk(&self, start: &LogStart, data: Buf) -> IoFuture<()> {
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) async fn write_chunk(&self, start: &LogStart, data: Buf) -> Result<(), IoError> {
         match &self.log {
-            Some(log) => log.named.device.write(log.chunk_offset(start), data, false),
-            None => self.write(start.block, data),
+            Some(log) => log.write_chunk(start, data).await,
+            None => self.write(start.block, data).await,
         }
     }
 
@@ -271,7 +274,10 @@ impl Storage {
                 tracing::warn!(device = named.name, copy, %error, "superblock copy failed");
                 *failed += 1;
                 if *failed > 1 {
-                    return Err(error);
+                    return match &self.log {
+                        Some(log) if index == LOG_INDEX => log.judge(Err(error)),
+                        _ => Err(error),
+                    };
                 }
             }
         }

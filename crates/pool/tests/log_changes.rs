@@ -1,5 +1,5 @@
 //! Another log device for a pool in use, or none, while a device fails at any write, or the power at
-//! any event.
+//! any event. Openings of a pool with a tail on its log device that fail at any write, or are dropped.
 #![allow(missing_docs)]
 
 mod common;
@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use common::{Image, SharedTrace, disks_of};
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
@@ -16,7 +17,7 @@ use flagstone_pool::{
 };
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
-use flagstone_runtime::{Buf, BufMut, buf, spawn};
+use flagstone_runtime::{Buf, BufMut, buf, spawn, time};
 
 const BLOCK: u64 = 4096;
 const LOG: usize = 2;
@@ -72,6 +73,68 @@ impl BlockDevice for DyingDisk {
     fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
         self.disk.write_zeroes(offset, len, flags)
     }
+}
+
+/// What becomes of a write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Done,
+    Failed,
+    Hung,
+}
+
+/// A disk with writes, or flushes as writes at the end, that do not succeed.
+#[derive(Debug)]
+struct HookedDisk {
+    disk: SharedDevice,
+    hook: fn(write: i64, offset: u64, chosen: i64) -> Fate,
+    chosen: i64,
+    writes: Arc<AtomicI64>,
+}
+
+impl BlockDevice for HookedDisk {
+    fn geometry(&self) -> Geometry {
+        self.disk.geometry()
+    }
+
+    fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
+        self.disk.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
+        let write = self.writes.fetch_add(1, Ordering::Relaxed);
+        match (self.hook)(write, offset, self.chosen) {
+            Fate::Done => self.disk.write(offset, data, fua),
+            Fate::Failed => IoFuture::ready(Err(IoError::WriteFault)),
+            Fate::Hung => IoFuture::later(std::future::pending()),
+        }
+    }
+
+    fn flush(&self) -> IoFuture<()> {
+        match (self.hook)(self.writes.load(Ordering::Relaxed), u64::MAX, self.chosen) {
+            Fate::Hung => IoFuture::later(std::future::pending()),
+            Fate::Done | Fate::Failed => self.disk.flush(),
+        }
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> IoFuture<()> {
+        self.disk.discard(offset, len)
+    }
+
+    fn write_zeroes(&self, offset: u64, len: u64, flags: ZeroFlags) -> IoFuture<()> {
+        self.disk.write_zeroes(offset, len, flags)
+    }
+}
+
+/// The disks of a pool that crashed with a tail on its log device.
+async fn crashed() -> Vec<NamedDevice> {
+    let bed = Bed::new(0).await;
+    let db = bed.pool.open_volume("db").unwrap();
+    write(&db, 2, 5).await.unwrap();
+    let disks = bed.disks.clone();
+    drop((db, bed));
+    time::sleep(Duration::from_millis(10)).await;
+    disks
 }
 
 /// A pool with a log device, another device, and what the disks did.
@@ -255,5 +318,85 @@ fn damaged_superblock_of_a_log_device_with_a_tail() {
         let (disks, _) = disks_of(whole, &SIZES, 0, false);
         let pool = open(&disks, Some(LOG)).await.unwrap();
         assert_eq!(read(&pool.open_volume("db").unwrap(), 2).await, 9);
+    });
+}
+
+#[test]
+fn no_update_follows_that_of_a_dropped_opening() {
+    simulate(1, async {
+        let disks = crashed().await;
+        let mut hooked = disks.clone();
+        let writes = Arc::new(AtomicI64::new(0));
+        hooked[0].device = Arc::new(HookedDisk {
+            disk: disks[0].device.clone(),
+            // The second copy of an update hangs.
+            hook: |_, offset, _| if offset == 1 << 18 { Fate::Hung } else { Fate::Done },
+            chosen: 0,
+            writes: writes.clone(),
+        });
+        let opened = time::timeout(Duration::from_secs(3), open(&hooked, Some(LOG))).await;
+        assert!(opened.is_err());
+        let before = writes.load(Ordering::Relaxed);
+        assert!(before > 1, "{before}");
+        time::sleep(Duration::from_secs(9)).await;
+        assert_eq!(writes.load(Ordering::Relaxed), before);
+        drop(hooked);
+        check(open(&disks, Some(LOG)).await, 5, "after a dropped opening").await;
+    });
+}
+
+#[test]
+fn failed_write_of_a_disk_detaches_no_log_device() {
+    simulate(1, async {
+        let (mut refused, mut failures) = (0, 0);
+        for chosen in 0.. {
+            let disks = crashed().await;
+            let mut hooked = disks.clone();
+            let writes = Arc::new(AtomicI64::new(0));
+            hooked[0].device = Arc::new(HookedDisk {
+                disk: disks[0].device.clone(),
+                hook: |write, _, chosen| if write == chosen { Fate::Failed } else { Fate::Done },
+                chosen,
+                writes: writes.clone(),
+            });
+            let context = format!("write {chosen}");
+            match open(&hooked, Some(LOG)).await {
+                Ok(pool) => {
+                    let pool = check(Ok(pool), 5, &context).await;
+                    assert!(pool.status().log.unwrap().name.is_some(), "{context}");
+                }
+                Err(_) => refused += 1,
+            }
+            if writes.load(Ordering::Relaxed) <= chosen {
+                break;
+            }
+            failures += 1;
+            drop(hooked);
+            check(open(&disks, Some(LOG)).await, 5, &context).await;
+        }
+        assert!(refused > 1 && failures > refused, "{refused} of {failures}");
+    });
+}
+
+#[test]
+fn log_device_that_hangs_at_flushes_does_not_answer() {
+    simulate(1, async {
+        let disks = crashed().await;
+        let mut hooked = disks.clone();
+        let writes = Arc::new(AtomicI64::new(0));
+        hooked[LOG].device = Arc::new(HookedDisk {
+            disk: disks[LOG].device.clone(),
+            hook: |write, offset, chosen| match offset == u64::MAX && write >= chosen {
+                true => Fate::Hung,
+                false => Fate::Done,
+            },
+            chosen: 1_000_000,
+            writes: writes.clone(),
+        });
+        let pool = open(&hooked, Some(LOG)).await.unwrap();
+        let ask = || time::timeout(Duration::from_secs(9), pool.ask_log_device());
+        assert!(matches!(ask().await, Ok(Ok(()))));
+        writes.store(1_000_000, Ordering::Relaxed);
+        assert!(ask().await.is_err());
     });
 }

@@ -3,10 +3,11 @@
 //! A segment has the same content on the log device, in its slot, as it gets in its place on the
 //! devices of the pool. So a chunk has one address, and reads find it in either place.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flagstone_blockdev::{IoError, IoFuture};
-use flagstone_runtime::{BufMut, time};
+use flagstone_runtime::{Buf, BufMut, time};
 use parking_lot::Mutex;
 
 use super::tail::{Held, Tail};
@@ -23,6 +24,8 @@ pub(crate) struct LogDevice {
     segment_blocks: u32,
     /// Pieces that are written out before the tail shrinks, so that hosts see it shrink steadily.
     pub(crate) pieces: usize,
+    /// A write or flush of it failed.
+    failed: AtomicBool,
     /// Locked after the state of the pool, for a few instructions.
     head: Mutex<Head>,
 }
@@ -51,7 +54,8 @@ impl LogDevice {
         let head = Head { tail: Tail::new(slots), throttle: Throttle::new(limit) };
         let piece = u64::from(WRITE_OUT_BLOCKS.min(segment_blocks));
         let pieces = (limit / 16 / piece).clamp(1, WRITE_OUT_COPIES as u64) as usize;
-        LogDevice { named, slots, segment_blocks, pieces, head: Mutex::new(head) }
+        let (failed, head) = (AtomicBool::new(false), Mutex::new(head));
+        LogDevice { named, slots, segment_blocks, pieces, failed, head }
     }
 
     /// The tail and the throttle.
@@ -104,9 +108,33 @@ impl LogDevice {
         self.head().tail.apply(segment, first, blocks as u32);
     }
 
+    /// Writes a chunk.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) async fn write_chunk(&self, start: &LogStart, data: Buf) -> Result<(), IoError> {
+        self.judge(self.named.device.write(self.chunk_offset(start), data, false).await)
+    }
+
     /// Flushes the log device.
-    pub(crate) fn flush(&self) -> IoFuture<()> {
-        self.named.device.flush()
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        self.judge(self.named.device.flush().await)
+    }
+
+    /// Notes whether a write or flush of the log device failed.
+    pub(crate) fn judge(&self, done: Result<(), IoError>) -> Result<(), IoError> {
+        if done.is_err() {
+            self.failed.store(true, Ordering::Relaxed);
+        }
+        done
+    }
+
+    /// Whether a write or flush of the log device failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
     }
 
     /// True if the log device may lose completed writes until a flush.

@@ -124,7 +124,8 @@ impl Shared {
         if !pieces.is_empty() {
             return Some(Due::Copy(pieces));
         }
-        let is_drained = idle && head.tail.volumes().is_empty();
+        // The checkpoint of an opening has the turn to update, and can be dropped.
+        let is_drained = idle && state.kept && head.tail.volumes().is_empty();
         match (is_drained || is_planned) && !state.superblock.tail.is_empty() {
             true => Some(Due::Unmark),
             false if is_planned => Some(Due::Stop),

@@ -84,14 +84,17 @@ impl Pool {
         Ok(names)
     }
 
-    /// Returns when the log device has answered a read, at once without one. A log device that hangs
-    /// never does, and would keep the pool from being closed.
+    /// Returns when the log device has answered a read and a flush, at once without one. A log device
+    /// that hangs never does, and would keep the pool from being closed.
     ///
     /// # Errors
     /// Of the log device.
     pub async fn ask_log_device(&self) -> Result<(), IoError> {
         match &self.shared().storage.log {
-            Some(log) => read_block(&log.named.device, 0).await.map(drop),
+            Some(log) => {
+                read_block(&log.named.device, 0).await?;
+                log.flush().await
+            }
             None => Ok(()),
         }
     }

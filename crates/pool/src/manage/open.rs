@@ -8,7 +8,7 @@
 //! prefix would lose: the pool is refused, until the operator gives the tail up.
 //!
 //! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied to
-//! the other devices, and the pool opens without it.
+//! the other devices, and the pool opens without it. A failure of another device detaches nothing.
 
 use std::sync::Arc;
 
@@ -54,7 +54,8 @@ pub enum LostTail {
     /// waited for.
     #[default]
     Withhold,
-    /// It is given up, wherever the log device is. Volumes that lack changes can be opened.
+    /// It is given up, wherever the log device is. Volumes that lack changes can be opened. A blank
+    /// device is not used as the log device.
     GiveUp,
 }
 
@@ -85,7 +86,7 @@ enum LogUse {
 /// Why an attempt to open a pool failed.
 enum Failure {
     Final(PoolError),
-    /// After the tail was copied: without this log device, there may be no failure.
+    /// Of this log device, after its tail was copied.
     WithLog(PoolError, NamedDevice),
 }
 
@@ -112,6 +113,8 @@ fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Plan
     if superblock.tail.is_empty() && !(is_blank && tail == LostTail::Keep) {
         return Ok(match found {
             FoundLog::Current(named) => Plan::Whole(named),
+            // It was given up wherever the log device is, so another disk may have its name.
+            FoundLog::Blank(_) if tail == LostTail::GiveUp => Plan::Drained(None),
             FoundLog::Outdated(named) | FoundLog::Blank(named) | FoundLog::Damaged(named) => {
                 Plan::Drained(Some(named))
             }
@@ -359,10 +362,10 @@ async fn recover(
         storage.log = None;
         (superblock.tail, superblock.reached) = (TailVolumes::default(), 0);
     }
-    let log = storage.log.as_ref().map(|log| log.named.clone());
+    let log = storage.log.clone();
     let with_log = |error| match &log {
-        Some(log) => Failure::WithLog(error, log.clone()),
-        None => Failure::Final(error),
+        Some(log) if log.has_failed() => Failure::WithLog(error, log.named.clone()),
+        Some(_) | None => Failure::Final(error),
     };
     repair(&storage, &on_disk, &superblocks).await.map_err(with_log)?;
     // Replayed chunks may be in the caches of the devices only.
@@ -462,9 +465,12 @@ mod tests {
                 (LostTail::GiveUp, give_up),
             ] {
                 let empty = decide(&found, TailVolumes::default(), lost);
-                let is_sought =
-                    matches!((found.clone(), lost), (FoundLog::Blank(_), LostTail::Keep));
-                let expected_empty = if is_sought { "refused" } else { drained };
+                // A blank device is used after a search for the log device, and a look at its use.
+                let expected_empty = match (&found, lost) {
+                    (FoundLog::Blank(_), LostTail::Keep) => "refused",
+                    (FoundLog::Blank(_), LostTail::GiveUp) => "without",
+                    _ => drained,
+                };
                 assert_eq!(empty, expected_empty, "{found:?} {lost:?}");
                 let all = decide(&found, TailVolumes::All, lost);
                 assert_eq!(all, expected, "{found:?} {lost:?}");

@@ -88,9 +88,21 @@ pub(crate) enum Update {
     Idle,
     /// One task has the turn.
     Runs,
+    /// It writes. If it is dropped meanwhile, the update may be on some of the devices.
+    Writes,
     /// None may follow. One failed, and may be on some of the devices: another update of the same
     /// number would contradict it. Or the devices have another log device, or are no pool.
     Over,
+}
+
+impl Update {
+    /// What follows when the turn ends, or is dropped.
+    pub(crate) fn ended(self) -> Update {
+        match self {
+            Update::Idle | Update::Runs => Update::Idle,
+            Update::Writes | Update::Over => Update::Over,
+        }
+    }
 }
 
 /// The task that writes out the log device.

@@ -5,7 +5,8 @@
 //! - before a chunk that changes a volume goes to the log device, the superblock says that the log
 //!   device may have changes of this volume. So an opening without the log device knows which
 //!   volumes lack changes;
-//! - an update that failed may be on some of the devices, so no further one follows it.
+//! - an update that failed, or whose task was dropped, as that of an opening that is given up, may be
+//!   on some of the devices, so no further one follows it.
 
 use std::collections::BTreeSet;
 
@@ -15,15 +16,13 @@ use super::shared::{Shared, State, Update};
 use crate::ondisk::chunk::Record;
 use crate::ondisk::superblock::{Superblock, TailVolumes};
 
-/// The right to update the superblock, until it is dropped. The holder is a task that nothing drops.
+/// The right to update the superblock, until it is dropped.
 pub(crate) struct SuperblockTurn<'a>(&'a Shared);
 
 impl Drop for SuperblockTurn<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        if state.update == Update::Runs {
-            state.update = Update::Idle;
-        }
+        state.update = state.update.ended();
         drop(state);
         self.0.progress.notify();
     }
@@ -35,11 +34,15 @@ impl SuperblockTurn<'_> {
     /// # Errors
     /// Of the devices; there are no updates after it.
     pub(crate) async fn write(&self, next: &Superblock, new: Option<usize>) -> Result<(), IoError> {
+        self.0.state.lock().update = Update::Writes;
         let written = self.0.storage.write_superblock_after(next, new).await;
-        if let Err(error) = &written {
-            tracing::error!(pool = self.0.name, %error, "superblock was not written");
-            self.0.state.lock().update = Update::Over;
-        }
+        self.0.state.lock().update = match &written {
+            Ok(()) => Update::Runs,
+            Err(error) => {
+                tracing::error!(pool = self.0.name, %error, "superblock was not written");
+                Update::Over
+            }
+        };
         written
     }
 }
@@ -88,7 +91,7 @@ impl Shared {
                     state.update = Update::Runs;
                     Some(Ok(Some(SuperblockTurn(self))))
                 }
-                Update::Runs => None,
+                Update::Runs | Update::Writes => None,
                 Update::Over => Some(Err(IoError::WriteFault)),
             }
         };

@@ -185,6 +185,8 @@ impl Catalog {
         };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
         (rolled.parent, rolled.adopted) = (snapshot, false);
+        // Writes that were lost with the log device were made to what it was.
+        rolled.incomplete = false;
         self.insert(former)?;
         Ok(hidden)
     }
@@ -371,7 +373,9 @@ mod tests {
     #[test]
     fn rollback_keeps_later_snapshots() {
         let mut catalog = family();
+        catalog.volumes.get_mut(&1).unwrap().incomplete = true;
         assert_eq!(catalog.rollback(1, 3), Ok(7));
+        assert!(!catalog.volumes[&1].incomplete, "the snapshot has all of its writes");
         assert_eq!(parents(&catalog)[..2], [(1, 3), (2, 6)]);
         let former = &catalog.volumes[&7];
         assert_eq!((former.parent, former.state), (4, VolumeState::Deleting { reaped: 0 }));

@@ -368,8 +368,9 @@ fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
     }
     if status.log.as_ref().is_some_and(|log| log.name.is_none()) {
         return Some(format!(
-            "the log device is missing, and the log goes to the other devices: attach it and restart the \
-             server, or run flagstone pool set-log {name} DEVICE, or flagstone pool set-log {name} --none"
+            "the log device is missing or takes no writes, and the log goes to the other devices: attach \
+             it and restart the server, or run flagstone pool set-log {name} DEVICE, or flagstone pool \
+             set-log {name} --none"
         ));
     }
     if let Some((volume, _)) = slot.unserved.first_key_value() {

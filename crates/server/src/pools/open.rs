@@ -78,15 +78,16 @@ impl Pools {
         let tail = if give_up_tail { LostTail::GiveUp } else { LostTail::Keep };
         let opened = match open(log_device.clone(), tail).await {
             Err(PoolError::LogDeviceMissing { id, update, is_blank, .. }) => {
+                // With an empty tail, the pool needs no log device.
+                let without = async |reason: String| {
+                    let opened = open(None, LostTail::Keep).await;
+                    let pool = opened.map_err(|_| OpenPoolError::from(reason.clone()))?;
+                    tracing::warn!("pool {name} opened without its log device: {reason}");
+                    check_name(name, paths, pool).await
+                };
                 let found = match self.search.find(Sought { id, update }).await {
                     Ok(found) => found,
-                    Err(silence) => {
-                        // With an empty tail, the pool needs no log device.
-                        let opened = open(None, LostTail::Keep).await;
-                        let pool = opened.map_err(|_| OpenPoolError::from(silence.clone()))?;
-                        tracing::warn!("pool {name} opened without its log device: {silence}");
-                        return check_name(name, paths, pool).await;
-                    }
+                    Err(silence) => return without(silence).await,
                 };
                 if let Some(found) = found {
                     // If it is the one that was named, the pool has judged it.
@@ -96,11 +97,11 @@ impl Pools {
                         (true, Some(why)) => return Err(why.into()),
                         (false, _) => {
                             let devices = paths.join(" ");
-                            return Err(format!(
+                            let reason = format!(
                                 "its log device has another name now: flagstone pool import {name} \
                                  {devices} --log-device {found}"
-                            )
-                            .into());
+                            );
+                            return without(reason).await;
                         }
                     }
                 }
@@ -147,5 +148,57 @@ impl Pools {
             }
         }
         Err(first.unwrap_or_else(|| "it has no devices".to_owned().into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pools::log_search::LogSearch;
+    use flagstone_host::root::Root;
+    use flagstone_pool::{CreateOptions, VolumeOptions};
+
+    #[test]
+    fn drained_pool_opens_when_its_log_device_is_elsewhere() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+        for directory in ["sys/class/block", "dev"] {
+            std::fs::create_dir_all(scratch.path().join(directory)).unwrap();
+        }
+        std::fs::write(file("sys/class/block/sdz"), "").unwrap();
+        // Names were shuffled: `sdz` is the log device, and a disk that was never used has its path.
+        let paths = ["disk", "dev/sdz", "blank"].map(file);
+        for path in &paths {
+            std::fs::File::create(path).unwrap().set_len(64 << 20).unwrap();
+        }
+        flagstone_runtime::block_on(async move {
+            let [disk, log, blank] = paths;
+            let mut pools = Pools::read(None, 1).await;
+            pools.search = LogSearch::new(Root::new(scratch.path()));
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let devices = open_devices(std::slice::from_ref(&disk)).await.unwrap();
+            let log_device = open_devices(std::slice::from_ref(&log)).await.unwrap().pop();
+            let pool = Pool::create_with_log(devices, log_device, &options).await.unwrap();
+            pool.close().await.unwrap();
+            drop(pool);
+            let devices = [disk];
+            let open = async |tail| pools.open("fast", &devices, Some(&blank), tail).await;
+            let pool = open(false).await.map_err(|error| error.reason).unwrap();
+            assert_eq!(pool.status().log.unwrap().name, None, "the blank disk is not used");
+            pool.close().await.unwrap();
+            drop(pool);
+            let pool = pools.open("fast", &devices, Some(&log), false).await;
+            let pool = pool.map_err(|error| error.reason).unwrap();
+            assert_eq!(pool.status().log.unwrap().name, Some(log));
+            // The creation of a volume is in the tail.
+            let size = VolumeOptions { size_bytes: 1 << 20, ..VolumeOptions::default() };
+            drop(pool.create_volume("db", &size).await.unwrap());
+            drop(pool);
+            let refused = open(false).await.map(drop).map_err(|error| error.reason);
+            assert!(refused.unwrap_err().contains("another name now"));
+            let pool = open(true).await.map_err(|error| error.reason).unwrap();
+            assert_eq!(pool.status().log.unwrap().name, None, "the blank disk is not used");
+        })
+        .unwrap();
     }
 }
