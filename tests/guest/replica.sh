@@ -197,7 +197,7 @@ connect() {
 # Commands Supported and Effects: tools and kernels check it before they send an unknown command.
 effects() {
     nvme get-log "/dev/$(controller_of "$replica")" -i 5 -l 4096 -b >effects-log
-    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8 0xdc 0xe0 0xe4 0xe8 0xec; do
+    for opcode in 0xc1 0xc2 0xc4 0xc5 0xc6 0xc8 0xca 0xcc 0xd0 0xd4 0xd8 0xdc 0xe0 0xe4 0xe8 0xec 0xf2; do
         # Supported, changes no blocks, applies to this namespace.
         [ "$(number effects-log $((opcode * 4)) 4)" -eq $((0x100001)) ]
     done
@@ -302,6 +302,8 @@ other_refusals() {
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xe0 -n 1 --cdw10=0x100000 --cdw12=0x1000 --cdw14=0x10000
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xec -n 1 --cdw10=7
     ends $invalid_field admin -o 0xec --cdw10=0
+    ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xf2 -n 1 --cdw10=12 --cdw12=1 --cdw13=5000 -r -l 8
+    ends $invalid_field admin -o 0xf2 --cdw10=12 --cdw12=1 -r -l 8
     ends $invalid_field admin -o 0xc8 --cdw10=12 --cdw12=1
 }
 
