@@ -1,5 +1,8 @@
 //! Pools and volumes made at run time: real servers, hosts and orders, across SIGKILL.
 
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
 use flagstone_tests::http::{ask, get};
 use flagstone_tests::load::Load;
 use flagstone_tests::pools::Bed;
@@ -176,4 +179,111 @@ fn missing_and_moved_devices_keep_other_volumes_served() {
     let reason = bed.pool()["reason"].to_string();
     assert!(reason.contains("copies of the same device"), "{reason}");
     bed.run(&format!("pool import fast {}", moved.display()));
+}
+
+/// Pool `fast` with a log device, and volumes `db` and `old`. The tail is empty.
+fn with_log() -> (Bed, PathBuf, PathBuf) {
+    let bed = Bed::start();
+    let (device, log) = (bed.device("disk"), bed.device("log"));
+    let create = format!("pool create fast {} --log-device {}", device.display(), log.display());
+    let created = bed.run(&create);
+    assert!(created.contains("with log device"), "{created}");
+    assert!(bed.run(&create).contains("exists already"));
+    for name in ["db", "old"] {
+        bed.run(&format!("volume create {name} --pool fast --size 64MiB"));
+        Load::start(&bed.server.nvme_uri(name), VERIFIED).wait().assert_complete();
+    }
+    let drained = || bed.pool()["log"]["tail_bytes"] == 0;
+    until("the log device is written out", drained, || bed.pool().to_string());
+    (bed, device, log)
+}
+
+#[test]
+fn volume_with_log_device_survives_sigkill() {
+    let (mut bed, ..) = with_log();
+    let target = bed.server.nvme_uri("db");
+    let state = bed.scratch.join("verify");
+    let line = "--rw randwrite --bs 4k --depth 8 --fua --size 8MiB --ios 2000";
+    let mut load = Load::start_verified(&target, line, &state);
+    load.wait_for_records(&state, 700);
+    bed.server.restart();
+    load.wait().assert_complete();
+    let status = bed.run("pool status fast");
+    assert!(status.contains("log device") && status.contains("not written out yet"), "{status}");
+}
+
+#[test]
+fn lost_log_device_withholds_volumes_until_given_up() {
+    let (mut bed, device, log) = with_log();
+    // The marks are removed after a pause of the hosts.
+    let terminated = bed.server.terminate();
+    assert!(terminated.success());
+    bed.server.restart();
+    let write = "--rw randwrite --bs 4k --depth 8 --fua --size 8MiB --ios 100";
+    Load::start(&bed.server.nvme_uri("db"), write).wait().assert_complete();
+    bed.server.kill();
+    std::fs::rename(&log, bed.scratch.join("away")).unwrap();
+    bed.server.restart();
+    let pool = bed.pool();
+    assert_eq!(pool["state"], "closed", "{pool:#}");
+    let reason = pool["reason"].to_string();
+    assert!(reason.contains("log device") && reason.contains("missing"), "{reason}");
+    assert!(pool["next"].to_string().contains("give-up-tail"), "{pool:#}");
+    bed.server.kill();
+    // As after a stop of the machine.
+    bed.device("log");
+    bed.server.restart();
+    let pool = bed.pool();
+    assert_eq!(pool["unserved"][0]["name"], "db", "{pool:#}");
+    assert_eq!(pool["volumes"][0], "old", "{pool:#}");
+    assert!(bed.refused("pool give-up-tail fast").contains("--yes"));
+    assert!(bed.run("pool give-up-tail fast --dry-run").contains("data loss: of db"));
+    bed.run("pool give-up-tail fast --yes");
+    assert_eq!(bed.pool()["volumes"].as_array().map(Vec::len), Some(2));
+    Load::start(&bed.server.nvme_uri("db"), VERIFIED).wait().assert_complete();
+    assert!(bed.run("pool give-up-tail fast --yes").contains("nothing to do"));
+    let removed = bed.run("pool set-log fast --none --yes");
+    assert!(removed.contains("has no log device"), "{removed}");
+    assert!(bed.run("pool set-log fast --none --yes").contains("already"));
+    assert_eq!(bed.pool()["log"], Value::Null);
+    // The former log device is free, and has data.
+    let refused = bed.refused(&format!("pool set-log fast {} --yes", log.display()));
+    assert!(refused.contains("--destroy-data"), "{refused}");
+    bed.run(&format!("pool set-log fast {0} --destroy-data={0} --yes", log.display()));
+    assert_eq!(bed.pool()["log"]["present"], true);
+    Load::start(&bed.server.nvme_uri("old"), VERIFIED).wait().assert_complete();
+    bed.run("pool destroy fast --yes");
+    let (device, log) = (device.display(), log.display());
+    let create = format!("pool create fast {device} --log-device {log}");
+    bed.run(&format!("{create} --destroy-data={device} --destroy-data={log} --yes"));
+}
+
+#[test]
+fn used_disk_at_the_path_of_the_log_device() {
+    let (mut bed, _, log) = with_log();
+    assert!(bed.server.terminate().success());
+    let other = std::fs::OpenOptions::new().write(true).open(&log).unwrap();
+    other.write_all_at(&[7; 1 << 20], 0).unwrap();
+    bed.server.restart();
+    let pool = bed.pool();
+    assert_eq!((&pool["state"], &pool["log"]["present"]), (&"open".into(), &false.into()));
+    let set = format!("pool set-log fast {0} --destroy-data={0} --yes", log.display());
+    let outcome = bed.run(&set);
+    assert!(outcome.contains("has log device") && !outcome.contains("already"), "{outcome}");
+    assert_eq!(bed.pool()["log"]["present"], true);
+    assert!(bed.run(&set).contains("already"));
+    Load::start(&bed.server.nvme_uri("db"), VERIFIED).wait().assert_complete();
+}
+
+#[test]
+fn map_cache_is_kept_across_restarts() {
+    let (mut bed, _) = Bed::with_pool();
+    assert_eq!(bed.pool()["map_cache_bytes"], 64 << 20);
+    assert!(bed.run("pool set fast --map-cache 128MiB --dry-run").starts_with("would be done"));
+    bed.run("pool set fast --map-cache 128MiB");
+    assert!(bed.run("pool set fast --map-cache 128MiB").contains("already"));
+    assert!(bed.refused("pool set fast --map-cache 64KiB").contains("1 MiB"));
+    bed.server.kill();
+    bed.server.restart();
+    assert_eq!(bed.pool()["map_cache_bytes"], 128 << 20);
 }

@@ -223,6 +223,8 @@ fn cli_reference_matches_clap() {
         ("options:snapshot-rollback".to_owned(), snapshot("rollback")),
         ("options:snapshot-delete".to_owned(), snapshot("delete")),
         ("options:snapshot-list".to_owned(), options_beyond(&find(&["snapshot", "list"]), &query)),
+        ("options:pool-set".to_owned(), pool("set")),
+        ("options:pool-set-log".to_owned(), pool("set-log")),
         ("options:volume-create".to_owned(), volume("create")),
         ("options:volume-resize".to_owned(), volume("resize")),
         ("options:volume-set".to_owned(), volume("set")),

@@ -13,6 +13,7 @@ mod facts;
 pub mod guard;
 pub mod inspect;
 mod limits;
+pub mod local_ssd;
 mod parse;
 pub mod report;
 pub mod root;

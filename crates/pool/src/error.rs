@@ -124,6 +124,38 @@ pub enum PoolError {
         /// Sequence of the chunk that proves the loss.
         later: u64,
     },
+    /// The log device is not there, and has changes that the other devices lack.
+    #[error(
+        "pool {pool}: the log device with id {id} is missing ({device}), and has up to {at_most_bytes} bytes \
+         of the newest writes that no other device has; attach it, or give these writes up"
+    )]
+    LogDeviceMissing {
+        /// Name of the pool.
+        pool: String,
+        /// Identifier of the log device.
+        id: crate::id::PoolId,
+        /// What was found instead.
+        device: String,
+        /// Most bytes of the log that it holds.
+        at_most_bytes: u64,
+        /// Newest update of the superblock.
+        update: u64,
+        /// The device that was named is blank. It can be used if the log device is nowhere else.
+        is_blank: bool,
+    },
+    /// The log device lacks changes that it had.
+    #[error(
+        "{device}: the log ends before chunk {sequence}, but was durable up to chunk {reached}: the \
+         log device is damaged or an old copy; attach the current device, or give these writes up"
+    )]
+    TailMissing {
+        /// Name of the log device.
+        device: String,
+        /// Sequence of the first chunk that is missing.
+        sequence: u64,
+        /// Sequence that the log had reached.
+        reached: u64,
+    },
     /// No room for a new log.
     #[error(
         "pool {pool} has {free} free segments, and an opening needs two for a new log: its data and \
@@ -217,6 +249,15 @@ pub enum VolumeError {
     /// The snapshots that a promotion takes over have names that are in use.
     #[error("two snapshots of `{name}` would have the same name; delete one of them first")]
     PromotedNames {
+        /// Name of the volume.
+        name: String,
+    },
+    /// Changes of the volume were lost with the log device.
+    #[error(
+        "volume `{name}` lacks writes that were lost with the log device of its pool; give them up to \
+         use the volume as it is"
+    )]
+    Incomplete {
         /// Name of the volume.
         name: String,
     },

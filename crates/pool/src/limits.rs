@@ -31,6 +31,22 @@ pub const CHUNKS_IN_FLIGHT: usize = 8;
 /// Lists of records and checksums of chunks that are kept for the next ones: 16 × 13 KiB.
 pub const SPARES_MAX: usize = 16;
 
+/// Segments that a log device holds: at least two more than are written to and written out at a
+/// time, at most 16 GiB of 8 MiB.
+pub const LOG_SLOTS: std::ops::RangeInclusive<u32> = 4..=2048;
+
+/// Blocks of one copy from the log device to a device of the pool: 1 MiB.
+pub const WRITE_OUT_BLOCKS: u32 = 256;
+
+/// Such copies in flight. Together they are the default segment.
+pub const WRITE_OUT_COPIES: usize = 8;
+
+/// Volumes that the superblock lists by identifier: 2,800 B.
+pub const TAIL_VOLUMES_MAX: usize = 700;
+
+/// Pause of the writers after which the log device is written out, although no segment is full.
+pub const WRITE_OUT_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
+
 /// Chunks of all cores that are written and wait for their turn to take effect.
 pub const CHUNKS_UNAPPLIED: usize = 256;
 
@@ -48,8 +64,12 @@ pub const ZERO_BY_BLOCK: u64 = 64;
 /// Longest zeroed range of one record, in blocks: 16 GiB, whose 16,645 leaves are merged at once.
 pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
 
-/// Map pages in memory: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.
+/// Map pages in memory, unless another number is asked for: 16,384 of 4 KiB are 64 MiB, and map
+/// 15.75 GiB.
 pub const CACHE_PAGES: usize = 16_384;
+
+/// Memory of map pages that can be asked for, in bytes: 1 MiB to 64 GiB, which map 15.75 TiB.
+pub const MAP_CACHE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
 /// Most volumes and snapshots of a pool, those being deleted included.
 pub const VOLUMES_MAX: usize = 16_384;
@@ -98,6 +118,11 @@ pub const FRUITLESS_PASSES: u32 = 8;
 
 /// Steps without progress after which an evacuation ends: each is a pass of the cleaner.
 pub const EVACUATION_STEPS: u32 = 1000;
+
+/// Segments from which on the others of a pool can be filled by an evacuation. With fewer, the
+/// checkpoint of a pass may take what the pass frees, and the evacuation ends without room: in tests
+/// from 80 % of the capacity of 32 to 64 segments, and never of 100.
+pub const EVACUATION_SEGMENTS: u32 = 100;
 
 /// Checkpoints for which a write waits in a full pool: one may be in progress when it begins, one
 /// may merge what a snapshot sealed, and the next merges everything that was written before it.

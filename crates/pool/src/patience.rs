@@ -13,7 +13,7 @@ use flagstone_runtime::time;
 
 use crate::limits::{READ_PATIENCE, READ_PATIENCE_TOTAL, READ_PAUSE};
 use crate::ondisk::superblock::{COPIES, copy_offset};
-use crate::storage::{Storage, read_block};
+use crate::storage::{NamedDevice, Storage, read_block};
 
 /// A read that the device failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,19 @@ impl Patience {
         is_stopped: impl Fn() -> bool,
         attempt: impl AsyncFn() -> Result<T, Unread>,
     ) -> Result<T, Unreadable> {
+        self.read_of(|location| storage.device_of(location), is_stopped, attempt).await
+    }
+
+    /// Same, of the devices that have the blocks.
+    ///
+    /// # Errors
+    /// [`Unreadable`].
+    pub(crate) async fn read_of<'d, T>(
+        &self,
+        device_of: impl Fn(u64) -> &'d NamedDevice,
+        is_stopped: impl Fn() -> bool,
+        attempt: impl AsyncFn() -> Result<T, Unread>,
+    ) -> Result<T, Unreadable> {
         let mut waited = (None, Duration::ZERO);
         loop {
             let unread = match attempt().await {
@@ -67,13 +80,13 @@ impl Patience {
             }
             if waited.0 != Some(unread.location) {
                 let Unread { location, error } = unread;
-                let device = &storage.device_of(location).name;
+                let device = &device_of(location).name;
                 tracing::warn!(device, location, %error, "block cannot be read: trying again");
                 waited = (Some(location), Duration::ZERO);
             }
             let pause = READ_PAUSE.min(self.left.get());
             if waited.1 >= READ_PATIENCE || pause.is_zero() || is_stopped() {
-                return self.judge(storage, unread, attempt).await;
+                return self.judge(device_of(unread.location), unread, attempt).await;
             }
             time::sleep(pause).await;
             self.left.set(self.left.get() - pause);
@@ -84,11 +97,11 @@ impl Patience {
     /// The last attempt.
     async fn judge<T>(
         &self,
-        storage: &Storage,
+        device: &NamedDevice,
         unread: Unread,
         attempt: impl AsyncFn() -> Result<T, Unread>,
     ) -> Result<T, Unreadable> {
-        let answers = unread.error == IoError::ReadFault && reads(storage, unread.location).await;
+        let answers = unread.error == IoError::ReadFault && reads(device).await;
         match attempt().await {
             Ok(read) => Ok(read),
             Err(again) if answers && again == unread => {
@@ -100,11 +113,10 @@ impl Patience {
     }
 }
 
-/// True if the device of a block reads a copy of its superblock.
-async fn reads(storage: &Storage, location: u64) -> bool {
-    let device = &storage.device_of(location).device;
+/// True if a device reads a copy of its superblock.
+async fn reads(named: &NamedDevice) -> bool {
     for copy in 0..COPIES {
-        if read_block(device, copy_offset(copy)).await.is_ok() {
+        if read_block(&named.device, copy_offset(copy)).await.is_ok() {
             return true;
         }
     }

@@ -9,9 +9,12 @@ use flagstone_blockdev::{IoError, IoFuture, NullDevice, ReopenableDevice, Shared
 use flagstone_runtime::{Buf, BufMut, buf};
 
 use crate::limits::{BLOCK_BYTES, DEVICES_MAX};
-use crate::ondisk::Block;
+use crate::log::device::LogDevice;
 use crate::ondisk::layout::Layout;
-use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
+use crate::ondisk::superblock::{
+    COPIES, DeviceRecord, LOG_INDEX, LogStart, Superblock, copy_offset,
+};
+use crate::ondisk::{Block, FormatError};
 
 /// A device and the name under which messages mention it.
 #[derive(Clone, Debug)]
@@ -91,11 +94,12 @@ impl Index<usize> for Devices {
     }
 }
 
-/// Devices in the order of the device table.
+/// Devices in the order of the device table, and the log device.
 #[derive(Debug)]
 pub(crate) struct Storage {
     pub(crate) devices: Devices,
     pub(crate) layout: Layout,
+    pub(crate) log: Option<Arc<LogDevice>>,
 }
 
 /// Reads a block of a device.
@@ -118,37 +122,98 @@ pub(crate) async fn write_block(
 }
 
 impl Storage {
-    /// The device that holds a block.
-    pub(crate) fn device_of(&self, block: u64) -> &NamedDevice {
-        &self.devices[self.layout.place(block).device]
+    /// The same devices with another log device.
+    ///
+    /// # Errors
+    /// [`FormatError`] for a device table that is none.
+    pub(crate) fn with_log(
+        &self,
+        superblock: &Superblock,
+        log: Option<Arc<LogDevice>>,
+    ) -> Result<Storage, FormatError> {
+        let devices = Devices::default();
+        for (index, record) in superblock.devices.iter().enumerate() {
+            match record.is_removed() {
+                true => devices.push_removed(),
+                false => devices.push(self.devices[index].clone()),
+            }
+        }
+        let layout = Layout::new(superblock.segment_blocks, &superblock.devices)?;
+        Ok(Storage { devices, layout, log })
     }
 
-    /// Reads blocks that lie in one segment.
+    /// The device from which a block is read.
+    pub(crate) fn device_of(&self, block: u64) -> &NamedDevice {
+        match &self.log {
+            Some(log) if log.held(block).is_some() => &log.named,
+            _ => &self.devices[self.layout.place(block).device],
+        }
+    }
+
+    /// Reads blocks that lie in one segment, from the log device while it has them.
     pub(crate) fn read(&self, block: u64, buf: BufMut) -> IoFuture<BufMut> {
         let place = self.layout.place(block);
-        self.devices[place.device].device.read(place.offset, buf)
+        let device = &self.devices[place.device].device;
+        let held = self.log.as_ref().and_then(|log| Some((log, log.held(block)?)));
+        let Some((log, held)) = held else { return device.read(place.offset, buf) };
+        let (log, device) = (log.clone(), device.clone());
+        IoFuture::later(async move {
+            match log.read_held(held, block, buf).await? {
+                (read, true) => Ok(read),
+                // It was written out meanwhile, and its slot may have been reused.
+                (read, false) => device.read(place.offset, read).await,
+            }
+        })
     }
 
     /// Reads one block.
     pub(crate) async fn read_one(&self, block: u64) -> Result<Block, IoError> {
-        let place = self.layout.place(block);
-        read_block(&self.devices[place.device].device, place.offset).await
+        let read = self.read(block, buf::alloc_small(BLOCK_BYTES)).await?;
+        let mut block = [0; BLOCK_BYTES];
+        block.copy_from_slice(&read);
+        Ok(block)
     }
 
-    /// Writes blocks that lie in one segment.
+    /// Writes a chunk: to the log device, if there is one.
+    pub(crate) fn write_chunk(&self, start: &LogStart, data: Buf) -> IoFuture<()> {
+        match &self.log {
+            Some(log) => log.named.device.write(log.chunk_offset(start), data, false),
+            None => self.write(start.block, data),
+        }
+    }
+
+    /// Writes blocks that lie in one segment to their place on the devices of the table.
     pub(crate) fn write(&self, block: u64, data: Buf) -> IoFuture<()> {
         let place = self.layout.place(block);
         self.devices[place.device].device.write(place.offset, data, false)
     }
 
-    /// Flushes every device.
+    /// Makes durable what was written to the log.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
+        match &self.log {
+            Some(log) => log.flush().await,
+            None => self.flush_table().await,
+        }
+    }
+
+    /// Flushes every device of the table.
+    pub(crate) async fn flush_table(&self) -> Result<(), IoError> {
         run_all(self.devices.present().map(|(_, named)| named.device.flush()), |()| {}).await
     }
 
-    /// True if a device may lose completed writes until a flush.
+    /// True if the log may lose completed writes until a flush.
     pub(crate) fn has_volatile_cache(&self) -> bool {
-        self.devices.present().any(|(_, named)| named.device.geometry().volatile_cache)
+        let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
+        match &self.log {
+            Some(log) => log.has_volatile_cache(),
+            None => self.devices.present().any(|(_, named)| is_volatile(named)),
+        }
+    }
+
+    /// The devices that have superblocks, by position in the device table, then the log device.
+    pub(crate) fn members(&self) -> impl Iterator<Item = (u16, &NamedDevice)> {
+        let log = self.log.iter().map(|log| (LOG_INDEX, &log.named));
+        self.devices.present().map(|(index, named)| (index as u16, named)).chain(log)
     }
 
     /// Writes an update of the superblock to copies 0 and 1 of every device, then to copies 2 and
@@ -169,14 +234,17 @@ impl Storage {
         superblock: &Superblock,
         new: Option<usize>,
     ) -> Result<(), IoError> {
-        let mut failed = vec![0; superblock.devices.len()];
+        let mut failed = vec![0; self.members().count()];
         for copies in [0..2, 2..COPIES] {
             let is_first = copies.start == 0;
             let copies: Vec<usize> = copies.collect();
-            let wanted = |(index, _): &(usize, _)| {
-                !superblock.devices[*index].is_removed() && (!is_first || new != Some(*index))
-            };
-            for (index, failed) in failed.iter_mut().enumerate().filter(wanted) {
+            for ((index, _), failed) in self.members().zip(&mut failed) {
+                // A device that the update removes is still open.
+                let record = superblock.devices.get(usize::from(index));
+                let is_removed = record.is_some_and(DeviceRecord::is_removed);
+                if is_removed || is_first && new == Some(usize::from(index)) {
+                    continue;
+                }
                 self.write_copies(index, superblock, &copies, failed).await?;
             }
         }
@@ -189,13 +257,14 @@ impl Storage {
     /// Of the second copy that failed.
     pub(crate) async fn write_copies(
         &self,
-        index: usize,
+        index: u16,
         superblock: &Superblock,
         copies: &[usize],
         failed: &mut usize,
     ) -> Result<(), IoError> {
-        let named = &self.devices[index];
-        let own = Superblock { device: index as u16, ..superblock.clone() };
+        let member = self.members().find(|(member, _)| *member == index);
+        let (_, named) = member.expect("it is a device of the pool");
+        let own = Superblock { device: index, ..superblock.clone() };
         for copy in copies {
             let written = write_block(&named.device, copy_offset(*copy), &own.encode(*copy)).await;
             if let Err(error) = written {

@@ -123,6 +123,19 @@ fn unsuitable_devices_are_not_added() {
 }
 
 #[test]
+fn log_device_admits_disks_with_caches() {
+    block_on(async {
+        let log = Some(memory("/log", 64));
+        let pool = Pool::create_with_log(vec![memory("/a", 64)], log, &options()).await.unwrap();
+        let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+        let (cached, _) = disks(vec![Image::default()], size_of(64), 0);
+        pool.grow(cached[0].clone(), false).await.unwrap();
+        assert!(!db.geometry().volatile_cache, "a write is durable on the log device");
+    })
+    .unwrap();
+}
+
+#[test]
 fn device_is_removed_while_hosts_write() {
     let sim = Simulation::new(5, SimConfig::default());
     let node = sim.add_node("server");

@@ -10,7 +10,7 @@ use flagstone_pool::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use flagstone_pool::ondisk::entry::Entry;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{
-    DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock,
+    DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes,
 };
 
 use super::Corpus;
@@ -33,8 +33,11 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         devices: vec![device],
         segment_blocks: 256,
         log: 77,
-        start: LogStart { sequence: 5, block: 17, following: 3 },
+        start: LogStart { sequence: 5, block: 17, following: 3, slot: 0 },
         root,
+        log_device: Some(DeviceRecord { id: PoolId([8; 16]), ..device }),
+        tail: TailVolumes::Listed([1, 3].into()),
+        reached: 4,
     };
     put(corpus, "superblock", 0, 0, &superblock.encode(0))?;
     let place = PagePlace { volume: 1, level: 2, index: 7 };

@@ -35,6 +35,12 @@ pub(crate) enum PoolCommand {
     Reopen(PoolForceArgs),
     /// Remove a pool with all its volumes
     Destroy(PoolForceArgs),
+    /// Change the memory of a pool's map cache
+    Set(SetPoolArgs),
+    /// Give a pool another log device, or none
+    SetLog(SetLogArgs),
+    /// Give up the writes that only a lost log device had
+    GiveUpTail(GiveUpTailArgs),
 }
 
 #[derive(Debug, Args)]
@@ -209,9 +215,54 @@ pub(crate) struct CreatePoolArgs {
     /// Its disks or files, 1 to 16
     #[arg(required = true)]
     pub(crate) devices: Vec<PathBuf>,
+    /// Fast device for the newest part of the log, such as a local SSD
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) log_device: Option<PathBuf>,
     /// A device, exactly as written, if its data may be destroyed (repeatable)
     #[arg(long, value_name = "DEVICE")]
     pub(crate) destroy_data: Vec<PathBuf>,
+    /// Skip the confirmation of a log device that is erased when the machine stops
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(group(ArgGroup::new("new").args(["device", "none"]).required(true)))]
+pub(crate) struct SetLogArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// The new log device
+    pub(crate) device: Option<PathBuf>,
+    /// Use no log device
+    #[arg(long)]
+    pub(crate) none: bool,
+    /// The new log device, exactly as written, if its data may be destroyed
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) destroy_data: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) loss: LossArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SetPoolArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// Memory of the map, 1 MiB to 64 GiB (64 MiB map 15.75 GiB of data)
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) map_cache: u64,
+    #[command(flatten)]
+    pub(crate) order: OrderArgs,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct GiveUpTailArgs {
+    /// The pool
+    pub(crate) name: String,
+    /// Skip the confirmation of data loss
+    #[arg(long, short)]
+    pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }
@@ -231,6 +282,9 @@ pub(crate) struct ImportArgs {
     /// All its disks or files
     #[arg(required = true)]
     pub(crate) devices: Vec<PathBuf>,
+    /// Its log device
+    #[arg(long, value_name = "DEVICE")]
+    pub(crate) log_device: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }

@@ -95,17 +95,38 @@ fn losing<'a>(
     (action, name, json!({"force": loss.force.force}), !loss.yes, &loss.order)
 }
 
+fn log_device(path: Option<&PathBuf>) -> Result<Option<String>, Failure> {
+    Ok(absolute(path.map(std::slice::from_ref).unwrap_or_default())?.pop())
+}
+
 fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
     let (action, name, body, asks_first, args) = match command {
         PoolCommand::Create(args) => {
             let devices = absolute(&args.devices)?;
             let destroyed = absolute(&args.destroy_data)?;
-            let body = json!({"devices": devices, "destroy_data": destroyed});
-            ("create", &args.name, body, false, &args.order)
+            let log = log_device(args.log_device.as_ref())?;
+            // Sent only after the operator agreed.
+            let body = json!({"devices": devices, "log_device": log, "destroy_data": destroyed,
+                              "accept_ephemeral": true});
+            ("create", &args.name, body, log.is_some() && !args.yes, &args.order)
         }
         PoolCommand::Import(args) => {
-            let body = json!({"devices": absolute(&args.devices)?});
+            let log = log_device(args.log_device.as_ref())?;
+            let body = json!({"devices": absolute(&args.devices)?, "log_device": log});
             ("import", &args.name, body, false, &args.order)
+        }
+        PoolCommand::Set(args) => {
+            let body = json!({"map_cache_bytes": args.map_cache});
+            ("set", &args.name, body, false, &args.order)
+        }
+        PoolCommand::SetLog(args) => {
+            let body = json!({"log_device": log_device(args.device.as_ref())?,
+                              "destroy_data": absolute(&args.destroy_data)?,
+                              "accept_ephemeral": true, "force": args.loss.force.force});
+            ("set-log", &args.name, body, !args.loss.yes, &args.loss.order)
+        }
+        PoolCommand::GiveUpTail(args) => {
+            ("give-up-tail", &args.name, json!({}), !args.yes, &args.order)
         }
         PoolCommand::Reopen(args) => losing("reopen", &args.name, &args.loss),
         PoolCommand::Destroy(args) => losing("destroy", &args.name, &args.loss),

@@ -68,6 +68,18 @@ fn needs_operator(pool: &PoolDocument) -> bool {
 pub(super) fn pool(pool: &PoolDocument) -> String {
     let mut text = format!("pool {}: {}\n", pool.name, pool.state);
     let _ = writeln!(text, "  on {}", pool.devices.join(", "));
+    if let Some(log) = &pool.log_device {
+        let state = match &pool.log {
+            Some(log) if log.present => format!(
+                "{} not written out yet, of {} before hosts slow down",
+                size(log.tail_bytes),
+                size(log.limit_bytes)
+            ),
+            Some(_) => "missing".to_owned(),
+            None => "unknown".to_owned(),
+        };
+        let _ = writeln!(text, "  log device {log}: {state}");
+    }
     if let Some(id) = &pool.id {
         let _ = writeln!(text, "  UUID {id}");
         let _ = writeln!(

@@ -335,9 +335,10 @@ fn notes(
     if rows.iter().any(|row| row.map_miss_share > 0.0) {
         notes.push(format!(
             "the map does not fit the cache of {} MiB: most of a lookup is then a read of the disk. The \
-             whole map takes {:.0} MiB; a smaller working set needs less",
+             whole map takes {1:.0} MiB, which flagstone pool set NAME --map-cache {1:.0}MiB gives it; \
+             --cache {1:.0}MiB computes that",
             question.cache_bytes >> 20,
-            map_bytes / f64::from(1 << 20),
+            (map_bytes / f64::from(1 << 20)).ceil(),
         ));
     }
     let latency = |row: &PoolRow| row.writes.binding == LimitKind::QueueDepth;
@@ -403,9 +404,11 @@ mod tests {
         assert!(wide.rows[0].map_miss_share > 0.9);
         assert!(wide.rows[0].writes.ratio < 1.0, "{:?}", wide.rows[0].writes);
         assert!(wide.rows[0].reads.ratio < 0.6);
-        assert!(wide.notes.iter().any(|note| note.contains("does not fit the cache")));
+        let is_advice = |note: &String| note.contains("pool set NAME --map-cache");
+        assert!(wide.notes.iter().any(is_advice), "{:?}", wide.notes);
         let cached = PoolQuestion { cache_bytes: 4 << 30, ..PoolQuestion::default() };
-        assert!(predicted("pd-standard", 500, &cached).rows[0].writes.ratio > 4.0);
+        let cached = predicted("pd-standard", 500, &cached);
+        assert!(cached.rows[0].writes.ratio > 4.0 && !cached.notes.iter().any(is_advice));
     }
 
     #[test]

@@ -159,6 +159,12 @@ const MODELS: [(&str, Media); 6] = [
     ("Amazon EC2 NVMe Instance Storage", Media::LocalSsd),
 ];
 
+/// Whether a disk of this name and model loses its content when its machine stops.
+pub(crate) fn is_lost_with_machine(name: &str, model: Option<&str>) -> bool {
+    let is_memory = ["zram", "ram"].iter().any(|prefix| name.starts_with(prefix));
+    is_memory || media(name, model, None) == Media::LocalSsd
+}
+
 fn media(name: &str, model: Option<&str>, rotational: Option<bool>) -> Media {
     let known = model
         .and_then(|model| MODELS.iter().find(|(known, _)| model.starts_with(known)))

@@ -12,7 +12,7 @@ use crate::inspect::DeviceUse;
 use crate::parse::Mount;
 use crate::root::Root;
 
-pub(crate) use disk::{DiskFacts, Media};
+pub(crate) use disk::{DiskFacts, Media, is_lost_with_machine};
 use reader::FactReader;
 pub(crate) use reader::Observed;
 pub use reader::Unread;

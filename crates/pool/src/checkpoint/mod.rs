@@ -2,7 +2,8 @@
 //!
 //! Invariants:
 //! - the trees of a checkpoint contain exactly the chunks before its start;
-//! - its pages and metadata are flushed before the superblock names them;
+//! - its pages, metadata, and all chunks before them are durable on the devices of the table before
+//!   the superblock names them;
 //! - hosts continue to write while it runs: their changes go to another table.
 
 pub(crate) mod merge;
@@ -106,7 +107,7 @@ impl Shared {
     }
 
     async fn try_checkpoint(&self) -> Result<(), IoError> {
-        let (frozen, mut work, mut meta, moving, mut superblock) = {
+        let (frozen, mut work, mut meta, moving) = {
             let mut state = self.state.lock();
             state.check()?;
             // A checkpoint of what a snapshot sealed contains nothing that was asked for since.
@@ -128,7 +129,7 @@ impl Shared {
                 usage: state.usage.clone(),
             };
             let moving = std::mem::take(&mut state.moving);
-            (frozen, work, Metadata::of(&state), moving, state.superblock.clone())
+            (frozen, work, Metadata::of(&state), moving)
         };
         let before = (work.trees.clone(), work.usage.clone());
         match work.relocate(&moving).await {
@@ -151,12 +152,17 @@ impl Shared {
             meta.write(&work.old, &work.usage, &work.catalog, &moving, frozen.birth()).await?;
         // Everything that the checkpoint refers to took effect before, so one flush covers it.
         self.flush().await?;
-        superblock.update += 1;
-        superblock.root = root;
-        (superblock.start, superblock.log) = (frozen.start, frozen.log);
-        self.storage.write_superblock(&superblock).await?;
+        // Without the log device, too, the checkpoint is whole.
+        self.written_out().await?;
+        let turn = self.update_turn().await?;
+        let superblock = self.next_update(|superblock| {
+            superblock.root = root;
+            (superblock.start, superblock.log) = (frozen.start, frozen.log);
+        });
+        turn.write(&superblock, None).await?;
         let Work { catalog, trees, usage, .. } = work;
         self.commit(superblock, &frozen.catalog, &catalog, trees, meta, usage);
+        drop(turn);
         drop(frozen);
         // Clearing takes too long for the lock.
         let merged = self.state.lock().merged.take();
@@ -179,7 +185,7 @@ impl Shared {
         let mut state = self.state.lock();
         let state: &mut State = &mut state;
         let start = self.storage.layout.segment_of(superblock.start.block);
-        state.superblock = superblock;
+        state.updated(superblock);
         for id in before.volumes.keys().filter(|id| !after.volumes.contains_key(id)) {
             state.catalog.volumes.remove(id);
             state.trees.remove(id);

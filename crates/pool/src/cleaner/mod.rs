@@ -149,16 +149,20 @@ impl Shared {
         let state: &mut State = &mut state;
         let segment_blocks = self.storage.layout.segment_blocks();
         let free_blocks = state.segments.free() as u64 * u64::from(segment_blocks);
+        let evacuated = state.evacuated.clone();
+        // During an evacuation, the device has segments for what the others have no room for. Larger
+        // passes then spread the checkpoint after each over more of them.
+        let share = if evacuated.is_some() { 2 } else { 4 };
         let budget = Budget {
             // A copy takes a header per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
-            copies: (state.sizes.recent as u64 / 2).min(free_blocks / 4),
+            copies: (state.sizes.recent as u64 / 2).min(free_blocks / share),
         };
         // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
-        // others. Hosts stop at the whole reserve, so they cannot take that room for good.
+        // others, which takes half of the reserve. Hosts stop at the whole reserve, so they cannot
+        // take that room for good.
         let (free, reserve) = (state.segments.free(), state.sizes.reserve);
-        let evacuated = state.evacuated.clone();
-        if let Some(range) = evacuated.clone().filter(|_| 4 * free > 3 * reserve) {
+        if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
             let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));

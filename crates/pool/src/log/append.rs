@@ -3,10 +3,13 @@
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{BufMut, buf};
 
+use super::device::LogDevice;
 use super::position::ChunkContent;
 use crate::limits::BLOCK_BYTES;
-use crate::manage::shared::Shared;
+use crate::manage::shared::{Shared, WriteOut};
+use crate::manage::superblock::changed;
 use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::superblock::LogStart;
 use crate::ondisk::{Block, checksum};
 
 /// A chunk that took effect.
@@ -15,6 +18,20 @@ pub(crate) struct Appended {
     pub(crate) sequence: u64,
     /// First block of the payload.
     pub(crate) payload: u64,
+}
+
+/// Place of a chunk in the log.
+struct ChunkPlace {
+    start: LogStart,
+    /// Number of the log.
+    log: u64,
+    /// Every chunk before this sequence is durable.
+    durable: u64,
+}
+
+/// False for chunks of checkpoints and the cleaner.
+fn is_of_hosts(records: &[Record]) -> bool {
+    !matches!(records.first(), Some(Record::Page { .. } | Record::Moved { .. }))
 }
 
 /// Memory for a chunk of this payload: the header, then the payload.
@@ -59,20 +76,13 @@ impl Shared {
         let spare = self.state.lock().spares.checksums.pop();
         let mut checksums = spare.unwrap_or_default();
         checksums.extend(memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum));
-        let (start, log, durable) = {
-            let mut state = self.state.lock();
-            state.check()?;
-            let start = state.reserve(checksums.len());
-            if start.is_err() {
-                state.withdraw(&records);
+        let ChunkPlace { start, log, durable } = match &self.storage.log {
+            // Boxed, so that the future of a chunk stays small without a log device.
+            Some(log) => Box::pin(self.reserve_on(log, &records, checksums.len())).await?,
+            None => {
+                let reserved = self.try_reserve(&records, checksums.len());
+                reserved.expect("no slot to wait for")?.expect("no marks to wait for")
             }
-            let position = &state.position;
-            // Without volatile caches a completed write is durable.
-            let durable = match self.storage.has_volatile_cache() {
-                true => position.durable,
-                false => position.applied(),
-            };
-            (start?, position.log, durable)
         };
         let mut reserved = Reserved { shared: self, sequence: start.sequence, written: false };
         let header = ChunkHeader {
@@ -87,7 +97,7 @@ impl Shared {
         let block: &mut Block =
             (&mut memory[..BLOCK_BYTES]).try_into().expect("a header is a block");
         header.encode(block);
-        let written = self.storage.write(start.block, memory.freeze()).await;
+        let written = self.storage.write_chunk(&start, memory.freeze()).await;
         reserved.written = true;
         let ChunkHeader { records, checksums, .. } = header;
         self.complete(start.sequence, ChunkContent { records, checksums }, written);
@@ -100,13 +110,76 @@ impl Shared {
         Ok(Appended { sequence: start.sequence, payload: start.block + 1 })
     }
 
+    /// Reserves the place of a chunk on the log device: waits for the turn of hosts, for a slot, and for
+    /// the marks of its volumes.
+    async fn reserve_on(
+        &self,
+        log: &LogDevice,
+        records: &[Record],
+        payload: usize,
+    ) -> Result<ChunkPlace, IoError> {
+        if is_of_hosts(records) {
+            log.pace(1 + payload as u64).await;
+        }
+        loop {
+            match self.progress.wait_for(|| self.try_reserve(records, payload)).await? {
+                Some(reserved) => return Ok(reserved),
+                None => self.mark(records).await?,
+            }
+        }
+    }
+
+    /// Reserves the place of a chunk. Nothing without a free slot of the log device; `Ok(None)` if
+    /// the superblock must mark volumes first.
+    fn try_reserve(
+        &self,
+        records: &[Record],
+        payload: usize,
+    ) -> Option<Result<Option<ChunkPlace>, IoError>> {
+        let mut state = self.state.lock();
+        if let Err(error) = state.check() {
+            return Some(Err(error));
+        }
+        let mut head = self.storage.log.as_ref().map(|log| (log, log.head()));
+        if let Some((_, head)) = &head {
+            if head.tail.is_full() {
+                let is_over = state.write_out != WriteOut::Runs;
+                return is_over.then_some(Err(IoError::Unreachable));
+            }
+            if !state.is_marked(records) {
+                return Some(Ok(None));
+            }
+        }
+        let start = match state.reserve(payload) {
+            Ok(start) => start,
+            Err(error) => {
+                state.withdraw(records);
+                drop(state);
+                self.progress.notify();
+                return Some(Err(error));
+            }
+        };
+        if let Some((log, head)) = &mut head {
+            let (segment, first) = log.split(start.block);
+            let volumes = records.iter().flat_map(changed).copied();
+            head.tail.reserve((segment, start.slot), first, 1 + payload as u32, volumes);
+        }
+        let position = &state.position;
+        // Without volatile caches a completed write is durable.
+        let durable = match self.storage.has_volatile_cache() {
+            true => position.durable,
+            false => position.applied(),
+        };
+        Some(Ok(Some(ChunkPlace { start, log: position.log, durable })))
+    }
+
     /// The device write of a chunk has ended.
     fn complete(&self, sequence: u64, content: ChunkContent, written: Result<(), IoError>) {
         let mut state = self.state.lock();
         match written {
             Ok(()) if state.check().is_ok() => {
                 state.position.written(sequence, content);
-                state.apply_written();
+                state.apply_written(self.storage.log.as_deref());
             }
             Ok(()) => {}
             Err(error) => {

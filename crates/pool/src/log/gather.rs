@@ -92,9 +92,12 @@ impl Gatherer {
             this.close(&task);
             let begun = time::now();
             let outcome = task.write(&shared).await;
-            let mut pace = this.pace.get();
-            pace.completed(time::now() - begun);
-            this.pace.set(pace);
+            // With a log device, chunks wait for its throttle: that says nothing about its queue.
+            if shared.storage.log.is_none() {
+                let mut pace = this.pace.get();
+                pace.completed(time::now() - begun);
+                this.pace.set(pace);
+            }
             this.in_flight.set(this.in_flight.get() - 1);
             this.idle.notify();
             task.outcome.set(Some(outcome));

@@ -41,6 +41,8 @@ pub struct Position {
     pub durable: u64,
     next: LogStart,
     segment_blocks: u64,
+    /// Places of segments on the log device, used in turn; 1 without one.
+    slots: u32,
     in_flight: VecDeque<InFlight>,
 }
 
@@ -58,8 +60,15 @@ impl Position {
         let segment = segments.take().ok_or(IoError::NoSpace)?;
         let following = segments.take().ok_or(IoError::NoSpace)?;
         let segment_blocks = u64::from(segment_blocks);
-        let next = LogStart { sequence, block: u64::from(segment) * segment_blocks, following };
-        Ok(Position { log, durable: sequence, next, segment_blocks, in_flight: VecDeque::new() })
+        let next =
+            LogStart { sequence, block: u64::from(segment) * segment_blocks, following, slot: 0 };
+        let in_flight = VecDeque::new();
+        Ok(Position { log, durable: sequence, next, segment_blocks, slots: 1, in_flight })
+    }
+
+    /// The same log, whose segments have places on a log device.
+    pub fn on_slots(self, slots: u32) -> Position {
+        Position { slots, ..self }
     }
 
     /// Sequence of the first chunk that has not taken effect: the chunks before it were applied.
@@ -112,7 +121,8 @@ impl Position {
     /// The same position at the start of the following segment.
     fn following(&self, at: LogStart, segments: &mut Segments) -> Result<LogStart, IoError> {
         let following = segments.take().ok_or(IoError::NoSpace)?;
-        Ok(LogStart { block: u64::from(at.following) * self.segment_blocks, following, ..at })
+        let slot = (at.slot + 1) % self.slots;
+        Ok(LogStart { block: u64::from(at.following) * self.segment_blocks, following, slot, ..at })
     }
 
     /// Moves on to the following segment if the log has a chunk in this one, which names the
@@ -155,13 +165,22 @@ mod tests {
     fn chunks_fill_segments_and_never_cross_them() {
         let mut segments = Segments::new(9, &[], |_| false);
         let mut position = Position::begin(1, 10, 16, &mut segments).unwrap();
-        let at = |sequence, block, following| LogStart { sequence, block, following };
+        let at = |sequence, block, following| LogStart { sequence, block, following, slot: 0 };
         assert_eq!(chunk(&mut position, &mut segments, 10), at(10, 0, 1));
         assert_eq!(chunk(&mut position, &mut segments, 4), at(11, 11, 1));
         assert_eq!(position.start(), at(10, 0, 1));
         assert_eq!(chunk(&mut position, &mut segments, 0), at(12, 16, 2), "segment 0 is full");
         assert_eq!(chunk(&mut position, &mut segments, 15), at(13, 32, 3), "it does not fit");
         assert_eq!(chunk(&mut position, &mut segments, 0), at(14, 48, 4));
+    }
+
+    #[test]
+    fn segments_use_the_slots_of_the_log_device_in_turn() {
+        let mut segments = Segments::new(9, &[], |_| false);
+        let position = Position::begin(1, 10, 16, &mut segments).unwrap();
+        let mut position = position.on_slots(3);
+        let slots = [15, 10, 10, 15, 3].map(|payload| chunk(&mut position, &mut segments, payload));
+        assert_eq!(slots.map(|start| start.slot), [0, 1, 2, 0, 1]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Creation of a pool.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use flagstone_blockdev::SharedDevice;
 use flagstone_runtime::{buf, random_u64};
@@ -10,8 +11,9 @@ use super::shared::{Opened, Usage};
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{
-    BLOCK_BYTES, DEVICES_MAX, POOL_NAME_MAX, SEGMENT_BLOCKS_DEFAULT, SEGMENTS_MAX,
+    BLOCK_BYTES, DEVICES_MAX, LOG_SLOTS, POOL_NAME_MAX, SEGMENT_BLOCKS_DEFAULT, SEGMENTS_MAX,
 };
+use crate::log::device::LogDevice;
 use crate::log::position::Position;
 use crate::log::segments::Segments;
 use crate::manage::space::Sizes;
@@ -20,7 +22,7 @@ use crate::ondisk::catalog::Catalog;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::layout::{Layout, segments_of};
 use crate::ondisk::superblock::{
-    COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, copy_offset,
+    COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
 use crate::storage::{NamedDevice, Storage, read_block, write_block};
 
@@ -76,7 +78,7 @@ pub(super) async fn check_device(
     Ok(DeviceRecord { id: PoolId::random(), size_bytes: geometry.size_bytes, segments })
 }
 
-async fn is_empty(
+pub(super) async fn is_empty(
     device: &SharedDevice,
     size_bytes: u64,
 ) -> Result<bool, flagstone_blockdev::IoError> {
@@ -86,6 +88,20 @@ async fn is_empty(
     }
     let read = device.read(0, buf::alloc(len).await).await?;
     Ok(read.iter().all(|byte| *byte == 0))
+}
+
+/// A device that can be the log device, with as many slots as it can use.
+pub(super) async fn check_log_device(
+    named: &NamedDevice,
+    options: &CreateOptions,
+) -> Result<DeviceRecord, PoolError> {
+    let record = check_device(named, options.segment_blocks, options.overwrite).await?;
+    let segments = record.segments.min(*LOG_SLOTS.end());
+    if segments < *LOG_SLOTS.start() {
+        let reason = "a log device needs four segments, of 8 MiB by default, and 1 MiB";
+        return Err(PoolError::Unsuitable { device: named.name.clone(), reason });
+    }
+    Ok(DeviceRecord { segments, ..record })
 }
 
 /// Removes the superblocks of a device.
@@ -100,7 +116,10 @@ pub(super) async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
 
 /// Removes superblocks of an earlier pool, which would contradict the new ones. Meanwhile each device
 /// has its identifier in the first copy: a device with two names has only the last.
-async fn wipe_all(devices: &[NamedDevice], records: &[DeviceRecord]) -> Result<(), PoolError> {
+pub(super) async fn wipe_all(
+    devices: &[NamedDevice],
+    records: &[DeviceRecord],
+) -> Result<(), PoolError> {
     let failure = |named: &NamedDevice| {
         let device = named.name.clone();
         |error| PoolError::Device { device, error }
@@ -140,6 +159,18 @@ impl Pool {
         devices: Vec<NamedDevice>,
         options: &CreateOptions,
     ) -> Result<Pool, PoolError> {
+        Pool::create_with_log(devices, None, options).await
+    }
+
+    /// Creates a pool on these devices, with a log device, and opens it.
+    ///
+    /// # Errors
+    /// As [`Pool::create`]; the log device needs four segments.
+    pub async fn create_with_log(
+        devices: Vec<NamedDevice>,
+        log_device: Option<NamedDevice>,
+        options: &CreateOptions,
+    ) -> Result<Pool, PoolError> {
         if !(1..=POOL_NAME_MAX).contains(&options.name.len()) {
             return Err(PoolError::Options("the name needs 1 to 63 bytes"));
         }
@@ -159,13 +190,21 @@ impl Pool {
                 "the devices together need 32 to 16,777,216 segments, of 8 MiB by default",
             )
         })?;
-        wipe_all(&devices, &records).await?;
+        let log_record = match &log_device {
+            Some(named) => Some(check_log_device(named, options).await?),
+            None => None,
+        };
+        let (mut all, mut all_records) = (devices.clone(), records.clone());
+        all.extend(log_device.clone());
+        all_records.extend(log_record);
+        wipe_all(&all, &all_records).await?;
         let segments_count = layout.segments() as usize;
         let sizes = Sizes::of(&layout);
         let mut segments = Segments::new(layout.segments(), &[], |_| false);
         let log = random_u64();
         let position = Position::begin(log, 1, options.segment_blocks, &mut segments);
         let position = position.expect("a new pool has free segments");
+        let position = position.on_slots(log_record.map_or(1, |record| record.segments));
         let superblock = Superblock {
             update: 0,
             pool: PoolId::random(),
@@ -174,8 +213,11 @@ impl Pool {
             devices: records,
             segment_blocks: options.segment_blocks,
             log,
-            start: LogStart { sequence: 1, block: 0, following: 0 },
+            start: LogStart { sequence: 1, block: 0, following: 0, slot: 0 },
             root: Entry::HOLE,
+            log_device: log_record,
+            tail: TailVolumes::default(),
+            reached: 0,
         };
         let opened = Opened {
             position,
@@ -189,6 +231,10 @@ impl Pool {
             catalog_bytes: Vec::new(),
             superblock,
         };
-        Pool::start(Storage { devices: devices.into(), layout }, sizes, opened).await
+        let log = log_device.zip(log_record).map(|(named, record)| {
+            let log = LogDevice::new(named, record.segments, options.segment_blocks, sizes.tail);
+            Arc::new(log)
+        });
+        Pool::start(Storage { devices: devices.into(), layout, log }, sizes, opened).await
     }
 }

@@ -23,8 +23,11 @@ use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
 use super::space::OrderKind;
+use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
-use crate::limits::{BLOCK_BYTES, DEVICES_MAX, EVACUATION_STEPS, SEGMENTS_MAX};
+use crate::limits::{
+    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
+};
 use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, Superblock, copy_offset};
 use crate::recover::superblocks::read_superblock;
@@ -158,7 +161,9 @@ impl Pool {
             return Err(PoolError::Unsuitable { device, reason }.into());
         }
         let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
-        if is_volatile(&new) && !shared.storage.has_volatile_cache() {
+        // A log device decides what hosts see of caches.
+        let is_seen = shared.storage.log.is_none();
+        if is_seen && is_volatile(&new) && !shared.storage.has_volatile_cache() {
             // Hosts that are attached were told that they need not flush.
             let reason = "it has a volatile write cache, and the devices of the pool have none: turn \
                           its cache off";
@@ -167,9 +172,9 @@ impl Pool {
         let record = check_device(&new, segment_blocks, overwrite).await?;
         let turn = self.keeper_turn().await?;
         wipe(&new).await?;
-        let mut superblock = shared.state.lock().superblock.clone();
-        superblock.update += 1;
-        superblock.devices.push(record);
+        // From here on to the end of the update, the log device's marks wait.
+        let update = shared.update_turn().await.map_err(VolumeError::Io)?;
+        let superblock = shared.next_update(|superblock| superblock.devices.push(record));
         let index = superblock.devices.len() - 1;
         let total = u64::from(shared.storage.layout.segments()) + u64::from(record.segments);
         if total > u64::from(SEGMENTS_MAX) {
@@ -179,7 +184,7 @@ impl Pool {
         first.map_err(|error| PoolError::Device { device, error })?;
         shared.storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
         shared.storage.devices.push(new);
-        self.write_table(&superblock, Some(index)).await.map_err(VolumeError::Io)?;
+        self.write_table(&update, &superblock, Some(index)).await.map_err(VolumeError::Io)?;
         {
             let mut state = shared.state.lock();
             let segments = record.segments as usize;
@@ -192,7 +197,7 @@ impl Pool {
             state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
             (state.clean, state.gain) = (false, Default::default());
         }
-        drop((turn, order));
+        drop((update, turn, order));
         shared.progress.notify();
         Ok(())
     }
@@ -200,14 +205,15 @@ impl Pool {
     /// Writes a superblock with another table. A new device has its first copies already.
     async fn write_table(
         &self,
+        turn: &SuperblockTurn<'_>,
         superblock: &Superblock,
         new: Option<usize>,
     ) -> Result<(), IoError> {
         let shared = self.shared();
-        let written = shared.storage.write_superblock_after(superblock, new).await;
+        let written = turn.write(superblock, new).await;
         let mut state = shared.state.lock();
         match written {
-            Ok(()) => state.superblock = superblock.clone(),
+            Ok(()) => state.updated(superblock.clone()),
             Err(_) => state.fail(IoError::WriteFault),
         }
         drop(state);
@@ -245,9 +251,13 @@ impl Pool {
         }
         let sizes = shared.sizes.within(layout, rest);
         let used = state.supply().used();
-        if used > sizes.capacity || rest < crate::limits::SEGMENTS_MIN {
+        let room = match rest < EVACUATION_SEGMENTS {
+            true => sizes.capacity / 4 * 3,
+            false => sizes.capacity,
+        };
+        if used > room || rest < crate::limits::SEGMENTS_MIN {
             let block = BLOCK_BYTES as u64;
-            let (capacity_bytes, needed_bytes) = (sizes.capacity * block, used * block);
+            let (capacity_bytes, needed_bytes) = (room * block, used * block);
             return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
         }
         // What could not be read before may be readable now.
@@ -358,15 +368,15 @@ impl Evacuation {
         let shared = self.pool.shared().clone();
         let order = self.pool.order(OrderKind::Deletion).await?;
         let turn = self.pool.keeper_turn().await?;
-        let mut superblock = {
+        let update = shared.update_turn().await.map_err(VolumeError::Io)?;
+        {
             let mut state = shared.state.lock();
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
             assert_eq!(state.segments.in_use(&range).0, 0, "nothing refers to the device");
-            state.superblock.clone()
-        };
-        superblock.update += 1;
-        superblock.devices[self.index].size_bytes = 0;
-        if let Err(error) = self.pool.write_table(&superblock, None).await {
+        }
+        let superblock =
+            shared.next_update(|superblock| superblock.devices[self.index].size_bytes = 0);
+        if let Err(error) = self.pool.write_table(&update, &superblock, None).await {
             return Err(VolumeError::Io(error).into());
         }
         shared.storage.layout.remove(self.index);
@@ -376,7 +386,7 @@ impl Evacuation {
             state.evacuated = None;
             state.segments.end_drain(true);
         }
-        drop((turn, order));
+        drop((update, turn, order));
         Ok(())
     }
 }

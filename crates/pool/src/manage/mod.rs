@@ -3,8 +3,11 @@
 pub mod create;
 pub mod device_set;
 pub mod devices;
+pub mod log_device;
+pub mod open;
 pub mod pool;
 pub(crate) mod shared;
 pub mod snapshot;
 pub(crate) mod space;
+pub(crate) mod superblock;
 pub mod volume;

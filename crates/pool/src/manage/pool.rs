@@ -6,27 +6,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::sync::SharedNotify;
-use flagstone_runtime::{CoreLocal, random_u64, spawn, spawn_detached};
+use flagstone_runtime::{CoreLocal, spawn, spawn_detached};
 use parking_lot::Mutex;
 
-use super::shared::{Opened, Shared, State, VolumeHandle, Work, reservation};
+use super::log_device::LogDeviceStatus;
+use super::shared::{Opened, Shared, State, Update, VolumeHandle, Work, WriteOut, reservation};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
-use crate::limits::{BLOCK_BYTES, CACHE_PAGES, VOLUMES_MAX};
+use crate::limits::{BLOCK_BYTES, CACHE_PAGES, MAP_CACHE_BYTES, VOLUMES_MAX};
 use crate::log::append::chunk_memory;
-use crate::log::position::Position;
-use crate::log::segments::Segments;
 use crate::map::cache::PageCache;
-use crate::map::recent::Recent;
 use crate::ondisk::FormatError;
 use crate::ondisk::catalog::{Catalog, VolumeRecord};
 use crate::ondisk::chunk::Record;
-use crate::recover::metadata::read_checkpoint;
-use crate::recover::replay::Replay;
-use crate::recover::superblocks::{assemble, read_superblock, repair};
-use crate::storage::{NamedDevice, Storage};
+use crate::storage::Storage;
 
 /// Stops the keeper when the last handle of the pool and its volumes is dropped.
 pub(crate) struct PoolGuard(pub(crate) Arc<Shared>);
@@ -68,6 +63,8 @@ pub struct PoolStatus {
     pub reserved_bytes: u64,
     /// Free segments, in bytes.
     pub free_segment_bytes: u64,
+    /// Most memory of map pages, in bytes.
+    pub map_cache_bytes: u64,
     /// Number of volumes.
     pub volumes: usize,
     /// Checkpoints since the opening.
@@ -78,6 +75,8 @@ pub struct PoolStatus {
     pub copied_blocks: u64,
     /// Why the pool fails changes, until it is opened again.
     pub failed: Option<IoError>,
+    /// The log device, if the pool has one.
+    pub log: Option<LogDeviceStatus>,
 }
 
 /// One order at a time: released when dropped.
@@ -91,65 +90,12 @@ impl Drop for Order {
 }
 
 impl Pool {
-    /// Opens the pool whose devices these are, in any order. Recovery replays the log, and ends
-    /// with a checkpoint.
-    ///
-    /// # Errors
-    /// [`PoolError`] names the device and the reason, for devices that are not one complete and
-    /// current pool, damaged metadata, and errors of devices.
-    pub async fn open(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
-        let mut found = Vec::with_capacity(devices.len());
-        for named in devices {
-            let superblock = read_superblock(&named).await?;
-            found.push((named, superblock));
-        }
-        let (storage, superblock) = assemble(&found)?;
-        let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
-        let sizes = Sizes::of(&storage.layout);
-        let cache = PageCache::new(CACHE_PAGES);
-        let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
-        let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
-        let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
-        replay.run().await?;
-        repair(&storage, &superblock, &superblocks).await?;
-        // Replayed chunks may be in the caches of the devices only.
-        let flushed = storage.flush().await;
-        flushed.map_err(|error| PoolError::Device { device: superblock.name.clone(), error })?;
-        let sequence = replay.sequence();
-        let Replay { recent, frozen, catalog, trees, segments: log_segments, .. } = replay;
-        let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
-        let is_live =
-            |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
-        let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
-        storage.layout.removed_segments().for_each(|range| segments.withhold(range));
-        let free = segments.free();
-        let begun =
-            Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
-        let position =
-            begun.map_err(|_| PoolError::Full { pool: superblock.name.clone(), free })?;
-        let catalog_bytes = checkpoint.catalog_bytes;
-        let opened = Opened {
-            position,
-            segments,
-            recent,
-            frozen,
-            catalog,
-            trees,
-            usage,
-            meta_usage,
-            catalog_bytes,
-            superblock,
-        };
-        Pool::start(storage, sizes, opened).await
-    }
-
     /// Makes the first checkpoint, which begins a new log, and starts the keeper.
     pub(crate) async fn start(
         storage: Storage,
         sizes: Sizes,
         opened: Opened,
     ) -> Result<Pool, PoolError> {
-        let device = storage.devices[0].name.clone();
         let shared = Arc::new(Shared {
             name: opened.superblock.name.clone(),
             storage,
@@ -159,13 +105,25 @@ impl Pool {
             progress: SharedNotify::default(),
             gatherers: CoreLocal::new(),
         });
+        // An opening that is dropped ends the writing out, which holds the devices.
+        let guard = Arc::new(PoolGuard(shared.clone()));
+        if let Some(log) = shared.storage.log.clone() {
+            shared.state.lock().write_out = WriteOut::Runs;
+            let shared = shared.clone();
+            spawn_detached(async move { shared.keep_writing_out(log).await });
+        }
         // One for what was replayed before a snapshot, one for everything.
         while shared.state.lock().needs_first_checkpoint() {
-            let done = shared.checkpoint().await;
-            done.map_err(|error| PoolError::Device { device: device.clone(), error })?;
+            if let Err(error) = shared.checkpoint().await {
+                // It uses the devices until it ends.
+                shared.write_out_ended().await;
+                let device = format!("a device of pool {}", shared.name);
+                return Err(PoolError::Device { device, error });
+            }
         }
+        shared.state.lock().kept = true;
         spawn_detached(keep(shared.clone()));
-        Ok(Pool { guard: Arc::new(PoolGuard(shared)) })
+        Ok(Pool { guard })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -192,19 +150,26 @@ impl Pool {
         shared.progress.wait_for(done).await
     }
 
-    /// Makes a checkpoint, so that the next opening has nothing to replay, and stops. Changes fail
-    /// from now on.
+    /// Makes a checkpoint, so that the next opening has nothing to replay, writes out the log device,
+    /// and stops. Changes fail from now on.
     ///
     /// # Errors
     /// Of the devices; the pool is stopped, and its log is replayed at the next opening.
     pub async fn close(&self) -> Result<(), IoError> {
         let made = self.checkpoint().await;
-        let mut state = self.shared().state.lock();
-        state.fail(IoError::Unreachable);
-        state.wanted.stop = true;
-        drop(state);
-        self.shared().progress.notify();
-        made
+        let shared = self.shared();
+        {
+            let mut state = shared.state.lock();
+            state.fail(IoError::Unreachable);
+            state.wanted.stop = true;
+        }
+        shared.progress.notify();
+        shared.write_out_ended().await;
+        shared.keeper_ended().await;
+        match made {
+            Ok(()) if shared.has_tail() => Err(IoError::WriteFault),
+            made => made,
+        }
     }
 
     /// Stops the pool and removes its superblocks: its data is lost, and its devices are free. A
@@ -219,14 +184,32 @@ impl Pool {
             let mut state = shared.state.lock();
             state.fail(IoError::Unreachable);
             state.wanted.stop = true;
+            if state.write_out == WriteOut::Runs {
+                state.write_out = WriteOut::Abandoned;
+            }
         }
         shared.progress.notify();
+        shared.write_out_ended().await;
         // Otherwise a checkpoint in progress could write a superblock afterwards.
-        let ended = || (!shared.state.lock().kept).then_some(());
-        shared.progress.wait_for(ended).await;
-        for (_, named) in shared.storage.devices.present() {
+        shared.keeper_ended().await;
+        // A pool that failed before has no further updates.
+        let _turn = shared.update_turn().await;
+        shared.state.lock().update = Update::Over;
+        for (_, named) in shared.storage.members() {
             super::create::wipe(named).await?;
         }
+        Ok(())
+    }
+
+    /// Changes the most memory of map pages, in bytes. Pages beyond it are freed at once.
+    ///
+    /// # Errors
+    /// [`PoolError::Options`] beyond [`MAP_CACHE_BYTES`].
+    pub fn set_map_cache(&self, bytes: u64) -> Result<(), PoolError> {
+        if !MAP_CACHE_BYTES.contains(&bytes) {
+            return Err(PoolError::Options("a map cache has 1 MiB to 64 GiB"));
+        }
+        self.shared().cache.set_capacity((bytes / BLOCK_BYTES as u64) as usize);
         Ok(())
     }
 
@@ -250,11 +233,13 @@ impl Pool {
             used_bytes: bytes(supply.live + supply.entries as u64),
             reserved_bytes: bytes(supply.reserved),
             free_segment_bytes: bytes(supply.free as u64 * segment),
+            map_cache_bytes: bytes(shared.cache.capacity() as u64),
             volumes: state.catalog.present().count(),
             checkpoints: state.checkpoints,
             cleaned_segments: state.cleaned.0,
             copied_blocks: state.cleaned.1,
             failed: state.check().err(),
+            log: LogDeviceStatus::of(shared, &state),
         }
     }
 
@@ -275,10 +260,13 @@ impl Pool {
     /// A volume as a device. Handles of the same volume see the same data and size.
     ///
     /// # Errors
-    /// [`VolumeError::Unknown`].
+    /// [`VolumeError::Unknown`]; [`VolumeError::Incomplete`] after the log device was lost.
     pub fn open_volume(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
         let mut state = self.shared().state.lock();
         let (id, blocks) = match state.catalog.by_name(name) {
+            Some(volume) if volume.incomplete => {
+                return Err(VolumeError::Incomplete { name: name.to_owned() });
+            }
             Some(volume) => (volume.id, volume.blocks),
             None => return Err(self.unknown(name)),
         };
@@ -423,7 +411,7 @@ impl Pool {
     }
 
     /// Changes a volume, as one durable step: `change` gets the volume as it is.
-    async fn change(
+    pub(super) async fn change(
         &self,
         name: &str,
         change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,

@@ -3,7 +3,7 @@
 //! Invariant: the recent changes above the trees are exactly the chunks that took effect since the
 //! checkpoint of the trees.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +18,7 @@ use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
 use crate::limits::{CHUNKS_UNAPPLIED, DAMAGED_CHECKPOINTS, LOG_SEGMENTS_MAX, SPARES_MAX};
+use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
 use crate::log::segments::{ReadGuard, Segments};
@@ -28,7 +29,7 @@ use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -78,6 +79,28 @@ pub(crate) enum Turn {
     Waiting,
     /// It changes the lineage of volumes.
     Held,
+}
+
+/// An update of the superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Update {
+    /// None is in progress.
+    Idle,
+    /// One task has the turn.
+    Runs,
+    /// None may follow. One failed, and may be on some of the devices: another update of the same
+    /// number would contradict it. Or the devices have another log device, or are no pool.
+    Over,
+}
+
+/// The task that writes out the log device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteOut {
+    Runs,
+    /// It ends as soon as it can: a device failed, or the pool is destroyed.
+    Abandoned,
+    /// There is none.
+    Ended,
 }
 
 /// Live blocks per segment.
@@ -134,6 +157,14 @@ pub(crate) struct State {
     /// Catalog as it is on disk.
     pub(crate) catalog_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
+    pub(crate) update: Update,
+    /// Volumes that the superblock marks, whatever becomes of an update in progress: chunks that
+    /// change them may go to the log device.
+    pub(crate) marked: TailVolumes,
+    /// Volumes that the next update marks.
+    pub(crate) to_mark: BTreeSet<u32>,
+    /// The task that writes out the log device.
+    pub(crate) write_out: WriteOut,
     /// Number of checkpoints since the opening.
     pub(crate) checkpoints: u64,
     /// Entries and ranges that were admitted and have not taken effect.
@@ -238,6 +269,10 @@ impl State {
             meta_usage: opened.meta_usage,
             live,
             catalog_bytes: opened.catalog_bytes,
+            update: Update::Idle,
+            marked: opened.superblock.tail.clone(),
+            to_mark: BTreeSet::new(),
+            write_out: WriteOut::Ended,
             superblock: opened.superblock,
             checkpoints: 0,
             admitted: (0, 0),
@@ -249,7 +284,7 @@ impl State {
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
-            kept: true,
+            kept: false,
             keeper_works: false,
             turn: Turn::None,
             reserved: 0,
@@ -328,9 +363,12 @@ impl State {
     }
 
     /// Lets written chunks take effect, in order.
-    pub(crate) fn apply_written(&mut self) {
+    pub(crate) fn apply_written(&mut self, log: Option<&LogDevice>) {
         while let Some(chunk) = self.position.pop_written() {
             let content = chunk.content.expect("it is written");
+            if let Some(log) = log {
+                log.applied(&chunk.start, 1 + content.checksums.len() as u64);
+            }
             self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
             self.spares.put(content);
         }
@@ -504,7 +542,11 @@ impl State {
             Admission::Now => Some(Ok(())),
             Admission::Full => Some(Err(IoError::NoSpace)),
             Admission::AfterCheckpoint => {
-                self.wanted.checkpoint = true;
+                // Admitted changes can be merged when they have taken effect, which wakes this one:
+                // until then, checkpoints would follow each other without any use.
+                let merges =
+                    self.admitted == (0, 0) || !self.active.is_empty() || self.deleting > 0;
+                self.wanted.checkpoint |= merges;
                 None
             }
             Admission::AfterCleaning => {

@@ -146,6 +146,9 @@ impl Pool {
             let mut more = 0;
             for volume in volumes {
                 let found = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+                if found.incomplete {
+                    return Err(VolumeError::Incomplete { name: (*volume).to_owned() });
+                }
                 let full = format!("{volume}@{name}");
                 if ids.contains(&found.id) || state.catalog.snapshot_by_name(&full).is_some() {
                     let pool = self.shared().name.clone();

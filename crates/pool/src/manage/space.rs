@@ -21,6 +21,8 @@ pub(crate) struct Sizes {
     pub(crate) capacity: u64,
     /// Longest catalog, in bytes.
     pub(crate) catalog: usize,
+    /// Blocks on a log device near which hosts slow down.
+    pub(crate) tail: u64,
 }
 
 /// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
@@ -68,6 +70,9 @@ impl Sizes {
             reserve: reserve as usize,
             capacity: payload - payload / 16,
             catalog: catalog as usize * BLOCK_BYTES,
+            // A checkpoint ends when the tail that it found is written out; the changes that hosts
+            // make meanwhile fit the next table.
+            tail: (recent / 2).max(4 * u64::from(layout.segment_blocks())),
         }
     }
 }
@@ -204,7 +209,7 @@ mod tests {
     use super::*;
 
     const SIZES: Sizes =
-        Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000, catalog: 4096 };
+        Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000, catalog: 4096, tail: 64 };
     const SUPPLY: Supply = Supply {
         live: 500,
         reserved: 100,

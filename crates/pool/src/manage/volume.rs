@@ -60,6 +60,9 @@ pub struct VolumeInfo {
     pub thick: bool,
     /// The snapshot of another volume from which it continues.
     pub origin: Option<String>,
+    /// Changes were lost with the log device: it cannot be opened before the operator accepts that
+    /// ([`crate::Pool::give_up_tail`]).
+    pub incomplete: bool,
     /// Text that the layers above keep with it.
     pub properties: BTreeMap<String, String>,
 }
@@ -75,6 +78,7 @@ impl VolumeInfo {
             used_bytes: record.mapped * BLOCK,
             thick: record.thick,
             origin: origin.and_then(|snapshot| catalog.snapshot_name(snapshot)),
+            incomplete: record.incomplete,
             properties: record.properties.clone(),
         }
     }

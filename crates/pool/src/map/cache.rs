@@ -1,10 +1,12 @@
-//! Page cache: decoded map pages, bounded in number, with second-chance eviction.
+//! Page cache: decoded map pages, bounded in number, with second-chance eviction. The bound may change
+//! at any time.
 //!
 //! Invariant: a page is returned only for the entry with which it was read. A location that was
 //! reused for another page is a miss, because the entries differ in birth.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
@@ -26,14 +28,32 @@ struct Slots {
 
 /// Cache of map pages, shared by cores.
 pub struct PageCache {
-    capacity: usize,
+    capacity: AtomicUsize,
     slots: Mutex<Slots>,
 }
 
 impl PageCache {
     /// A cache of at most `capacity` pages.
     pub fn new(capacity: usize) -> PageCache {
-        PageCache { capacity: capacity.max(1), slots: Mutex::default() }
+        PageCache { capacity: AtomicUsize::new(capacity.max(1)), slots: Mutex::default() }
+    }
+
+    /// Most pages.
+    pub fn capacity(&self) -> usize {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Changes the bound, and frees the memory beyond it.
+    pub fn set_capacity(&self, capacity: usize) {
+        let mut slots = self.slots.lock();
+        let capacity = capacity.max(1);
+        self.capacity.store(capacity, Ordering::Relaxed);
+        let Slots { by_location, slots, hand } = &mut *slots;
+        for slot in slots.drain(capacity.min(slots.len())..) {
+            by_location.remove(&slot.entry.location);
+        }
+        slots.shrink_to_fit();
+        *hand = 0;
     }
 
     /// The page of an entry, if it is in memory.
@@ -53,7 +73,7 @@ impl PageCache {
             slots.slots[index] = fresh;
             return;
         }
-        let index = if slots.slots.len() < self.capacity {
+        let index = if slots.slots.len() < self.capacity() {
             slots.slots.push(fresh);
             slots.slots.len() - 1
         } else {
@@ -97,5 +117,19 @@ mod tests {
         assert!(cache.get(entry(9, 2)).is_none(), "the location was reused");
         cache.put(entry(9, 2), Arc::default());
         assert!(cache.get(entry(9, 1)).is_none() && cache.get(entry(9, 2)).is_some());
+    }
+
+    #[test]
+    fn bound_changes_while_pages_are_cached() {
+        let cache = PageCache::new(4);
+        let entry = |location| Entry { location, birth: 1, checksum: 0 };
+        let held = || (1..20).filter(|location| cache.get(entry(*location)).is_some()).count();
+        let fill = || (1..20).for_each(|location| cache.put(entry(location), Arc::default()));
+        for (capacity, after) in [(4, 0), (9, 4), (2, 2), (5, 2)] {
+            cache.set_capacity(capacity);
+            assert_eq!((cache.capacity(), held()), (capacity, after));
+            fill();
+            assert_eq!(held(), capacity);
+        }
     }
 }

@@ -64,6 +64,8 @@ pub struct VolumeRecord {
     pub parent: u32,
     /// It took the place of a deleted snapshot of another source.
     pub adopted: bool,
+    /// Changes were lost with the log device, and the operator has not accepted that.
+    pub incomplete: bool,
     /// Its size is reserved.
     pub thick: bool,
     /// Name, without `@`: unique among the present volumes of the pool, or among the snapshots of
@@ -92,6 +94,7 @@ impl VolumeRecord {
             kind: VolumeKind::Volume,
             parent: 0,
             adopted: false,
+            incomplete: false,
             thick: false,
             name,
             uuid: PoolId::default(),
@@ -156,6 +159,7 @@ impl VolumeRecord {
             put(bytes, 96, &created_s.to_le_bytes());
         }
         bytes[58] = u8::from(self.adopted);
+        bytes[59] = u8::from(self.incomplete);
         put(bytes, 60, &self.parent.to_le_bytes());
         put(bytes, 72, &self.shared.to_le_bytes());
         put(bytes, 8, &self.uuid.0);
@@ -216,6 +220,7 @@ impl VolumeRecord {
             },
             parent: fixed.u32(60),
             adopted: truth(bytes[58], "adopted")?,
+            incomplete: truth(bytes[59], "incomplete")?,
             thick: truth(bytes[5], "thick")?,
             name: text(name)?,
             uuid: PoolId(fixed.bytes(8)),

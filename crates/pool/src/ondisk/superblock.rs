@@ -4,16 +4,25 @@
 //! - after a crash at least two whole copies of each device have this update or the one before;
 //! - an update that succeeded is on at least three copies of each device, so of any two whole
 //!   copies one has it.
+//!
+//! The log device is no member of the device table: no block of the pool is on it for good.
+
+use std::collections::BTreeSet;
 
 use super::entry::{ENTRY_BYTES, Entry, U48_MAX};
-use super::layout::Layout;
-use super::{Block, FormatError, begin, open, put, seal};
+use super::layout::{Layout, segments_of};
+use super::{Block, Fields, FormatError, begin, open, put, seal};
 use crate::id::PoolId;
-use crate::limits::{BLOCK_BYTES, DEVICES_MAX, POOL_NAME_MAX};
+use crate::limits::{BLOCK_BYTES, DEVICES_MAX, LOG_SLOTS, POOL_NAME_MAX, TAIL_VOLUMES_MAX};
 
 const MAGIC: &[u8; 8] = b"FSPOOLS\n";
 const DEVICES_AT: usize = 512;
 const DEVICE_BYTES: usize = 32;
+const LOG_DEVICE_AT: usize = 192;
+const TAIL_AT: usize = 1024;
+
+/// Position in the device table that stands for the log device.
+pub const LOG_INDEX: u16 = u16::MAX;
 
 /// Copies on each device.
 pub const COPIES: usize = 4;
@@ -56,6 +65,73 @@ pub struct LogStart {
     pub block: u64,
     /// Segment that follows the one of that block.
     pub following: u32,
+    /// Place on the log device of the segment of that block; 0 without a log device.
+    pub slot: u32,
+}
+
+/// Volumes with changes that may be on the log device only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TailVolumes {
+    /// These, at most 700. None: everything is on the devices of the table.
+    Listed(BTreeSet<u32>),
+    /// Any.
+    All,
+}
+
+impl Default for TailVolumes {
+    fn default() -> TailVolumes {
+        TailVolumes::Listed(BTreeSet::new())
+    }
+}
+
+impl TailVolumes {
+    /// These volumes, or all if they are too many for a list.
+    pub fn of(volumes: BTreeSet<u32>) -> TailVolumes {
+        match volumes.len() <= TAIL_VOLUMES_MAX {
+            true => TailVolumes::Listed(volumes),
+            false => TailVolumes::All,
+        }
+    }
+
+    /// True if the log device has nothing that the devices of the table lack.
+    pub fn is_empty(&self) -> bool {
+        *self == TailVolumes::default()
+    }
+
+    /// Whether changes of a volume may be on the log device only.
+    pub fn has(&self, volume: u32) -> bool {
+        match self {
+            TailVolumes::Listed(volumes) => volumes.contains(&volume),
+            TailVolumes::All => true,
+        }
+    }
+
+    /// Number of listed volumes from this identifier on: those that were made since it was the next.
+    pub fn made_since(&self, next_id: u32) -> usize {
+        match self {
+            TailVolumes::Listed(volumes) => volumes.range(next_id..).count(),
+            TailVolumes::All => 0,
+        }
+    }
+
+    /// Volumes of this and of others.
+    pub fn union(&self, others: &BTreeSet<u32>) -> TailVolumes {
+        match self {
+            TailVolumes::Listed(volumes) => TailVolumes::of(volumes | others),
+            TailVolumes::All => TailVolumes::All,
+        }
+    }
+
+    /// Those of this that `other` has, too.
+    pub fn intersection(&self, other: &TailVolumes) -> TailVolumes {
+        match (self, other) {
+            (TailVolumes::Listed(own), TailVolumes::Listed(other)) => {
+                TailVolumes::Listed(own & other)
+            }
+            (TailVolumes::All, other) => other.clone(),
+            (own, TailVolumes::All) => own.clone(),
+        }
+    }
 }
 
 /// A decoded superblock.
@@ -67,7 +143,7 @@ pub struct Superblock {
     pub pool: PoolId,
     /// Name of the pool.
     pub name: String,
-    /// Position of this device in the table.
+    /// Position of this device in the table; [`LOG_INDEX`] on the log device.
     pub device: u16,
     /// All devices.
     pub devices: Vec<DeviceRecord>,
@@ -79,15 +155,74 @@ pub struct Superblock {
     pub start: LogStart,
     /// Root of the metadata map.
     pub root: Entry,
+    /// The log device, whose segments are slots.
+    pub log_device: Option<DeviceRecord>,
+    /// Volumes with changes that may be on the log device only.
+    pub tail: TailVolumes,
+    /// Every chunk before this sequence was durable on the log device; 0 without one.
+    pub reached: u64,
+}
+
+fn put_device(block: &mut Block, at: usize, device: &DeviceRecord) {
+    put(block, at, &device.id.0);
+    put(block, at + 16, &device.size_bytes.to_le_bytes());
+    put(block, at + 24, &device.segments.to_le_bytes());
+}
+
+fn device_record(fields: Fields<'_>, at: usize) -> DeviceRecord {
+    DeviceRecord {
+        id: PoolId(fields.bytes(at)),
+        size_bytes: fields.u64(at + 16),
+        segments: fields.u32(at + 24),
+    }
+}
+
+/// The log device of a superblock, and the volumes of its tail.
+fn log_fields(
+    fields: Fields<'_>,
+    segment_blocks: u32,
+) -> Result<(Option<DeviceRecord>, TailVolumes), FormatError> {
+    let device = device_record(fields, LOG_DEVICE_AT);
+    let bad = FormatError::Field("log device");
+    let device = match device.id == PoolId::default() {
+        true if device.segments == 0 => None,
+        true => return Err(bad),
+        false => Some(device),
+    };
+    let fits = |device: &DeviceRecord| {
+        LOG_SLOTS.contains(&device.segments)
+            && u64::from(device.segments) <= segments_of(device.size_bytes, segment_blocks)
+    };
+    if device.as_ref().is_some_and(|device| !fits(device)) {
+        return Err(bad);
+    }
+    let count = usize::from(fields.u16(226));
+    let tail = match (fields.u16(224), count <= TAIL_VOLUMES_MAX) {
+        (0, true) => {
+            let ids: BTreeSet<u32> = (0..count).map(|id| fields.u32(TAIL_AT + 4 * id)).collect();
+            match ids.len() == count {
+                true => TailVolumes::Listed(ids),
+                false => return Err(FormatError::Field("tail")),
+            }
+        }
+        (1, _) if count == 0 => TailVolumes::All,
+        _ => return Err(FormatError::Field("tail")),
+    };
+    match device {
+        None if !tail.is_empty() => Err(FormatError::Field("tail")),
+        device => Ok((device, tail)),
+    }
 }
 
 impl Superblock {
     /// Encodes one copy.
     ///
     /// # Panics
-    /// With more than 16 devices or a name longer than 63 bytes.
+    /// With more than 16 devices, a name longer than 63 bytes, or a tail without a log device: no
+    /// reader accepts them.
     pub fn encode(&self, copy: usize) -> Block {
         assert!(self.devices.len() <= DEVICES_MAX && self.name.len() <= POOL_NAME_MAX);
+        assert!(self.log_device.is_some() || self.tail.is_empty(), "a tail without a log device");
         let mut block = [0; BLOCK_BYTES];
         begin(&mut block, MAGIC);
         put(&mut block, 10, &self.device.to_le_bytes());
@@ -105,10 +240,23 @@ impl Superblock {
         self.root.encode(&mut block[144..144 + ENTRY_BYTES]);
         for (index, device) in self.devices.iter().enumerate() {
             let at = DEVICES_AT + index * DEVICE_BYTES;
-            put(&mut block, at, &device.id.0);
-            put(&mut block, at + 16, &device.size_bytes.to_le_bytes());
-            put(&mut block, at + 24, &device.segments.to_le_bytes());
+            put_device(&mut block, at, device);
         }
+        if let Some(device) = &self.log_device {
+            put_device(&mut block, LOG_DEVICE_AT, device);
+        }
+        match &self.tail {
+            TailVolumes::All => put(&mut block, 224, &1_u16.to_le_bytes()),
+            TailVolumes::Listed(volumes) => {
+                assert!(volumes.len() <= TAIL_VOLUMES_MAX);
+                put(&mut block, 226, &(volumes.len() as u16).to_le_bytes());
+                for (index, volume) in volumes.iter().enumerate() {
+                    put(&mut block, TAIL_AT + 4 * index, &volume.to_le_bytes());
+                }
+            }
+        }
+        put(&mut block, 228, &self.start.slot.to_le_bytes());
+        put(&mut block, 232, &self.reached.to_le_bytes());
         seal(&mut block);
         block
     }
@@ -124,16 +272,14 @@ impl Superblock {
         }
         let count = usize::from(fields.u16(12));
         let device = fields.u16(10);
-        if !(1..=DEVICES_MAX).contains(&count) || usize::from(device) >= count {
+        if !(1..=DEVICES_MAX).contains(&count)
+            || device != LOG_INDEX && usize::from(device) >= count
+        {
             return Err(FormatError::Field("devices"));
         }
         let devices: Vec<DeviceRecord> = (0..count)
             .map(|index| DEVICES_AT + index * DEVICE_BYTES)
-            .map(|at| DeviceRecord {
-                id: PoolId(fields.bytes(at)),
-                size_bytes: fields.u64(at + 16),
-                segments: fields.u32(at + 24),
-            })
+            .map(|at| device_record(fields, at))
             .collect();
         // A device that is removed is not written any more.
         if devices.get(usize::from(device)).is_some_and(DeviceRecord::is_removed) {
@@ -146,6 +292,11 @@ impl Superblock {
         }
         let segment_blocks = fields.u32(104);
         let layout = Layout::new(segment_blocks, &devices)?;
+        let (log_device, tail) = log_fields(fields, segment_blocks)?;
+        let is_twin = |log: &DeviceRecord| devices.iter().any(|device| device.id == log.id);
+        if device == LOG_INDEX && log_device.is_none() || log_device.as_ref().is_some_and(is_twin) {
+            return Err(FormatError::Field("log device"));
+        }
         let len = usize::from(block[40]);
         if !(1..=POOL_NAME_MAX).contains(&len) {
             return Err(FormatError::Field("name"));
@@ -155,16 +306,23 @@ impl Superblock {
             sequence: fields.u64(120),
             block: fields.u64(128),
             following: fields.u32(136),
+            slot: fields.u32(228),
         };
+        let slots = log_device.map_or(1, |device| device.segments);
         if start.sequence > U48_MAX
             || start.block >= layout.blocks()
             || start.following >= layout.segments()
+            || start.slot >= slots
         {
             return Err(FormatError::Field("start of the log"));
         }
         let update = fields.u64(16);
         if update > U48_MAX {
             return Err(FormatError::Field("update"));
+        }
+        let reached = fields.u64(232);
+        if reached > U48_MAX {
+            return Err(FormatError::Field("reached"));
         }
         Ok(Superblock {
             update,
@@ -176,6 +334,9 @@ impl Superblock {
             log: fields.u64(112),
             start,
             root: Entry::decode(&block[144..144 + ENTRY_BYTES], layout.blocks())?,
+            log_device,
+            tail,
+            reached,
         })
     }
 }
@@ -223,14 +384,23 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
 }
 
 impl Superblock {
-    /// True if the table has the device as removed.
-    pub(crate) fn has_removed(&self, id: PoolId) -> bool {
-        self.devices.iter().any(|record| record.id == id && record.is_removed())
+    /// True for the superblock of a device that was removed from the table, or of a log device that
+    /// is none any more.
+    pub(crate) fn is_former(&self, other: &Superblock) -> bool {
+        let id = other.device_id();
+        let is_removed = |record: &DeviceRecord| record.id == id && record.is_removed();
+        match other.device {
+            LOG_INDEX => self.log_device.is_none_or(|log| log.id != id),
+            _ => self.devices.iter().any(is_removed),
+        }
     }
 
     /// Identifier of the device that holds this superblock.
     pub fn device_id(&self) -> PoolId {
-        self.devices[usize::from(self.device)].id
+        match (self.device, &self.log_device) {
+            (LOG_INDEX, Some(log)) => log.id,
+            _ => self.devices[usize::from(self.device)].id,
+        }
     }
 }
 

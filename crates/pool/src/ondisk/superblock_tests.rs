@@ -18,8 +18,11 @@ fn superblock(update: u64) -> Superblock {
         devices: vec![device(1), device(2)],
         segment_blocks: 16,
         log: 77,
-        start: LogStart { sequence: 5, block: 17, following: 3 },
+        start: LogStart { sequence: 5, block: 17, following: 3, slot: 2 },
         root: Entry { location: 20, birth: 4, checksum: 6 },
+        log_device: Some(DeviceRecord { segments: 8, ..device(3) }),
+        tail: TailVolumes::Listed(BTreeSet::from([3, 4])),
+        reached: 9,
     }
 }
 
@@ -38,6 +41,43 @@ fn superblock_round_trips() {
         assert_eq!(Superblock::decode(&block, (copy + 1) % COPIES), Err(FormatError::Foreign));
     }
     assert_eq!(Superblock::decode(&[0; BLOCK_BYTES], 0), Err(FormatError::Absent));
+}
+
+#[test]
+fn superblock_of_the_log_device_round_trips() {
+    for tail in [TailVolumes::default(), TailVolumes::All, TailVolumes::of((1..=700).collect())] {
+        let own = Superblock { device: LOG_INDEX, tail, ..superblock(3) };
+        assert_eq!(own.device_id(), PoolId([3; 16]));
+        assert_eq!(Superblock::decode(&own.encode(1), 1), Ok(own));
+    }
+    assert_eq!(TailVolumes::of((1..=701).collect()), TailVolumes::All);
+    let without = LogStart { slot: 0, ..superblock(3).start };
+    let without = Superblock {
+        log_device: None,
+        tail: TailVolumes::default(),
+        start: without,
+        ..superblock(3)
+    };
+    assert_eq!(Superblock::decode(&without.encode(1), 1), Ok(without));
+}
+
+#[test]
+fn impossible_log_devices_are_refused() {
+    let device = superblock(3).log_device.unwrap();
+    let beyond = DeviceRecord { segments: 41, ..device };
+    let few = DeviceRecord { segments: 3, ..device };
+    let twin = DeviceRecord { id: PoolId([1; 16]), ..device };
+    for log_device in [beyond, few, twin] {
+        let own = Superblock { log_device: Some(log_device), ..superblock(3) };
+        assert!(Superblock::decode(&own.encode(0), 0).is_err(), "{log_device:?}");
+    }
+    let mut block = superblock(3).encode(0);
+    block[LOG_DEVICE_AT..LOG_DEVICE_AT + DEVICE_BYTES].fill(0);
+    seal(&mut block);
+    assert_eq!(Superblock::decode(&block, 0), Err(FormatError::Field("tail")));
+    let start = LogStart { slot: 8, ..superblock(3).start };
+    let own = Superblock { start, ..superblock(3) };
+    assert_eq!(Superblock::decode(&own.encode(0), 0), Err(FormatError::Field("start of the log")));
 }
 
 #[test]
@@ -97,7 +137,8 @@ fn removed_devices_stay_in_the_table() {
     superblock.devices[0].size_bytes = 0;
     let block = superblock.encode(2);
     assert_eq!(Superblock::decode(&block, 2), Ok(superblock.clone()));
-    assert!(superblock.has_removed(PoolId([1; 16])) && !superblock.has_removed(PoolId([2; 16])));
+    let of = |device| Superblock { device, ..superblock.clone() };
+    assert!(superblock.is_former(&of(0)) && !superblock.is_former(&of(1)));
     let own = Superblock { device: 0, ..superblock.clone() };
     assert_eq!(Superblock::decode(&own.encode(2), 2), Err(FormatError::Field("devices")));
     superblock.devices[1].size_bytes = 0;

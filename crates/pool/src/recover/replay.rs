@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 
+use flagstone_blockdev::IoError;
 use flagstone_runtime::{BufMut, buf};
 
-use super::superblocks::device_error;
 use crate::checkpoint::Frozen;
 use crate::error::PoolError;
-use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS};
+use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, WRITE_OUT_BLOCKS};
+use crate::log::device::LogDevice;
+use crate::log::tail::Piece;
+use crate::manage::superblock::changed;
 use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::Recent;
 use crate::map::tree::Tree;
@@ -17,12 +20,67 @@ use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::patience::{Patience, Unread, Unreadable};
-use crate::storage::Storage;
+use crate::storage::{NamedDevice, Storage};
+
+/// Where blocks of the log are read.
+enum Place<'a> {
+    /// A slot of the log device.
+    Slot(&'a LogDevice, u32),
+    /// The devices of the table.
+    Table(&'a Storage),
+}
+
+impl Place<'_> {
+    /// Reads blocks of one segment.
+    async fn read(&self, block: u64, count: usize) -> Result<BufMut, IoError> {
+        let memory = buf::alloc(count * BLOCK_BYTES).await;
+        match self {
+            Place::Slot(log, slot) => log.read(*slot, log.split(block).1, memory).await,
+            Place::Table(storage) => storage.read(block, memory).await,
+        }
+    }
+
+    /// The device that has a block there.
+    fn device(&self, block: u64) -> &NamedDevice {
+        match self {
+            Place::Slot(log, _) => &log.named,
+            Place::Table(storage) => &storage.devices[storage.layout.place(block).device],
+        }
+    }
+}
+
+/// Adds blocks of the log to pieces, in large ones.
+fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count: u32) {
+    match pieces.last_mut() {
+        Some(last)
+            if last.segment == segment
+                && last.first + last.count == first
+                && last.count + count <= WRITE_OUT_BLOCKS =>
+        {
+            last.count += count;
+        }
+        _ => pieces.push(Piece { segment, slot, first, count }),
+    }
+}
+
+/// Which later chunk proves that a missing one was durable, and so that flushed data is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Any that says so.
+    Any,
+    /// One with changes of hosts. The log device is gone, and had none of them; pages of checkpoints
+    /// were durable on it alone.
+    OfHosts,
+    /// None: the loss of the end of the log is accepted.
+    Accepted,
+}
 
 /// State after a replay.
 pub(crate) struct Replay<'a> {
     storage: &'a Storage,
     patience: Patience,
+    /// Of the slots of the log device, in which a block has its number, too.
+    log_patience: Patience,
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
@@ -32,6 +90,9 @@ pub(crate) struct Replay<'a> {
     pub(crate) frozen: Option<Frozen>,
     /// Segments of the log, in order.
     pub(crate) segments: Vec<u32>,
+    /// What was found on the log device, to be written out.
+    pub(crate) on_log: Vec<Piece>,
+    pub(crate) proof: Proof,
 }
 
 impl<'a> Replay<'a> {
@@ -46,6 +107,7 @@ impl<'a> Replay<'a> {
         Replay {
             storage,
             patience: Patience::default(),
+            log_patience: Patience::default(),
             log: superblock.log,
             next: superblock.start,
             recent,
@@ -53,6 +115,8 @@ impl<'a> Replay<'a> {
             trees: trees.into_iter().map(|tree| (tree.volume, tree)).collect(),
             frozen: None,
             segments: vec![storage.layout.segment_of(superblock.start.block)],
+            on_log: Vec::new(),
+            proof: Proof::Any,
         }
     }
 
@@ -67,27 +131,56 @@ impl<'a> Replay<'a> {
     /// Of the devices; [`PoolError::LostChunk`] if flushed data would be lost.
     pub(crate) async fn run(&mut self) -> Result<(), PoolError> {
         loop {
-            let here = self.next.block;
-            if let Some(header) = self.chunk(here).await? {
+            if let Some(header) = self.chunk(self.next.block, self.next.slot).await? {
                 self.apply(&header)?;
                 continue;
             }
             let following = self.storage.layout.first_block(self.next.following);
             let is_new = !self.segments.contains(&self.next.following);
-            match self.chunk(following).await? {
+            let slot = self.slot_after(self.next.slot);
+            match self.chunk(following, slot).await? {
                 Some(header) if is_new => {
                     self.segments.push(self.next.following);
+                    self.next.slot = slot;
                     self.apply(&header)?;
                 }
                 _ => break,
             }
         }
-        self.search_later().await
+        match self.proof {
+            Proof::Any | Proof::OfHosts => self.search_later().await,
+            Proof::Accepted => Ok(()),
+        }
     }
 
-    /// The next chunk, if it is whole and begins at `block`.
-    async fn chunk(&self, block: u64) -> Result<Option<ChunkHeader>, PoolError> {
-        let Some(read) = self.read(block, 1).await? else { return Ok(None) };
+    fn slot_after(&self, slot: u32) -> u32 {
+        (slot + 1) % self.storage.log.as_ref().map_or(1, |log| log.slots)
+    }
+
+    /// The next chunk, if it is whole and begins at `block`: on the log device, or else in its place.
+    async fn chunk(&mut self, block: u64, slot: u32) -> Result<Option<ChunkHeader>, PoolError> {
+        if let Some(log) = &self.storage.log {
+            let place = Place::Slot(log, slot);
+            if let Some(header) = self.chunk_at(block, &place).await? {
+                // The checkpoint may refer to what was written out before: a torn write of the same
+                // content again could damage it.
+                let written_out = self.chunk_at(block, &Place::Table(self.storage)).await?;
+                if written_out.as_ref() != Some(&header) {
+                    let (segment, first) = log.split(block);
+                    add_piece(&mut self.on_log, segment, slot, first, header.blocks() as u32);
+                }
+                return Ok(Some(header));
+            }
+        }
+        self.chunk_at(block, &Place::Table(self.storage)).await
+    }
+
+    async fn chunk_at(
+        &self,
+        block: u64,
+        place: &Place<'_>,
+    ) -> Result<Option<ChunkHeader>, PoolError> {
+        let Some(read) = self.read(block, 1, place).await? else { return Ok(None) };
         let Some(header) = self.header(&read, block) else { return Ok(None) };
         if header.sequence != self.next.sequence {
             return Ok(None);
@@ -96,23 +189,32 @@ impl<'a> Replay<'a> {
         if payload == 0 {
             return Ok(Some(header));
         }
-        let Some(read) = self.read(block + 1, payload).await? else { return Ok(None) };
+        let Some(read) = self.read(block + 1, payload, place).await? else { return Ok(None) };
         let sums = read.chunks(BLOCK_BYTES).map(checksum);
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
     /// Reads blocks, patiently. `None` if only they cannot be read, which a torn write may have left.
-    async fn read(&self, block: u64, count: usize) -> Result<Option<BufMut>, PoolError> {
+    async fn read(
+        &self,
+        block: u64,
+        count: usize,
+        place: &Place<'_>,
+    ) -> Result<Option<BufMut>, PoolError> {
         let attempt = async || {
-            let memory = buf::alloc(count * BLOCK_BYTES).await;
-            let read = self.storage.read(block, memory).await;
+            let read = place.read(block, count).await;
             read.map_err(|error| Unread { location: block, error })
         };
-        match self.patience.read(self.storage, || false, attempt).await {
+        let patience = match place {
+            Place::Slot(..) => &self.log_patience,
+            Place::Table(_) => &self.patience,
+        };
+        match patience.read_of(|location| place.device(location), || false, attempt).await {
             Ok(read) => Ok(Some(read)),
             Err(Unreadable::Defect) => Ok(None),
             Err(Unreadable::Device(Unread { location, error })) => {
-                Err(device_error(self.storage, location, error))
+                let device = place.device(location).name.clone();
+                Err(PoolError::Device { device, error })
             }
         }
     }
@@ -183,6 +285,7 @@ impl<'a> Replay<'a> {
             // At the end of a segment only the following one can have the next chunk.
             block: if end.is_multiple_of(segment_blocks) { header.block } else { end },
             following: header.following,
+            slot: self.next.slot,
         };
         if let Some(order) = snapshot {
             self.seal(order, header.sequence).map_err(|_| bad("snapshot"))?;
@@ -216,24 +319,43 @@ impl<'a> Replay<'a> {
     async fn search_later(&self) -> Result<(), PoolError> {
         let layout = &self.storage.layout;
         let segment = layout.segment_of(self.next.block);
-        let mut latest = self.next.sequence;
+        let (mut latest, mut slot) = (self.next.sequence, self.next.slot);
         let rest = self.next.block..layout.first_block(segment + 1);
-        let mut next = self.search(rest, &mut latest).await?.or(Some(self.next.following));
+        let mut next = self.search(rest, slot, &mut latest).await?.or(Some(self.next.following));
         while let Some(following) = next {
             let blocks = layout.first_block(following)..layout.first_block(following + 1);
-            next = self.search(blocks, &mut latest).await?;
+            slot = self.slot_after(slot);
+            next = self.search(blocks, slot, &mut latest).await?;
         }
         Ok(())
     }
 
     /// Searches blocks of a segment; returns the segment after the `latest` chunk, if it is here.
-    async fn search(&self, blocks: Range<u64>, latest: &mut u64) -> Result<Option<u32>, PoolError> {
+    async fn search(
+        &self,
+        blocks: Range<u64>,
+        slot: u32,
+        latest: &mut u64,
+    ) -> Result<Option<u32>, PoolError> {
+        let mut following = None;
+        if let Some(log) = &self.storage.log {
+            following = self.search_at(blocks.clone(), &Place::Slot(log, slot), latest).await?;
+        }
+        let in_table = self.search_at(blocks, &Place::Table(self.storage), latest).await?;
+        Ok(in_table.or(following))
+    }
+
+    async fn search_at(
+        &self,
+        blocks: Range<u64>,
+        place: &Place<'_>,
+        latest: &mut u64,
+    ) -> Result<Option<u32>, PoolError> {
         let mut following = None;
         let mut first = blocks.start;
         while first < blocks.end {
             let count = (blocks.end - first).min(CHUNK_PAYLOAD_BLOCKS as u64);
-            let memory = buf::alloc(count as usize * BLOCK_BYTES).await;
-            match self.storage.read(first, memory).await {
+            match place.read(first, count as usize).await {
                 Ok(read) => {
                     for (bytes, block) in read.chunks(BLOCK_BYTES).zip(first..) {
                         following = self.later(bytes, block, latest)?.or(following);
@@ -242,7 +364,7 @@ impl<'a> Replay<'a> {
                 // An unreadable block proves nothing, but those beside it may.
                 Err(_) => {
                     for block in first..first + count {
-                        if let Some(bytes) = self.read(block, 1).await? {
+                        if let Some(bytes) = self.read(block, 1, place).await? {
                             following = self.later(&bytes, block, latest)?.or(following);
                         }
                     }
@@ -259,7 +381,12 @@ impl<'a> Replay<'a> {
         let Some(later) = header.filter(|header| header.sequence > *latest) else {
             return Ok(None);
         };
-        if later.durable > self.next.sequence {
+        let proves = match self.proof {
+            Proof::Any => true,
+            Proof::OfHosts => later.records.iter().any(|record| !changed(record).is_empty()),
+            Proof::Accepted => false,
+        };
+        if proves && later.durable > self.next.sequence {
             return Err(PoolError::LostChunk {
                 device: self.storage.device_of(self.next.block).name.clone(),
                 sequence: self.next.sequence,

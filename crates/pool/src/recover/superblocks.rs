@@ -6,7 +6,7 @@ use flagstone_blockdev::IoError;
 use crate::error::PoolError;
 use crate::ondisk::FormatError;
 use crate::ondisk::layout::Layout;
-use crate::ondisk::superblock::{COPIES, Superblock, choose, copy_offset};
+use crate::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, choose, copy_offset};
 use crate::storage::{Devices, NamedDevice, Storage, read_block};
 
 /// The superblock of one device.
@@ -31,17 +31,7 @@ impl FoundSuperblock {
 /// # Errors
 /// Of the device, if no copy can be read; [`PoolError`] if the copies cannot be used.
 pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblock, PoolError> {
-    let mut copies = Vec::with_capacity(COPIES);
-    let mut unreadable = None;
-    for copy in 0..COPIES {
-        copies.push(match read_block(&named.device, copy_offset(copy)).await {
-            Ok(block) => Superblock::decode(&block, copy),
-            Err(error) => {
-                unreadable = Some(error);
-                Err(FormatError::Checksum)
-            }
-        });
-    }
+    let (copies, unreadable) = read_copies(named).await;
     let device = named.name.clone();
     let superblock = match (choose(&copies), unreadable) {
         (Ok(superblock), _) => superblock,
@@ -53,6 +43,24 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
     let is_older = |copy: &Superblock| *copy != superblock;
     let older = (0..COPIES).filter(|copy| copies[*copy].as_ref().is_ok_and(is_older)).collect();
     Ok(FoundSuperblock { superblock, damaged, older })
+}
+
+/// The copies of the superblock of a device, and the error of one that cannot be read.
+pub(crate) async fn read_copies(
+    named: &NamedDevice,
+) -> (Vec<Result<Superblock, FormatError>>, Option<IoError>) {
+    let mut copies = Vec::with_capacity(COPIES);
+    let mut unreadable = None;
+    for copy in 0..COPIES {
+        copies.push(match read_block(&named.device, copy_offset(copy)).await {
+            Ok(block) => Superblock::decode(&block, copy),
+            Err(error) => {
+                unreadable = Some(error);
+                Err(FormatError::Checksum)
+            }
+        });
+    }
+    (copies, unreadable)
 }
 
 /// Brings every copy to the newest update, before anything else is written: what is written next
@@ -67,36 +75,41 @@ pub(crate) async fn repair(
     newest: &Superblock,
     found: &[FoundSuperblock],
 ) -> Result<(), PoolError> {
-    let failure = |index: usize| {
-        let device = storage.devices[index].name.clone();
+    let failure = |index: u16| {
+        let named = storage.members().find(|(member, _)| *member == index);
+        let device = named.map(|(_, named)| named.name.clone()).unwrap_or_default();
         move |error| PoolError::Device { device, error }
     };
-    let own = |index: usize| {
-        let id = newest.devices[index].id;
-        found.iter().find(|found| found.superblock.device_id() == id).expect("none is missing")
+    // A log device that is new to the pool has no superblock before the next update.
+    let own = |(index, _): (u16, &NamedDevice)| {
+        let id = Superblock { device: index, ..newest.clone() }.device_id();
+        let found = found.iter().find(|found| found.superblock.device_id() == id);
+        Some((index, found?))
     };
-    let is_outdated = |index: usize| own(index).superblock.update < newest.update;
-    let present = |index: &usize| !newest.devices[*index].is_removed();
-    let devices = (0..newest.devices.len()).filter(present);
-    let mut failed = vec![0; newest.devices.len()];
-    let any_outdated = devices.clone().any(is_outdated);
-    for index in devices.clone().filter(|index| !any_outdated || is_outdated(*index)) {
-        let FoundSuperblock { superblock, damaged, .. } = own(index);
-        let healed = storage.write_copies(index, superblock, damaged, &mut failed[index]).await;
-        healed.map_err(failure(index))?;
+    let members: Vec<(u16, &FoundSuperblock)> = storage.members().filter_map(own).collect();
+    let is_outdated = |own: &FoundSuperblock| own.superblock.update < newest.update;
+    let mut failed = vec![0; members.len()];
+    let any_outdated = members.iter().any(|(_, own)| is_outdated(own));
+    for ((index, own), failed) in members.iter().zip(&mut failed) {
+        if any_outdated && !is_outdated(own) {
+            continue;
+        }
+        let FoundSuperblock { superblock, damaged, .. } = own;
+        let healed = storage.write_copies(*index, superblock, damaged, failed).await;
+        healed.map_err(failure(*index))?;
     }
     for phase in [0..2, 2..COPIES] {
-        for index in devices.clone() {
+        for ((index, own), failed) in members.iter().zip(&mut failed) {
             let wanted = |copy: &usize| {
-                let FoundSuperblock { damaged, older, .. } = own(index);
-                is_outdated(index) || older.contains(copy) || any_outdated && damaged.contains(copy)
+                let FoundSuperblock { damaged, older, .. } = own;
+                is_outdated(own) || older.contains(copy) || any_outdated && damaged.contains(copy)
             };
             if any_outdated && phase.start == 0 {
-                failed[index] = 0;
+                *failed = 0;
             }
             let copies: Vec<usize> = phase.clone().filter(wanted).collect();
-            let written = storage.write_copies(index, newest, &copies, &mut failed[index]).await;
-            written.map_err(failure(index))?;
+            let written = storage.write_copies(*index, newest, &copies, failed).await;
+            written.map_err(failure(*index))?;
         }
     }
     Ok(())
@@ -107,13 +120,14 @@ fn common(superblock: &Superblock) -> Superblock {
     Superblock { device: 0, ..superblock.clone() }
 }
 
-/// Sorts the devices by the device table of the newest superblock.
+/// Sorts the devices by the device table of the newest superblock. A log device among them may be
+/// outdated: second, whether it is current. The storage is without it.
 ///
 /// # Errors
 /// [`PoolError`] unless all devices of one pool are given once, whole, and current.
 pub(crate) fn assemble(
     found: &[(NamedDevice, FoundSuperblock)],
-) -> Result<(Storage, Superblock), PoolError> {
+) -> Result<(Storage, Superblock, bool), PoolError> {
     let is_second_phase = |update: u64| {
         let with = |found: &FoundSuperblock| found.superblock.update == update;
         found.iter().any(|(_, found)| with(found) && found.is_second_phase())
@@ -128,9 +142,7 @@ pub(crate) fn assemble(
     };
     let found: Vec<_> = found
         .into_iter()
-        .filter(|(_, superblock)| {
-            superblock.pool != newest.pool || !newest.has_removed(superblock.device_id())
-        })
+        .filter(|(_, superblock)| superblock.pool != newest.pool || !newest.is_former(superblock))
         .collect();
     for (named, superblock) in &found {
         if superblock.pool != newest.pool {
@@ -152,10 +164,15 @@ pub(crate) fn assemble(
             return Err(PoolError::Duplicate { first, second });
         }
     }
+    let mut is_log_current = true;
     for (named, superblock) in &found {
         let device = || named.name.clone();
         let (found, newest_update) = (superblock.update, newest.update);
         if found + 1 < newest_update || (found < newest_update && is_second_phase(newest_update)) {
+            if superblock.device == LOG_INDEX {
+                is_log_current = false;
+                continue;
+            }
             return Err(PoolError::Outdated { device: device(), found, newest: newest_update });
         }
         if found == newest_update && common(superblock) != common(&newest) {
@@ -181,14 +198,15 @@ pub(crate) fn assemble(
         devices.push((*named).clone());
     }
     if let Some((named, superblock)) = found.iter().find(|(_, superblock)| {
-        !newest.devices.iter().any(|record| record.id == superblock.device_id())
+        let id = superblock.device_id();
+        !newest.devices.iter().chain(&newest.log_device).any(|record| record.id == id)
     }) {
         let (pool, update) = (superblock.name.clone(), superblock.update);
         return Err(PoolError::Contradiction { device: named.name.clone(), pool, update });
     }
     let layout = Layout::new(newest.segment_blocks, &newest.devices)
         .map_err(|reason| PoolError::Superblock { device: first, reason })?;
-    Ok((Storage { devices, layout }, newest))
+    Ok((Storage { devices, layout, log: None }, newest, is_log_current))
 }
 
 /// Names the device of a failed call on a block of the pool.

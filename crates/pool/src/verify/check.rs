@@ -12,6 +12,7 @@ use super::{CHANGED, Damage, DamageKind, LOST, UNREADABLE, bytes, damage, read_b
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
+use crate::manage::open::{attach_log, log_missing};
 use crate::manage::pool::Pool;
 use crate::manage::shared::Usage;
 use crate::manage::space::Sizes;
@@ -22,9 +23,9 @@ use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
-use crate::ondisk::superblock::copy_offset;
+use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
-use crate::recover::replay::Replay;
+use crate::recover::replay::{Proof, Replay};
 use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
 use crate::storage::{NamedDevice, Storage};
 
@@ -101,7 +102,8 @@ struct Check<'a> {
 }
 
 impl Pool {
-    /// Checks the pool whose devices these are, in any order, and changes nothing. `progress` gets
+    /// Checks the pool whose devices these are, in any order, with its log device among them, and
+    /// changes nothing. `progress` gets
     /// the bytes verified and, about, the bytes in all.
     ///
     /// # Errors
@@ -116,7 +118,14 @@ impl Pool {
             let superblock = read_superblock(&named).await?;
             found.push((named, superblock));
         }
-        let (storage, superblock) = assemble(&found)?;
+        let (mut storage, superblock, is_log_current) = assemble(&found)?;
+        let is_log = |own: &Superblock| own.device == LOG_INDEX && !superblock.is_former(own);
+        let log = found.iter().find(|(_, found)| is_log(&found.superblock));
+        match log.filter(|_| is_log_current) {
+            Some((named, _)) => attach_log(&mut storage, &superblock, named),
+            None if superblock.tail.is_empty() => {}
+            None => return Err(log_missing(&superblock, "it was not given".to_owned(), false)),
+        }
         let cache = PageCache::new(CACHE_PAGES);
         let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
         let mut report = CheckReport {
@@ -136,6 +145,9 @@ impl Pool {
         let recent = Recent::new(Sizes::of(&storage.layout).recent);
         let (catalog, trees) = (checkpoint.catalog.clone(), checkpoint.trees.clone());
         let mut replay = Replay::new(&storage, &superblock, recent, catalog, trees);
+        if superblock.log_device.is_some() && storage.log.is_none() {
+            replay.proof = Proof::OfHosts;
+        }
         match replay.run().await {
             Ok(()) => {}
             Err(PoolError::LostChunk { .. } | PoolError::Metadata { .. }) => {

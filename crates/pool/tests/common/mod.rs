@@ -189,11 +189,22 @@ pub fn disks_with(
     max_us: u64,
     volatile_cache: bool,
 ) -> (Vec<NamedDevice>, SharedTrace) {
+    let sizes = vec![size_bytes; images.len()];
+    disks_of(images, &sizes, max_us, volatile_cache)
+}
+
+/// Disks with this content and these sizes, and their trace.
+pub fn disks_of(
+    images: Vec<Image>,
+    sizes_bytes: &[u64],
+    max_us: u64,
+    volatile_cache: bool,
+) -> (Vec<NamedDevice>, SharedTrace) {
     let trace = Trace { start: images.clone(), ..Trace::default() };
     let trace = Arc::new(Mutex::new(trace));
     let devices = images.into_iter().enumerate().map(|(index, image)| {
         let current = Arc::new(Mutex::new(image));
-        let trace = trace.clone();
+        let (trace, size_bytes) = (trace.clone(), sizes_bytes[index]);
         let disk = CrashDisk { index, size_bytes, max_us, volatile_cache, current, trace };
         NamedDevice { name: format!("/dev/disk{index}"), device: Arc::new(disk) as SharedDevice }
     });

@@ -39,6 +39,12 @@ pub struct PoolDocument {
     pub reason: Option<String>,
     /// Paths of its devices.
     pub devices: Vec<String>,
+    /// Path of its log device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_device: Option<String>,
+    /// State of the log device; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<PoolLogDocument>,
     /// Identifier; absent while it is closed, as are all members below but `next`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
@@ -52,6 +58,8 @@ pub struct PoolDocument {
     pub used_percent: u64,
     /// The highest of 80, 90, 95 and 100 percent that it has reached; 0 below them.
     pub threshold_percent: u64,
+    /// Most memory of its map cache.
+    pub map_cache_bytes: u64,
     /// Volumes that are served, by name.
     pub volumes: Vec<String>,
     /// Volumes that are not served.
@@ -180,6 +188,19 @@ impl From<&Damage> for DamageDocument {
     }
 }
 
+/// Log device of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PoolLogDocument {
+    /// It is in use. False while it is missing: then the log goes to the other devices.
+    pub present: bool,
+    /// Its space for the log.
+    pub size_bytes: u64,
+    /// Part of the log that no other device has.
+    pub tail_bytes: u64,
+    /// Hosts slow down when the tail comes near this limit.
+    pub limit_bytes: u64,
+}
+
 /// A volume of a pool that is not served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UnservedDocument {
@@ -222,6 +243,12 @@ named! {
         Scrub = "scrub",
         /// Removes it with its volumes.
         Destroy = "destroy",
+        /// Changes the memory of its map cache.
+        Set = "set",
+        /// Gives it another log device, or none.
+        SetLog = "set-log",
+        /// Gives up writes that only a lost log device had.
+        GiveUpTail = "give-up-tail",
     }
 }
 

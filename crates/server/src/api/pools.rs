@@ -12,23 +12,24 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::pool_document::{
-    OrderDocument, PoolAction, PoolDocument, PoolPlaceDocument, PoolStateName, PoolsDocument,
-    RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName, UnservedDocument,
-    VolumeAction,
+    OrderDocument, PoolAction, PoolDocument, PoolLogDocument, PoolPlaceDocument, PoolStateName,
+    PoolsDocument, RemovalDocument, RemovalStateName, ScrubDocument, ScrubStateName,
+    UnservedDocument, VolumeAction,
 };
 use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::pools::scrub::ScrubOrder;
 use crate::pools::{
     CloneVolume, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume, Outcome, PoolSlot,
-    PoolState, RemoveDevice, SetVolume, Settings, used_percent,
+    PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
 };
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
-/// Body of an order on a pool. `create` and `import` take `devices`, `grow` and `remove-device` one
-/// of them; `create` and `grow` also `destroy_data`, `remove-device` also `cancel`;
-/// `reopen` and `destroy` take `force`; `scrub` takes `pause` or `cancel`.
+/// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
+/// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device` also
+/// `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and `set-log` take
+/// `accept_ephemeral`, `set` takes `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or `cancel`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "PoolOrder")]
@@ -36,6 +37,12 @@ struct PoolBody {
     dry_run: bool,
     /// Absolute paths.
     devices: Vec<String>,
+    /// Absolute path of the log device.
+    log_device: Option<String>,
+    /// Memory of the map cache.
+    map_cache_bytes: Option<u64>,
+    /// The log device may lose its content when its machine stops.
+    accept_ephemeral: bool,
     /// Devices whose data may be destroyed.
     destroy_data: Vec<String>,
     force: bool,
@@ -75,7 +82,7 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
             Ok(document(&api.server, name, &api.server.pools.slot(name)?))
         }),
     );
-    let description = "Creates, imports, grows, scrubs, reopens or destroys a pool, removes a device, or \
+    let description = "Creates, imports, grows, scrubs, reopens or destroys a pool, changes its devices, or \
                        previews the outcome.";
     router
         .post("/v1/pools/{name}/{action}", description, on(api, Api::order_pool))
@@ -127,15 +134,28 @@ impl Api {
         let action = PoolAction::ALL.into_iter().find(|action| action.name() == word);
         let action = action.ok_or_else(|| unknown_action(word, known))?;
         let takes: &[&str] = match action {
-            PoolAction::Create => &["devices", "destroy_data"],
+            PoolAction::Create => &["devices", "log_device", "accept_ephemeral", "destroy_data"],
             PoolAction::Grow => &["devices", "destroy_data"],
             PoolAction::RemoveDevice => &["devices", "cancel"],
-            PoolAction::Import => &["devices"],
+            PoolAction::Import => &["devices", "log_device"],
             PoolAction::Scrub => &["pause", "cancel"],
+            PoolAction::SetLog => &["log_device", "accept_ephemeral", "destroy_data", "force"],
+            PoolAction::GiveUpTail => &[],
+            PoolAction::Set => &["map_cache_bytes"],
             PoolAction::Reopen | PoolAction::Destroy => &["force"],
         };
         let given: PoolBody = body(&call, takes)?;
-        let PoolBody { dry_run, devices, destroy_data, force, pause, cancel } = given;
+        let PoolBody {
+            dry_run,
+            devices,
+            log_device,
+            accept_ephemeral,
+            map_cache_bytes,
+            destroy_data,
+            force,
+            pause,
+            cancel,
+        } = given;
         let scrub = match (pause, cancel) {
             (true, true) => {
                 return Err(Problem::invalid("`pause` and `cancel` exclude each other"));
@@ -146,9 +166,19 @@ impl Api {
         };
         tracing::info!(caller = %call.caller, pool = name, %action, dry_run, "pool order requested");
         let server = self.server.clone();
+        let set = SetLog {
+            name: name.clone(),
+            log: log_device.clone(),
+            accept_ephemeral,
+            destroy_data: destroy_data.clone(),
+            force,
+            dry_run,
+        };
         let make = MakePool {
             name: name.clone(),
             devices: devices.clone(),
+            log: log_device.clone(),
+            accept_ephemeral,
             destroy_data: destroy_data.clone(),
             dry_run,
         };
@@ -182,6 +212,13 @@ impl Api {
                 PoolAction::Import => server.import_pool(make).await,
                 PoolAction::Reopen => server.reopen_pool(destroy).await,
                 PoolAction::Destroy => server.destroy_pool(destroy).await,
+                PoolAction::Set => {
+                    let map_cache_bytes =
+                        map_cache_bytes.ok_or_else(|| missing("map_cache_bytes"))?;
+                    server.set_pool(SetPool { name: of, map_cache_bytes, dry_run }).await
+                }
+                PoolAction::SetLog => server.set_log(set).await,
+                PoolAction::GiveUpTail => server.give_up_tail(&of, dry_run).await,
             }
         };
         run(name, dry_run, work).await
@@ -247,12 +284,19 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     let base = PoolDocument {
         name: name.to_owned(),
         devices: slot.set.devices.clone(),
+        log_device: server.pools.log_path(name),
         ..PoolDocument::default()
     };
     let status = match &slot.state {
         PoolState::Open(pool) => pool.status(),
         PoolState::Closed { reason, is_absent } => {
+            let has_log = base.log_device.is_some();
             let next = match is_absent {
+                false if has_log => format!(
+                    "correct the device, which is retried; if it has another path, run flagstone \
+                     pool import {name} DEVICE… --log-device DEVICE; if the log device is lost, run flagstone \
+                     pool give-up-tail {name}"
+                ),
                 true => format!(
                     "its creation did not complete, or its devices were replaced: run flagstone \
                      pool create {name} again, or flagstone pool destroy {name}"
@@ -285,10 +329,17 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         reason: status.failed.map(|error| error.to_string()),
         id: Some(status.id.to_string()),
         capacity_bytes: status.capacity_bytes,
+        map_cache_bytes: status.map_cache_bytes,
         used_bytes: status.used_bytes,
         reserved_bytes: status.reserved_bytes,
         used_percent: used_percent(&status),
         threshold_percent: Fullness::of(&status).0,
+        log: status.log.as_ref().map(|log| PoolLogDocument {
+            present: log.name.is_some(),
+            size_bytes: log.size_bytes,
+            tail_bytes: log.tail_bytes,
+            limit_bytes: log.limit_bytes,
+        }),
         volumes,
         unserved: unserved.collect(),
         checkpoints: status.checkpoints,
@@ -307,6 +358,19 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
 fn next(name: &str, status: &PoolStatus, slot: &PoolSlot) -> Option<String> {
     if status.failed.is_some() {
         return Some(format!("check its devices, then run flagstone pool reopen {name}"));
+    }
+    let PoolState::Open(pool) = &slot.state else { return None };
+    if pool.volumes().iter().any(|volume| volume.incomplete) {
+        return Some(format!(
+            "to use these volumes without the writes that were lost, run flagstone pool give-up-tail \
+             {name}; or restore them from a snapshot or a copy"
+        ));
+    }
+    if status.log.as_ref().is_some_and(|log| log.name.is_none()) {
+        return Some(format!(
+            "the log device is missing, and the log goes to the other devices: attach it and restart the \
+             server, or run flagstone pool set-log {name} DEVICE, or flagstone pool set-log {name} --none"
+        ));
     }
     if let Some((volume, _)) = slot.unserved.first_key_value() {
         return Some(format!("correct the settings: flagstone volume set {volume}"));
@@ -358,7 +422,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 9] = [
+const FAMILIES: [(&str, &str, PoolNumber); 11] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -378,6 +442,14 @@ const FAMILIES: [(&str, &str, PoolNumber); 9] = [
     ),
     ("flagstone_pool_volumes_unserved", "Volumes of the pool that are not served.", |pool| {
         pool.unserved.len() as u64
+    }),
+    (
+        "flagstone_pool_log_missing",
+        "1 while the log device of the pool is missing, else 0.",
+        |pool| pool.log.as_ref().is_some_and(|log| !log.present).into(),
+    ),
+    ("flagstone_pool_log_tail_bytes", "Part of the log that only the log device has.", |pool| {
+        pool.log.as_ref().map_or(0, |log| log.tail_bytes)
     }),
     ("flagstone_pool_checkpoints_total", "Checkpoints.", |pool| pool.checkpoints),
     ("flagstone_pool_cleaned_segments_total", "Segments that the cleaner emptied.", |pool| {

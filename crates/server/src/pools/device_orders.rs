@@ -81,7 +81,8 @@ impl Server {
         let mut during = DeviceSet { adding: Some(device.clone()), ..before.clone() };
         during.devices.push(device.clone());
         self.check_unused(name, std::slice::from_ref(device))?;
-        check_entry(&PoolEntry::new(name, &during)).map_err(Problem::invalid)?;
+        check_entry(&PoolEntry::new(name, &during, self.pools.log_path(name)))
+            .map_err(Problem::invalid)?;
         check_device(device, *destroy_data).await?;
         let opened = open_devices(std::slice::from_ref(device)).await;
         let mut opened = opened.map_err(Problem::conflict)?;

@@ -70,6 +70,8 @@ mod tests {
             cleaned_segments: 0,
             copied_blocks: 0,
             failed: None,
+            log: None,
+            map_cache_bytes: 0,
         };
         for (used, reserved, reached) in
             [(0, 0, 0), (799, 0, 0), (700, 100, 80), (949, 0, 90), (950, 0, 95), (1000, 9, 100)]

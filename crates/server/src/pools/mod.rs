@@ -10,6 +10,9 @@
 
 mod device_orders;
 mod fullness;
+mod log_orders;
+mod log_search;
+mod open;
 mod opening;
 mod orders;
 mod retire;
@@ -22,7 +25,7 @@ mod volume_orders;
 mod volume_state;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,16 +34,19 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_blockdev::sectors::{SECTOR_BYTES, SectorDevice};
 use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
+use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
-use flagstone_pool::{DeviceSet, NamedDevice, Pool, PoolError, VolumeInfo};
+use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
 use flagstone_runtime::sync::{Permit, Semaphore};
 use flagstone_runtime::time;
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
 pub(crate) use fullness::{Fullness, used_percent};
-pub(crate) use orders::{DestroyPool, MakePool, Outcome};
+pub(crate) use log_orders::SetLog;
+use log_search::LogSearch;
+pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
 pub(crate) use settings::Settings;
 pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
@@ -65,6 +71,13 @@ pub(crate) struct Pools {
     openings: opening::Openings,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
+    /// Paths of the log devices by pool.
+    logs: RefCell<BTreeMap<String, String>>,
+    search: LogSearch,
+    /// Log devices that are being opened, by path.
+    asked: Rc<RefCell<BTreeSet<String>>>,
+    /// Memory of map caches by pool, in bytes, where it is not the default.
+    map_caches: RefCell<BTreeMap<String, u64>>,
     /// Volumes out of service whose commands have not ended.
     endings: retire::Endings,
     order: Rc<Semaphore>,
@@ -139,6 +152,12 @@ impl Pools {
             Err(why) => (Err(why), Vec::new()),
         };
         let not_yet = || OpenPoolError::from(opening::OPENING.to_owned());
+        let logs =
+            entries.iter().filter_map(|entry| Some((entry.name.clone(), entry.log.clone()?)));
+        let logs = logs.collect();
+        let map_caches =
+            entries.iter().filter_map(|entry| Some((entry.name.clone(), entry.map_cache_bytes?)));
+        let map_caches = map_caches.collect();
         let slots = entries
             .into_iter()
             .map(|entry| (entry.name.clone(), PoolSlot::closed(entry.set(), not_yet())));
@@ -149,6 +168,10 @@ impl Pools {
             removals: RefCell::default(),
             openings: opening::Openings::default(),
             receivers: RefCell::default(),
+            logs: RefCell::new(logs),
+            search: LogSearch::new(Root::new("/")),
+            asked: Rc::default(),
+            map_caches: RefCell::new(map_caches),
             endings: retire::Endings::default(),
             order: Semaphore::new(1),
             next_number: Cell::new(first_number),
@@ -205,7 +228,11 @@ impl Pools {
             Some(set) => drop(sets.insert(name.to_owned(), set.clone())),
             None => drop(sets.remove(name)),
         }
-        let entries = sets.iter().map(|(name, set)| PoolEntry::new(name, set));
+        let map_caches = self.map_caches.borrow().clone();
+        let entries = sets.iter().map(|(name, set)| PoolEntry {
+            map_cache_bytes: map_caches.get(name).copied(),
+            ..PoolEntry::new(name, set, self.log_path(name))
+        });
         self.writable()?.write(entries.collect()).await.map_err(failed)
     }
 
@@ -216,6 +243,28 @@ impl Pools {
             slot.set = set;
         }
         Ok(())
+    }
+
+    /// Gives an open pool the memory for its map that was ordered.
+    fn apply_map_cache(&self, name: &str, pool: &Pool) {
+        let bytes = self.map_caches.borrow().get(name).copied();
+        if let Some(Err(error)) = bytes.map(|bytes| pool.set_map_cache(bytes)) {
+            tracing::warn!("pool {name} has the default map cache: {error}");
+        }
+    }
+
+    /// Path of the log device of a pool.
+    pub(crate) fn log_path(&self, name: &str) -> Option<String> {
+        self.logs.borrow().get(name).cloned()
+    }
+
+    /// Changes the path of the log device of a pool, which the next record contains.
+    fn set_log_path(&self, name: &str, path: Option<String>) {
+        let mut logs = self.logs.borrow_mut();
+        match path {
+            Some(path) => drop(logs.insert(name.to_owned(), path)),
+            None => drop(logs.remove(name)),
+        }
     }
 
     fn insert(&self, name: &str, slot: PoolSlot) {
@@ -260,39 +309,17 @@ async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
     Ok(devices)
 }
 
-/// Opens the pool `name`, whose devices these are.
-async fn open_pool(name: &str, paths: &[String]) -> Result<Pool, OpenPoolError> {
-    let devices = open_devices(paths).await?;
-    let pool = Pool::open(devices).await.map_err(|error| OpenPoolError {
-        is_absent: matches!(error, PoolError::NotAPool { .. }),
-        reason: error.to_string(),
-    })?;
-    let found = pool.status().name;
-    if found != name {
-        let _ = pool.close().await;
-        let devices = paths.join(", ");
-        return Err(format!("{devices} hold pool {found}, not {name}").into());
-    }
-    Ok(pool)
-}
-
-/// Opens the pool `name` on the devices that the state directory has, with or without devices that
-/// an order was adding or removing.
-async fn open_recorded(name: &str, set: &DeviceSet<String>) -> Result<Pool, OpenPoolError> {
-    let mut first = None;
-    for paths in set.alternatives() {
-        match open_pool(name, &paths).await {
-            Ok(pool) => return Ok(pool),
-            Err(error) => drop(first.get_or_insert(error)),
-        }
-    }
-    Err(first.unwrap_or_else(|| "it has no devices".to_owned().into()))
-}
-
 impl Server {
     /// Opens a closed pool, and logs a new reason for a failure. The caller has the order.
-    async fn try_open(self: &Rc<Self>, name: &str, set: DeviceSet<String>, last_reason: &str) {
-        let opened = open_recorded(name, &set).await;
+    async fn try_open(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        last_reason: &str,
+        give_up_tail: bool,
+    ) {
+        let log = self.pools.log_path(name);
+        let opened = self.pools.open_recorded(name, &set, log.as_ref(), give_up_tail).await;
         self.end_open(name, set, last_reason, opened).await;
     }
 
@@ -307,6 +334,7 @@ impl Server {
             Ok(pool) => {
                 let set = self.adjust_devices(name, set, &pool).await;
                 let removing = set.removing.clone();
+                self.pools.apply_map_cache(name, &pool);
                 self.pools.insert(name, PoolSlot::open(set, pool.clone()));
                 self.serve_pool(name, &pool);
                 self.pools.resume_scrub(name, &pool).await;
@@ -363,12 +391,16 @@ impl Server {
     /// Serves every volume of a pool.
     fn serve_pool(&self, name: &str, pool: &Pool) {
         for info in pool.volumes() {
-            if let Err(why) = self.serve_pool_volume(name, pool, &info) {
-                tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
-                let mut slots = self.pools.slots.borrow_mut();
-                let slot = slots.get_mut(name).expect("the pool is open");
-                slot.unserved.insert(info.name, why);
-            }
+            self.serve_or_note(name, pool, &info);
+        }
+    }
+
+    fn serve_or_note(&self, name: &str, pool: &Pool, info: &VolumeInfo) {
+        if let Err(why) = self.serve_pool_volume(name, pool, info) {
+            tracing::error!("volume {} of pool {name} is not served: {why}", info.name);
+            let mut slots = self.pools.slots.borrow_mut();
+            let slot = slots.get_mut(name).expect("the pool is open");
+            slot.unserved.insert(info.name.clone(), why);
         }
     }
 

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 
-use super::{PoolState, Pools, open_recorded};
+use super::{PoolState, Pools};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_PATIENCE;
 use crate::serve::Server;
@@ -55,9 +55,15 @@ impl Server {
             }
             let (server, own) = (self.clone(), name.clone());
             let opening = spawn(async move {
-                let opened = open_recorded(&own, &slot.set).await;
+                let log = server.pools.log_path(&own);
+                let pools = &server.pools;
+                let opened = pools.open_recorded(&own, &slot.set, log.as_ref(), false).await;
                 let _order = server.pools.order().await;
-                server.end_open(&own, slot.set, &reason, opened).await;
+                // An order may have opened or removed the pool meanwhile.
+                let now = server.pools.slot(&own);
+                if now.is_ok_and(|slot| matches!(slot.state, PoolState::Closed { .. })) {
+                    server.end_open(&own, slot.set, &reason, opened).await;
+                }
                 // The task ends with it.
                 server.pools.end_opening(&own);
             });

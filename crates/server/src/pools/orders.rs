@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
+use flagstone_pool::limits::MAP_CACHE_BYTES;
 use flagstone_pool::{CreateOptions, DeviceSet, Pool};
 use flagstone_runtime::spawn_blocking;
 use flagstone_units::display::size;
 
 use super::state_directory::{PoolEntry, check_entry};
-use super::{PoolSlot, PoolState, failed, open_devices, open_pool};
+use super::{PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
 use crate::limits::POOLS_MAX;
@@ -50,8 +51,20 @@ impl Outcome {
 pub(crate) struct MakePool {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
+    /// Log device.
+    pub(crate) log: Option<String>,
+    /// The log device may be one that loses its content when its machine stops.
+    pub(crate) accept_ephemeral: bool,
     /// Devices whose data may be destroyed, exactly as named.
     pub(crate) destroy_data: Vec<String>,
+    pub(crate) dry_run: bool,
+}
+
+/// `pool set`.
+pub(crate) struct SetPool {
+    pub(crate) name: String,
+    /// Memory of the map cache.
+    pub(crate) map_cache_bytes: u64,
     pub(crate) dry_run: bool,
 }
 
@@ -67,18 +80,19 @@ impl Server {
     /// Creates a pool on empty devices, or on those whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let MakePool { name, devices, destroy_data, dry_run } = &order;
+        let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
         self.pools.end_opening(name);
-        if let Some(outcome) = self.check_new_pool(name, devices)? {
+        if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
             return Ok(outcome);
         }
-        if let Some(device) = destroy_data.iter().find(|device| !devices.contains(device)) {
+        let all = || devices.iter().chain(log);
+        if let Some(device) = destroy_data.iter().find(|device| !all().any(|one| one == *device)) {
             return Err(Problem::invalid(format!(
                 "{device} is to be destroyed, but is no device of the pool"
             )));
         }
         let mut lost = Vec::new();
-        for device in devices {
+        for device in all() {
             check_device(device, destroy_data.contains(device)).await?;
             if destroy_data.contains(device) {
                 lost.push(device.as_str());
@@ -86,7 +100,21 @@ impl Server {
         }
         let opened = open_devices(devices).await.map_err(Problem::conflict)?;
         let bytes: u64 = opened.iter().map(|named| named.device.geometry().size_bytes).sum();
+        let mut opened_log = match log {
+            Some(log) => {
+                open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)?
+            }
+            None => Vec::new(),
+        };
+        let ephemeral = match log {
+            Some(log) => log_orders::ephemeral_loss(log).await?,
+            None => None,
+        };
         let loss = (!lost.is_empty()).then(|| format!("everything on {}", lost.join(" and ")));
+        let loss = match (loss, &ephemeral) {
+            (Some(loss), Some(ephemeral)) => Some(format!("{loss}; {ephemeral}")),
+            (loss, ephemeral) => loss.or_else(|| ephemeral.clone()),
+        };
         let mut outcome = Outcome::changed(format!(
             "pool {name} has {} on {}{}",
             size(bytes),
@@ -98,17 +126,23 @@ impl Server {
         ))
         .losing(loss)
         .with_next(format!("flagstone volume create NAME --pool {name} --size SIZE"));
+        if let Some(log) = log {
+            outcome.outcome += &format!(", with log device {log}");
+        }
         if *dry_run {
             return Ok(outcome);
         }
+        log_orders::check_consent(ephemeral, *accept_ephemeral)?;
+        self.pools.set_log_path(name, log.clone());
         // First, so that a crash leaves no pool that the server does not know.
         let set = DeviceSet::from(devices.clone());
         self.pools.record(name, Some(&set)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
-        let pool = match Pool::create(opened, &options).await {
+        let pool = match Pool::create_with_log(opened, opened_log.pop(), &options).await {
             Ok(pool) => pool,
             Err(error) => {
+                self.pools.set_log_path(name, None);
                 self.pools.record(name, None).await?;
                 self.pools.slots.borrow_mut().remove(name);
                 return Err(Problem::conflict(error.to_string()));
@@ -122,12 +156,20 @@ impl Server {
     }
 
     /// Checks a pool that is to be created. The outcome, if it exists with these devices.
-    fn check_new_pool(&self, name: &str, devices: &[String]) -> Result<Option<Outcome>, Problem> {
+    fn check_new_pool(
+        &self,
+        name: &str,
+        devices: &[String],
+        log: Option<&String>,
+    ) -> Result<Option<Outcome>, Problem> {
         self.pools.writable()?;
-        check_entry(&PoolEntry::new(name, &devices.to_vec().into())).map_err(Problem::invalid)?;
+        let set = devices.to_vec().into();
+        check_entry(&PoolEntry::new(name, &set, log.cloned())).map_err(Problem::invalid)?;
         let slots = self.pools.slots();
         match slots.get(name) {
-            Some(PoolSlot { state: PoolState::Open(_), set, .. }) if set.devices == devices => {
+            Some(PoolSlot { state: PoolState::Open(_), set, .. })
+                if set.devices == devices && self.pools.log_path(name).as_ref() == log =>
+            {
                 return Ok(Some(Outcome::unchanged(format!("pool {name} exists already"))));
             }
             Some(PoolSlot { state: PoolState::Open(_), set, .. }) => {
@@ -147,13 +189,16 @@ impl Server {
             None => {}
         }
         self.check_unused(name, devices)?;
+        self.check_unused(name, log.into_iter().cloned().collect::<Vec<_>>().as_slice())?;
         Ok(None)
     }
 
     /// Checks that no other pool has one of the devices.
     pub(super) fn check_unused(&self, name: &str, devices: &[String]) -> Result<(), Problem> {
         for (other, slot) in self.pools.slots().iter().filter(|(other, _)| *other != name) {
-            if let Some(device) = slot.set.devices.iter().find(|device| devices.contains(device)) {
+            let log = self.pools.log_path(other);
+            let mut own = slot.set.devices.iter().chain(&log);
+            if let Some(device) = own.find(|device| devices.contains(device)) {
                 return Err(Problem::conflict(format!("{device} is a device of pool {other}")));
             }
         }
@@ -163,12 +208,13 @@ impl Server {
     /// Takes over a pool that exists on these devices: from another machine, or with other paths.
     pub(crate) async fn import_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order().await;
-        let MakePool { name, devices, dry_run, .. } = &order;
+        let MakePool { name, devices, log, dry_run, .. } = &order;
         self.pools.end_opening(name);
         self.pools.writable()?;
         let set = DeviceSet::from(devices.clone());
-        check_entry(&PoolEntry::new(name, &set)).map_err(Problem::invalid)?;
+        check_entry(&PoolEntry::new(name, &set, log.clone())).map_err(Problem::invalid)?;
         self.check_unused(name, devices)?;
+        self.check_unused(name, log.as_slice())?;
         let slots = self.pools.slots();
         if matches!(slots.get(name), Some(PoolSlot { state: PoolState::Open(_), .. })) {
             return Ok(Outcome::unchanged(format!("pool {name} is open already")));
@@ -182,8 +228,10 @@ impl Server {
                 "pool {name} is opened, if these are its devices"
             )));
         }
-        let pool = open_pool(name, devices).await;
+        let pool = self.pools.open(name, devices, log.as_ref(), false).await;
         let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
+        self.pools.apply_map_cache(name, &pool);
+        self.pools.set_log_path(name, log.clone());
         if let Err(problem) = self.pools.record(name, Some(&set)).await {
             let _ = pool.close().await;
             return Err(problem);
@@ -198,6 +246,41 @@ impl Server {
             outcome += &format!(", of which are not served: {}", unserved.join(", "));
         }
         Ok(Outcome::changed(outcome).with_next(format!("flagstone pool status {name}")))
+    }
+
+    /// Changes the memory of a pool's map cache, at once and for later openings.
+    pub(crate) async fn set_pool(&self, order: SetPool) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let SetPool { name, map_cache_bytes, dry_run } = order;
+        self.pools.writable()?;
+        let slot = self.pools.slot(&name)?;
+        if !MAP_CACHE_BYTES.contains(&map_cache_bytes) {
+            return Err(Problem::invalid("a map cache has 1 MiB to 64 GiB"));
+        }
+        let bytes = size(map_cache_bytes);
+        let former = self.pools.map_caches.borrow().get(&name).copied();
+        if former == Some(map_cache_bytes) {
+            return Ok(Outcome::unchanged(format!(
+                "pool {name} has a map cache of {bytes} already"
+            )));
+        }
+        let outcome = Outcome::changed(format!("pool {name} has a map cache of {bytes}"));
+        if dry_run {
+            return Ok(outcome);
+        }
+        self.pools.map_caches.borrow_mut().insert(name.clone(), map_cache_bytes);
+        if let Err(problem) = self.pools.record(&name, Some(&slot.set)).await {
+            let mut caches = self.pools.map_caches.borrow_mut();
+            match former {
+                Some(former) => drop(caches.insert(name, former)),
+                None => drop(caches.remove(&name)),
+            }
+            return Err(problem);
+        }
+        if let PoolState::Open(pool) = slot.state {
+            self.pools.apply_map_cache(&name, &pool);
+        }
+        Ok(outcome)
     }
 
     /// Closes a pool and opens it again: the way out after a device failed.
@@ -237,7 +320,7 @@ impl Server {
         self.pools.insert(name, PoolSlot::closed(set.clone(), waiting));
         // Closes the devices, which are locked.
         drop(state);
-        self.try_open(name, set, "").await;
+        self.try_open(name, set, "", false).await;
         self.pools.open_pool(name).map(|_| outcome)
     }
 
@@ -294,13 +377,15 @@ impl Server {
         if let PoolState::Open(pool) = slot.state {
             pool.destroy().await.map_err(|error| failed(error.to_string()))?;
         }
+        self.pools.map_caches.borrow_mut().remove(name);
         self.pools.record(name, None).await?;
+        self.pools.set_log_path(name, None);
         self.pools.slots.borrow_mut().remove(name);
         tracing::info!("pool {name} was destroyed");
         Ok(outcome)
     }
 
-    fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
+    pub(super) fn volumes_of(&self, pool: &str) -> Vec<Rc<ServedVolume>> {
         let mut volumes = self.volumes();
         volumes.retain(|volume| volume.pool.as_ref().is_some_and(|place| place.pool == pool));
         volumes

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use flagstone_config::names::check_volume_name;
 use flagstone_pool::DeviceSet;
-use flagstone_pool::limits::{DEVICES_MAX, POOL_NAME_MAX};
+use flagstone_pool::limits::{DEVICES_MAX, MAP_CACHE_BYTES, POOL_NAME_MAX};
 use flagstone_runtime::{spawn_blocking, time};
 use serde::{Deserialize, Serialize};
 
@@ -29,18 +29,24 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct PoolEntry {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
+    /// Path of its log device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<String>,
+    /// Memory of its map cache, unless it is the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) map_cache_bytes: Option<u64>,
     /// One of the devices, which an order is adding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    adding: Option<String>,
+    pub(crate) adding: Option<String>,
     /// One of the devices, which an order is removing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    removing: Option<String>,
+    pub(crate) removing: Option<String>,
 }
 
 impl PoolEntry {
-    pub(crate) fn new(name: &str, set: &DeviceSet<String>) -> PoolEntry {
+    pub(crate) fn new(name: &str, set: &DeviceSet<String>, log: Option<String>) -> PoolEntry {
         let DeviceSet { devices, adding, removing } = set.clone();
-        PoolEntry { name: name.to_owned(), devices, adding, removing }
+        PoolEntry { name: name.to_owned(), devices, log, map_cache_bytes: None, adding, removing }
     }
 
     /// Its devices.
@@ -210,11 +216,15 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
     {
         return Err(format!("{other} is not among the devices of the pool"));
     }
-    for (index, device) in pool.devices.iter().enumerate() {
+    let devices: Vec<&String> = pool.devices.iter().chain(&pool.log).collect();
+    if pool.map_cache_bytes.is_some_and(|bytes| !MAP_CACHE_BYTES.contains(&bytes)) {
+        return Err("a map cache has 1 MiB to 64 GiB".to_owned());
+    }
+    for (index, device) in devices.iter().enumerate() {
         if !Path::new(device).is_absolute() || device.contains('\0') {
             return Err(format!("`{device}` is not the absolute path of a disk or file"));
         }
-        if pool.devices[..index].contains(device) {
+        if devices[..index].contains(device) {
             return Err(format!("{device} is named twice"));
         }
     }
@@ -241,7 +251,7 @@ mod tests {
 
     fn entry(name: &str, devices: &[&str]) -> PoolEntry {
         let devices: Vec<_> = devices.iter().map(|device| (*device).to_owned()).collect();
-        PoolEntry::new(name, &devices.into())
+        PoolEntry::new(name, &devices.into(), None)
     }
 
     #[test]
@@ -254,6 +264,8 @@ mod tests {
             let mut pools = vec![entry("fast", &["/dev/x", "/dev/y"])];
             directory.write(pools.clone()).await.unwrap();
             pools[0].removing = Some("/dev/y".to_owned());
+            pools[0].log = Some("/dev/z".to_owned());
+            pools[0].map_cache_bytes = Some(1 << 20);
             directory.write(pools.clone()).await.unwrap();
             assert!(matches!(open_now(path.clone()), Err((true, _))));
             drop(directory);

@@ -2,23 +2,37 @@
 //! disks. After each, the pool must open with a prefix of the history that contains everything
 //! flushed, and every volume order that was acknowledged. Snapshots never change.
 //!
+//! With a log device, also its loss at any crash: blank, or replaced by an old copy. Then the pool must
+//! open with a prefix, and volumes that lack flushed changes must be withheld.
+//!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 #![allow(missing_docs)]
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod check;
+mod disks;
+mod loss;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::{Image, SharedTrace, disks};
+use check::Content;
+use common::{Image, SharedTrace, disks_of};
+use disks::DiskChanger;
 use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
-use flagstone_pool::{CreateOptions, DeviceSet, NamedDevice, Pool, VolumeError, VolumeOptions};
+use flagstone_pool::ondisk::superblock::Superblock;
+use flagstone_pool::{
+    CreateOptions, DeviceSet, NamedDevice, OpenOptions, Pool, PoolError, VolumeError, VolumeOptions,
+};
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn, time};
+use loss::Loss;
 
 const BLOCK: usize = 4096;
 const SEGMENT_BLOCKS: u32 = 16;
@@ -263,99 +277,6 @@ struct Recorded {
     set: DeviceSet<usize>,
 }
 
-/// Adds and removes disks while hosts write and snapshots are taken.
-struct DiskChanger {
-    pool: Pool,
-    trace: SharedTrace,
-    history: Shared,
-    rng: Rng,
-    /// All disks, by number.
-    disks: Vec<NamedDevice>,
-    spares: Vec<usize>,
-    set: DeviceSet<usize>,
-}
-
-impl DiskChanger {
-    fn record(&mut self, change: impl FnOnce(&mut DeviceSet<usize>)) {
-        change(&mut self.set);
-        let from = self.trace.lock().now();
-        self.history.borrow_mut().sets.push(Recorded { from, set: self.set.clone() });
-    }
-
-    async fn grow(&mut self) {
-        let Some(new) = self.spares.pop() else { return };
-        self.record(|set| {
-            set.devices.push(new);
-            set.adding = Some(new);
-        });
-        // A disk that was in the pool before has a superblock, unless that was removed.
-        self.pool.grow(self.disks[new].clone(), true).await.unwrap();
-        self.record(|set| set.adding = None);
-        self.history.borrow_mut().grown += 1;
-    }
-
-    /// Removes a disk. The order may be given up, or its caller be dropped at the end.
-    async fn shrink(&mut self) {
-        let old = self.set.devices[self.rng.below(self.set.devices.len() as u64) as usize];
-        let evacuation = match self.pool.evacuate(&self.disks[old].name).await {
-            Ok(evacuation) => evacuation,
-            Err(DeviceOrderError::NoRoom { .. } | DeviceOrderError::Last { .. }) => return,
-            Err(error) => panic!("disk {old}: {error}"),
-        };
-        self.record(|set| set.removing = Some(old));
-        let (gives_up, grows) = (self.rng.chance(0.2), self.rng.chance(0.3));
-        loop {
-            match evacuation.step().await {
-                Ok(true) => break,
-                Ok(false) => {}
-                // Hosts filled the other disks meanwhile.
-                Err(DeviceOrderError::NoRoom { .. }) => {
-                    drop(evacuation);
-                    return self.record(|set| set.removing = None);
-                }
-                Err(error) => panic!("disk {old}: {error}"),
-            }
-            if gives_up && self.rng.chance(0.3) {
-                drop(evacuation);
-                return self.record(|set| set.removing = None);
-            }
-            if grows {
-                self.grow().await;
-            }
-        }
-        match self.rng.chance(0.3) {
-            true => {
-                let patience = Duration::from_micros(1 + self.rng.below(600));
-                let _ = time::timeout(patience, evacuation.complete()).await;
-                // It goes on by itself.
-                while self.pool.status().devices.contains(&self.disks[old].name) {
-                    time::sleep(Duration::from_micros(100)).await;
-                }
-            }
-            false => evacuation.complete().await.unwrap(),
-        }
-        self.record(|set| {
-            set.removing = None;
-            set.devices.retain(|other| *other != old);
-        });
-        self.history.borrow_mut().removed += 1;
-        if self.rng.chance(0.7) {
-            release(&self.disks[old]).await.unwrap();
-        }
-        self.spares.insert(0, old);
-    }
-
-    async fn run(mut self, orders: u64) {
-        for _ in 0..orders {
-            time::sleep(Duration::from_micros(self.rng.below(2000))).await;
-            match self.set.devices.len() < 2 || self.rng.chance(0.5) {
-                true => self.grow().await,
-                false => self.shrink().await,
-            }
-        }
-    }
-}
-
 async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
     let mut archive = Archive { most: plan.snapshots, ..Archive::default() };
     let mut names: Vec<(String, u64)> = Vec::new();
@@ -405,137 +326,6 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
     }
 }
 
-/// Content of a writer's region, or the volumes by name and size.
-#[derive(Clone, Debug, PartialEq)]
-enum Content {
-    Blocks(Vec<u64>),
-    Volumes(BTreeMap<String, u64>),
-}
-
-/// Steps after which an actor's content is what was found.
-#[derive(Clone, Copy, Debug)]
-struct Candidate {
-    whole: usize,
-    /// One more, if a part of a step took effect: only single blocks are atomic.
-    started: usize,
-}
-
-impl Content {
-    /// True if `found` is this content with a part of `change`.
-    fn is_partly(&self, change: &Change, found: &Content) -> bool {
-        let (Content::Blocks(old), Content::Blocks(found)) = (self, found) else { return false };
-        let mut new = self.clone();
-        new.apply(change);
-        let Content::Blocks(new) = new else { return false };
-        let mut blocks = found.iter().zip(old.iter().zip(&new));
-        blocks.all(|(found, (old, new))| found == old || found == new)
-    }
-
-    fn apply(&mut self, change: &Change) {
-        match (self, change.clone()) {
-            (Content::Blocks(blocks), Change::Blocks { first, count, stamp }) => {
-                blocks[first as usize..(first + count) as usize].fill(stamp);
-            }
-            (
-                Content::Volumes(volumes),
-                Change::Create { name, blocks } | Change::Resize { name, blocks },
-            ) => {
-                volumes.insert(name, blocks);
-            }
-            (Content::Volumes(volumes), Change::Rename { name, new }) => {
-                let renamed = |full: String| match full.split_once('@') {
-                    Some((volume, own)) if volume == name => format!("{new}@{own}"),
-                    None if full == name => new.clone(),
-                    _ => full,
-                };
-                let old = std::mem::take(volumes).into_iter();
-                volumes.extend(old.map(|(full, blocks)| (renamed(full), blocks)));
-            }
-            (Content::Volumes(volumes), Change::Snapshot { names }) => volumes.extend(names),
-            (Content::Volumes(volumes), Change::Delete { name }) => {
-                volumes.remove(&name);
-            }
-            _ => unreachable!("writers change blocks, the operator volumes"),
-        }
-    }
-}
-
-impl History {
-    /// The disks that were recorded when the power was lost. At the moment of a change either is.
-    fn set_at(&self, time: usize, rng: &mut Rng) -> &DeviceSet<usize> {
-        let last = self.sets.iter().rposition(|recorded| recorded.from < time).unwrap_or(0);
-        let possible: Vec<_> =
-            self.sets[last..].iter().take_while(|recorded| recorded.from <= time).collect();
-        &possible[rng.below(possible.len() as u64) as usize].set
-    }
-
-    /// Checks that `found` is a prefix of what had begun at `time`, and contains what was durable.
-    fn check(&self, found: &[Content], time: usize, context: &str) {
-        let flushed = self.flushes.iter().filter(|(_, ended)| ended.events <= time);
-        let flushed = flushed.map(|(begun, _)| *begun).max();
-        // Per actor the numbers of steps after which its content is what was found.
-        let mut candidates = Vec::new();
-        let mut prefix = Vec::new();
-        for (actor, found) in self.actors.iter().zip(found) {
-            let begun = actor.steps.iter().filter(|step| step.begun.events <= time).count();
-            let durable = |step: &Step| match step.ended {
-                Some(ended) if ended.events > time => false,
-                Some(ended) => step.durable || flushed.is_some_and(|flushed| ended <= flushed),
-                None => false,
-            };
-            let least = actor.steps.iter().rposition(durable).map_or(0, |last| last + 1);
-            let mut content = match found {
-                Content::Blocks(blocks) => Content::Blocks(vec![0; blocks.len()]),
-                Content::Volumes(_) => {
-                    Content::Volumes(BTreeMap::from([("db".to_owned(), 1 << 20)]))
-                }
-            };
-            let mut matching = Vec::new();
-            for whole in 0..=begun {
-                let next = actor.steps.get(whole).filter(|_| whole < begun);
-                if content == *found {
-                    matching.push(Candidate { whole, started: whole });
-                } else if next.is_some_and(|next| content.is_partly(&next.change, found)) {
-                    matching.push(Candidate { whole, started: whole + 1 });
-                }
-                if let Some(next) = next {
-                    content.apply(&next.change);
-                }
-            }
-            candidates.push(matching);
-            prefix.push(least);
-        }
-        // The smallest prefixes that agree: a step is preceded by all that ended before it began.
-        loop {
-            let before = prefix.clone();
-            for (actor, matching) in candidates.iter().enumerate() {
-                let least = matching.iter().find(|found| found.whole >= prefix[actor]);
-                let Some(least) = least else {
-                    panic!(
-                        "{context}: actor {actor} needs at least {} steps, what was found is the \
-                         state after {matching:?} of {}",
-                        prefix[actor],
-                        self.actors[actor].steps.len()
-                    );
-                };
-                prefix[actor] = least.whole;
-                if least.started == 0 {
-                    continue;
-                }
-                let begun = self.actors[actor].steps[least.started - 1].begun;
-                for (other, least) in self.actors.iter().zip(&mut prefix) {
-                    let ended = |step: &Step| step.ended.is_some_and(|ended| ended < begun);
-                    let needed = other.steps.iter().rposition(ended).map_or(0, |last| last + 1);
-                    *least = (*least).max(needed);
-                }
-            }
-            if prefix == before {
-                return;
-            }
-        }
-    }
-}
-
 async fn content(pool: &Pool, history: &History, context: &str) -> Vec<Content> {
     let writers = history.actors.len() as u64 - 1;
     let mut found = regions(&*pool.open_volume("db").unwrap(), writers).await;
@@ -566,6 +356,19 @@ struct Plan {
     every: usize,
     /// Disks that may be added, beside those that were removed.
     spares: usize,
+    /// Segments of the log device; 0 for none.
+    log_slots: u64,
+}
+
+impl Plan {
+    fn sizes(&self) -> Vec<u64> {
+        let size = |segments: u64| (1 << 20) + segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
+        let mut sizes = vec![size(self.segments); self.disks + self.spares];
+        if self.log_slots > 0 {
+            sizes.push(size(self.log_slots));
+        }
+        sizes
+    }
 }
 
 #[derive(Default)]
@@ -576,19 +379,25 @@ struct Counts {
     copied: u64,
     crashes: usize,
     second_crashes: usize,
+    /// Losses of the log device, and those after which volumes were withheld.
+    losses: usize,
+    withheld: usize,
 }
 
 async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut rng = Rng::new(seed);
-    let size_bytes = (1 << 20) + plan.segments * u64::from(SEGMENT_BLOCKS) * BLOCK as u64;
-    let empty = vec![Image::default(); plan.disks + plan.spares];
+    let (sizes, volatile) = (plan.sizes(), plan.log_slots == 0 || seed.is_multiple_of(2));
+    let empty = vec![Image::default(); sizes.len()];
     let options = CreateOptions { segment_blocks: SEGMENT_BLOCKS, ..CreateOptions::new("fast") };
-    let (mut devices, trace) = disks(empty, size_bytes, 50);
+    let (mut devices, trace) = disks_of(empty, &sizes, 50, volatile);
+    let log = devices.split_off(plan.disks + plan.spares).pop();
     let all = devices.clone();
     devices.truncate(plan.disks);
-    let pool = Pool::create(devices, &options).await.unwrap();
+    let pool = Pool::create_with_log(devices, log, &options).await.unwrap();
     let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
+    // The loss of the log device must not take the volume itself.
+    pool.checkpoint().await.unwrap();
     let from = trace.lock().now();
     let history = Shared::default();
     history.borrow_mut().actors.resize_with(plan.writers + 1, Actor::default);
@@ -634,13 +443,23 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut crash_rng = Rng::new(rng.next_u64());
     let mut second = Rng::new(rng.next_u64());
     let trace = std::mem::take(&mut *trace.lock());
+    let mut old_log = Image::default();
     trace
         .at_each_event(chosen, &mut crash_rng, async |time, images| {
             let context = format!("seed {seed}, crash after event {time}");
             counts.crashes += 1;
-            let (devices, again) = disks(images, size_bytes, 0);
+            if plan.log_slots > 0 && plan.spares == 0 && second.chance(0.3) {
+                let lost = Loss { images: images.clone(), old: old_log.clone(), time };
+                let lost = lost.check(plan, volatile, &history, &mut second, &context).await;
+                counts.losses += 1;
+                counts.withheld += usize::from(lost);
+            }
+            if second.chance(0.05) {
+                old_log = images.last().unwrap().clone();
+            }
+            let (devices, again) = disks_of(images, &sizes, 0, volatile);
             let set = history.set_at(time, &mut second);
-            let pool = open(devices, set, &context).await;
+            let pool = open(devices, plan, set, &context).await;
             let found = content(&pool, &history, &context).await;
             history.check(&found, time, &context);
             // What was read after recovery is durable: a crash of the recovery shows the same, or
@@ -659,8 +478,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
                             *count += 1;
                             let context =
                                 format!("{context}, then after event {point} of recovery");
-                            let (devices, _) = disks(images, size_bytes, 0);
-                            let pool = open(devices, set, &context).await;
+                            let (devices, _) = disks_of(images, &sizes, 0, volatile);
+                            let pool = open(devices, plan, set, &context).await;
                             let found = content(&pool, &history, &context).await;
                             history.check(&found, time, &context);
                         },
@@ -673,11 +492,18 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
 }
 
 /// Opens a pool as a server does.
-async fn open(disks: Vec<NamedDevice>, set: &DeviceSet<usize>, context: &str) -> Pool {
+async fn open(
+    mut disks: Vec<NamedDevice>,
+    plan: Plan,
+    set: &DeviceSet<usize>,
+    context: &str,
+) -> Pool {
+    let log = disks.split_off(plan.disks + plan.spares).pop();
+    let options = OpenOptions { log, ..OpenOptions::default() };
     let mut refused = String::new();
     for alternative in set.alternatives() {
         let devices = alternative.iter().map(|disk| disks[*disk].clone()).collect();
-        match Pool::open(devices).await {
+        match Pool::open_with(devices, &options).await {
             Ok(pool) => return pool,
             Err(error) => refused += &format!("\n  {alternative:?}: {error}"),
         }
@@ -704,55 +530,68 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
         total.grown += counts.grown;
         total.removed += counts.removed;
         total.second_crashes += counts.second_crashes;
+        total.losses += counts.losses;
+        total.withheld += counts.withheld;
     }
-    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed } = total;
+    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed, .. } = total;
     println!(
         "{histories} histories with {checkpoints} checkpoints and {copied} blocks copied by the \
          cleaner, {grown} disks added and {removed} removed, {crashes} crashes, {second_crashes} \
-         crashes of recovery"
+         crashes of recovery, {} losses of the log device, {} with the loss of flushed writes",
+        total.losses, total.withheld
     );
     total
 }
 
+const PLAN: Plan = Plan {
+    writers: 2,
+    steps: 4,
+    disks: 1,
+    segments: 64,
+    snapshots: 2,
+    every: 1,
+    spares: 0,
+    log_slots: 0,
+};
+
 #[test]
 fn crash_at_any_write_leaves_a_flushed_prefix() {
     let plan =
-        Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1, spares: 0 };
+        Plan { writers: 3, steps: 30, disks: 1, segments: 150, snapshots: 20, every: 1, ..PLAN };
     run(0..6, plan);
 }
 
 #[test]
 fn crash_of_two_disks_leaves_a_flushed_prefix() {
     let plan =
-        Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1, spares: 0 };
+        Plan { writers: 2, steps: 30, disks: 2, segments: 80, snapshots: 20, every: 1, ..PLAN };
     run(1000..1006, plan);
 }
 
 #[test]
 fn crash_while_cleaning_leaves_a_flushed_prefix() {
     let plan =
-        Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9, spares: 0 };
+        Plan { writers: 3, steps: 150, disks: 1, segments: 100, snapshots: 4, every: 9, ..PLAN };
     assert!(run(2000..2004, plan).copied > 100);
 }
 
 #[test]
 fn crash_in_short_histories_leaves_a_flushed_prefix() {
     let plan =
-        Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1, spares: 0 };
+        Plan { writers: 2, steps: 4, disks: 1, segments: 64, snapshots: 2, every: 1, ..PLAN };
     run(10_000..11_000, plan);
 }
 
 #[test]
 fn crash_in_short_histories_on_two_disks() {
     let plan =
-        Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1, spares: 0 };
+        Plan { writers: 2, steps: 4, disks: 2, segments: 40, snapshots: 2, every: 1, ..PLAN };
     run(20_000..21_000, plan);
 }
 
 #[test]
 fn crash_while_disks_come_and_go() {
-    let plan =
-        Plan { writers: 2, steps: 40, disks: 1, segments: 100, snapshots: 4, every: 3, spares: 2 };
+    let plan = Plan { steps: 40, segments: 100, snapshots: 4, every: 3, spares: 2, ..PLAN };
     let total = run(30_000..30_000 + seeds(24), plan);
     assert!(total.grown > 10 && total.removed > 4, "{} {}", total.grown, total.removed);
 }
@@ -760,7 +599,39 @@ fn crash_while_disks_come_and_go() {
 #[test]
 fn crash_while_three_disks_come_and_go() {
     let plan =
-        Plan { writers: 3, steps: 48, disks: 3, segments: 50, snapshots: 6, every: 5, spares: 2 };
+        Plan { writers: 3, steps: 48, disks: 3, segments: 50, snapshots: 6, spares: 2, ..PLAN };
+    let plan = Plan { every: 5, ..plan };
     let total = run(40_000..40_000 + seeds(12), plan);
     assert!(total.grown > 10 && total.removed > 4, "{} {}", total.grown, total.removed);
+}
+
+#[test]
+fn crash_while_disks_come_and_go_with_a_log_device() {
+    let plan = Plan { steps: 40, segments: 100, snapshots: 4, log_slots: 5, spares: 2, ..PLAN };
+    let total = run(50_000..50_000 + seeds(12), Plan { every: 4, ..plan });
+    assert!(total.grown > 8 && total.removed > 3, "{} {}", total.grown, total.removed);
+}
+
+#[test]
+fn crash_with_a_log_device_leaves_a_flushed_prefix() {
+    let plan = Plan { writers: 3, steps: 30, segments: 150, snapshots: 20, log_slots: 5, ..PLAN };
+    let counts = run(3000..3006, Plan { every: 2, ..plan });
+    assert!(counts.losses > 100 && counts.withheld > 10);
+}
+
+#[test]
+fn crash_of_two_disks_with_a_log_device() {
+    let plan = Plan { steps: 30, disks: 2, segments: 80, snapshots: 20, log_slots: 40, ..PLAN };
+    run(4000..4006, Plan { every: 2, ..plan });
+}
+
+#[test]
+fn crash_while_cleaning_with_a_log_device() {
+    let plan = Plan { writers: 3, steps: 150, segments: 100, snapshots: 4, log_slots: 4, ..PLAN };
+    assert!(run(5000..5004, Plan { every: 19, ..plan }).copied > 100);
+}
+
+#[test]
+fn crash_in_short_histories_with_a_log_device() {
+    run(30_000..30_500, Plan { log_slots: 6, ..PLAN });
 }

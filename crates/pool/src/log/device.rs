@@ -1,0 +1,130 @@
+//! Log device: holds the newest segments of the log until they are written out.
+//!
+//! A segment has the same content on the log device, in its slot, as it gets in its place on the
+//! devices of the pool. So a chunk has one address, and reads find it in either place.
+
+use std::time::Duration;
+
+use flagstone_blockdev::{IoError, IoFuture};
+use flagstone_runtime::{BufMut, time};
+use parking_lot::Mutex;
+
+use super::tail::{Held, Tail};
+use super::throttle::Throttle;
+use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES};
+use crate::ondisk::superblock::{LogStart, SUPERBLOCK_AREA_BYTES};
+use crate::storage::NamedDevice;
+
+/// The log device of an open pool.
+#[derive(Debug)]
+pub(crate) struct LogDevice {
+    pub(crate) named: NamedDevice,
+    pub(crate) slots: u32,
+    segment_blocks: u32,
+    /// Pieces that are written out before the tail shrinks, so that hosts see it shrink steadily.
+    pub(crate) pieces: usize,
+    /// Locked after the state of the pool, for a few instructions.
+    head: Mutex<Head>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Head {
+    pub(crate) tail: Tail,
+    pub(crate) throttle: Throttle,
+}
+
+/// Blocks of a tail near which hosts slow down: before the slots are exhausted, of which the first and
+/// the last are in part empty.
+pub(crate) fn tail_limit(limit: u64, slots: u32, segment_blocks: u32) -> u64 {
+    limit.min(u64::from(slots - 2) * u64::from(segment_blocks))
+}
+
+impl LogDevice {
+    /// A log device without a tail. Hosts slow down when the tail comes near `limit`, in blocks.
+    pub(crate) fn new(
+        named: NamedDevice,
+        slots: u32,
+        segment_blocks: u32,
+        limit: u64,
+    ) -> LogDevice {
+        let limit = tail_limit(limit, slots, segment_blocks);
+        let head = Head { tail: Tail::new(slots), throttle: Throttle::new(limit) };
+        let piece = u64::from(WRITE_OUT_BLOCKS.min(segment_blocks));
+        let pieces = (limit / 16 / piece).clamp(1, WRITE_OUT_COPIES as u64) as usize;
+        LogDevice { named, slots, segment_blocks, pieces, head: Mutex::new(head) }
+    }
+
+    /// The tail and the throttle.
+    pub(crate) fn head(&self) -> parking_lot::MutexGuard<'_, Head> {
+        self.head.lock()
+    }
+
+    /// Segment and block within it.
+    pub(crate) fn split(&self, block: u64) -> (u32, u32) {
+        let blocks = u64::from(self.segment_blocks);
+        ((block / blocks) as u32, (block % blocks) as u32)
+    }
+
+    /// Offset of a block of a slot, in bytes.
+    pub(crate) fn offset(&self, slot: u32, block: u32) -> u64 {
+        let blocks = u64::from(slot) * u64::from(self.segment_blocks) + u64::from(block);
+        SUPERBLOCK_AREA_BYTES + blocks * BLOCK_BYTES as u64
+    }
+
+    /// Offset of a chunk, in bytes.
+    pub(crate) fn chunk_offset(&self, start: &LogStart) -> u64 {
+        self.offset(start.slot, self.split(start.block).1)
+    }
+
+    /// Where the log device has a block, while it does.
+    pub(crate) fn held(&self, block: u64) -> Option<Held> {
+        self.head().tail.held(self.split(block).0)
+    }
+
+    /// Reads blocks of a slot.
+    pub(crate) fn read(&self, slot: u32, block: u32, buf: BufMut) -> IoFuture<BufMut> {
+        self.named.device.read(self.offset(slot, block), buf)
+    }
+
+    /// Lets a chunk of hosts begin when its turn has come.
+    pub(crate) async fn pace(&self, blocks: u64) {
+        let pause = {
+            let mut head = self.head();
+            let tail = head.tail.blocks();
+            head.throttle.pause(blocks, tail, Duration::from_nanos(time::now().as_nanos()))
+        };
+        if !pause.is_zero() {
+            time::sleep(pause).await;
+        }
+    }
+
+    /// A chunk took effect.
+    pub(crate) fn applied(&self, start: &LogStart, blocks: u64) {
+        let (segment, first) = self.split(start.block);
+        self.head().tail.apply(segment, first, blocks as u32);
+    }
+
+    /// Flushes the log device.
+    pub(crate) fn flush(&self) -> IoFuture<()> {
+        self.named.device.flush()
+    }
+
+    /// True if the log device may lose completed writes until a flush.
+    pub(crate) fn has_volatile_cache(&self) -> bool {
+        self.named.device.geometry().volatile_cache
+    }
+
+    /// Reads from where a block was held; second, whether it still is.
+    ///
+    /// # Errors
+    /// Of the device.
+    pub(crate) async fn read_held(
+        &self,
+        held: Held,
+        block: u64,
+        buf: BufMut,
+    ) -> Result<(BufMut, bool), IoError> {
+        let read = self.read(held.slot, self.split(block).1, buf).await?;
+        Ok((read, self.held(block) == Some(held)))
+    }
+}

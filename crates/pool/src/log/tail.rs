@@ -1,0 +1,275 @@
+//! Tail: the part of the log that the log device holds and the devices of the pool may lack. Pure.
+//!
+//! Invariants: segments come in the order of the log and use the slots in turn; per segment,
+//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its segment is durable as a
+//! whole.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::limits::WRITE_OUT_BLOCKS;
+
+/// A segment of the log on the log device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TailSegment {
+    segment: u32,
+    slot: u32,
+    /// Blocks that chunks have.
+    end: u32,
+    /// Blocks of chunks that took effect: they are on the log device.
+    applied: u32,
+    /// Blocks that are durable on the devices of the pool.
+    durable: u32,
+}
+
+/// Blocks that are written out with one copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Segment of the pool.
+    pub segment: u32,
+    /// Place of the segment on the log device.
+    pub slot: u32,
+    /// First block within the segment.
+    pub first: u32,
+    /// Number of blocks, 1 to 256.
+    pub count: u32,
+}
+
+/// Place of a segment on the log device, as of one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Place of the segment.
+    pub slot: u32,
+    /// Number of the segment in the log since the opening.
+    number: u64,
+}
+
+/// The tail.
+#[derive(Debug)]
+pub struct Tail {
+    slots: u32,
+    segments: VecDeque<TailSegment>,
+    /// Segments of the log before the first one.
+    before: u64,
+    /// Numbers of segments in the log since the opening.
+    numbers: BTreeMap<u32, u64>,
+    /// Blocks that chunks took since the opening, that took effect, and that are durable.
+    ends: u64,
+    applied: u64,
+    durable: u64,
+    /// Someone waits until so many blocks are durable.
+    wanted: u64,
+    /// Per volume the blocks of the log up to its last change.
+    changed: BTreeMap<u32, u64>,
+}
+
+impl Tail {
+    /// An empty tail.
+    pub fn new(slots: u32) -> Tail {
+        Tail {
+            slots,
+            segments: VecDeque::new(),
+            before: 0,
+            numbers: BTreeMap::new(),
+            ends: 0,
+            applied: 0,
+            durable: 0,
+            wanted: 0,
+            changed: BTreeMap::new(),
+        }
+    }
+
+    /// True if the next chunk may find no slot.
+    pub fn is_full(&self) -> bool {
+        self.segments.len() >= self.slots as usize
+    }
+
+    /// A chunk has this place, after all chunks before it, and changes these volumes.
+    pub fn reserve(
+        &mut self,
+        (segment, slot): (u32, u32),
+        first: u32,
+        count: u32,
+        volumes: impl IntoIterator<Item = u32>,
+    ) {
+        if self.segments.back().is_none_or(|last| last.segment != segment) {
+            assert!(!self.is_full(), "the caller waits for a slot");
+            self.numbers.insert(segment, self.before + self.segments.len() as u64);
+            let fresh = TailSegment { segment, slot, end: 0, applied: 0, durable: 0 };
+            self.segments.push_back(fresh);
+            self.free_slots();
+        }
+        let last = self.segments.back_mut().expect("it was pushed");
+        assert!(last.slot == slot && last.end == first, "chunks follow each other");
+        last.end = first + count;
+        self.ends += u64::from(count);
+        for volume in volumes {
+            self.changed.insert(volume, self.ends);
+        }
+    }
+
+    /// The next chunk took effect: the one with these blocks of a segment.
+    pub fn apply(&mut self, segment: u32, first: u32, count: u32) {
+        let index = self.numbers[&segment] - self.before;
+        let own = &mut self.segments[index as usize];
+        assert!(own.applied == first && first + count <= own.end, "in order");
+        own.applied += count;
+        self.applied += u64::from(count);
+    }
+
+    /// The place of a segment on the log device, while it is there.
+    pub fn held(&self, segment: u32) -> Option<Held> {
+        let number = *self.numbers.get(&segment)?;
+        let own = &self.segments[(number - self.before) as usize];
+        Some(Held { slot: own.slot, number })
+    }
+
+    /// Asks that everything that took effect is written out; returns what
+    /// [`Tail::is_durable`] gets.
+    pub fn want_applied(&mut self) -> u64 {
+        self.wanted = self.wanted.max(self.applied);
+        self.applied
+    }
+
+    /// Whether so many blocks of the log are durable on the devices of the pool.
+    pub fn is_durable(&self, blocks: u64) -> bool {
+        self.durable >= blocks
+    }
+
+    /// Blocks that may be on the log device only.
+    pub fn blocks(&self) -> u64 {
+        self.ends - self.durable
+    }
+
+    /// True if something took effect that is not durable.
+    pub fn has_applied(&self) -> bool {
+        self.applied > self.durable
+    }
+
+    /// The next pieces to write out, at most `most`. Without `all`, whole segments and what someone
+    /// waits for.
+    pub fn pieces(&self, all: bool, most: usize) -> Vec<Piece> {
+        let last = self.segments.len().saturating_sub(1);
+        let all = all || self.wanted > self.durable;
+        let mut pieces = Vec::new();
+        for (index, own) in self.segments.iter().enumerate() {
+            let is_whole = index < last && own.applied == own.end;
+            let mut first = own.durable;
+            while first < own.applied && (all || is_whole) && pieces.len() < most {
+                let count = (own.applied - first).min(WRITE_OUT_BLOCKS);
+                pieces.push(Piece { segment: own.segment, slot: own.slot, first, count });
+                first += count;
+            }
+            // In order.
+            if own.applied < own.end || pieces.len() == most {
+                break;
+            }
+        }
+        pieces
+    }
+
+    /// Pieces, the first ones, are durable on the devices of the pool: frees slots.
+    pub fn written_out(&mut self, pieces: &[Piece]) {
+        for piece in pieces {
+            let index = self.numbers[&piece.segment] - self.before;
+            let own = &mut self.segments[index as usize];
+            assert!(own.durable == piece.first, "in order");
+            own.durable += piece.count;
+            self.durable += u64::from(piece.count);
+        }
+        self.free_slots();
+        let durable = self.durable;
+        self.changed.retain(|_, last| *last > durable);
+    }
+
+    /// Frees the slots of segments that are durable as a whole. At once, because a segment without a
+    /// slot may come back to the log.
+    fn free_slots(&mut self) {
+        while self.segments.len() > 1 && self.segments[0].durable == self.segments[0].end {
+            let gone = self.segments.pop_front().expect("there are two");
+            self.numbers.remove(&gone.segment);
+            self.before += 1;
+        }
+    }
+
+    /// Volumes with changes that may not be durable on the devices of the pool.
+    pub fn volumes(&self) -> BTreeSet<u32> {
+        self.changed.keys().copied().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(segment: u32, slot: u32, first: u32, count: u32) -> Piece {
+        Piece { segment, slot, first, count }
+    }
+
+    /// Three chunks in two segments, of which two took effect.
+    fn tail() -> Tail {
+        let mut tail = Tail::new(2);
+        tail.reserve((7, 0), 0, 300, [1]);
+        tail.reserve((7, 0), 300, 4, [2]);
+        tail.reserve((3, 1), 0, 5, [1]);
+        tail.apply(7, 0, 300);
+        tail.apply(7, 300, 4);
+        tail
+    }
+
+    #[test]
+    fn whole_segments_are_written_out_in_order() {
+        let mut tail = tail();
+        assert!(tail.is_full() && tail.held(7).unwrap().slot == 0 && tail.held(8).is_none());
+        assert_eq!(tail.pieces(false, 9), [piece(7, 0, 0, 256), piece(7, 0, 256, 48)]);
+        assert_eq!(tail.pieces(false, 1), [piece(7, 0, 0, 256)]);
+        tail.written_out(&[piece(7, 0, 0, 256)]);
+        assert_eq!((tail.blocks(), tail.is_full()), (53, true));
+        tail.written_out(&[piece(7, 0, 256, 48)]);
+        assert_eq!((tail.blocks(), tail.is_full(), tail.held(7)), (5, false, None));
+        assert_eq!(tail.volumes(), BTreeSet::from([1]));
+        assert!(tail.pieces(true, 9).is_empty(), "the last chunk has not taken effect");
+    }
+
+    #[test]
+    fn part_of_a_segment_is_written_out_for_a_waiter() {
+        let mut tail = tail();
+        tail.apply(3, 0, 5);
+        tail.written_out(&tail.pieces(false, 9));
+        assert!(tail.pieces(false, 9).is_empty() && tail.has_applied());
+        let wanted = tail.want_applied();
+        assert_eq!((wanted, tail.is_durable(wanted)), (309, false));
+        assert_eq!(tail.pieces(false, 9), [piece(3, 1, 0, 5)]);
+        tail.written_out(&[piece(3, 1, 0, 5)]);
+        assert!(tail.is_durable(wanted) && tail.volumes().is_empty());
+        assert_eq!(tail.held(3).map(|held| held.slot), Some(1), "its slot is reused later");
+        tail.reserve((3, 1), 5, 3, [4]);
+        tail.apply(3, 5, 3);
+        assert_eq!(tail.pieces(true, 9), [piece(3, 1, 5, 3)]);
+    }
+
+    #[test]
+    fn segment_returns_before_the_next_piece() {
+        let mut tail = Tail::new(4);
+        tail.reserve((7, 0), 0, 5, []);
+        tail.apply(7, 0, 5);
+        tail.written_out(&tail.pieces(true, 9));
+        // An empty checkpoint frees segment 7, which follows segment 3.
+        tail.reserve((3, 1), 0, 5, []);
+        tail.apply(3, 0, 5);
+        tail.reserve((7, 2), 0, 5, []);
+        tail.apply(7, 0, 5);
+        assert_eq!(tail.pieces(true, 9), [piece(3, 1, 0, 5), piece(7, 2, 0, 5)]);
+        tail.written_out(&tail.pieces(true, 9));
+        assert_eq!((tail.blocks(), tail.held(7).unwrap().slot), (0, 2));
+    }
+
+    #[test]
+    fn segment_that_returns_to_a_slot_is_another_one() {
+        let mut tail = tail();
+        let held = tail.held(7);
+        tail.written_out(&tail.pieces(true, 9));
+        tail.apply(3, 0, 5);
+        tail.reserve((7, 0), 0, 2, []);
+        assert!(tail.held(7).is_some() && tail.held(7) != held);
+    }
+}

@@ -1,0 +1,172 @@
+//! Writing out: copies the tail from the log device to its place on the devices of the pool, in the
+//! order of the log, and frees its slots.
+//!
+//! Invariants: only chunks that took effect are copied, so that they are whole on the log device; a
+//! slot is free only after its segment was flushed. A failure fails the pool: the tail stays on the
+//! log device, where recovery finds it.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use flagstone_blockdev::window::run_all;
+use flagstone_blockdev::{IoError, IoFuture, SharedDevice};
+use flagstone_runtime::buf::SharedReserve;
+use flagstone_runtime::time;
+
+use super::device::LogDevice;
+use super::tail::Piece;
+use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES, WRITE_OUT_PAUSE};
+use crate::manage::shared::{Shared, WriteOut};
+use crate::storage::Storage;
+
+/// What the writer does next.
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    Stop,
+    Copy(Vec<Piece>),
+    /// The superblock says that the tail is empty.
+    Unmark,
+}
+
+/// Copies pieces, several at a time. Their memory has a reserve, because writers that wait for a slot
+/// hold the rest.
+pub(crate) struct Copier {
+    log: Arc<LogDevice>,
+    reserve: Rc<SharedReserve>,
+}
+
+impl Copier {
+    pub(crate) fn new(log: Arc<LogDevice>) -> Copier {
+        let reserve = Rc::new(SharedReserve::new(WRITE_OUT_BLOCKS as usize * BLOCK_BYTES));
+        Copier { log, reserve }
+    }
+
+    /// Copies pieces to their place, and flushes it.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub(crate) async fn copy(&self, storage: &Storage, pieces: &[Piece]) -> Result<(), IoError> {
+        for some in pieces.chunks(WRITE_OUT_COPIES) {
+            run_all(some.iter().map(|piece| self.one(storage, piece)), |()| {}).await?;
+        }
+        storage.flush_table().await
+    }
+
+    fn one(&self, storage: &Storage, piece: &Piece) -> IoFuture<()> {
+        let block = storage.layout.first_block(piece.segment) + u64::from(piece.first);
+        let place = storage.layout.place(block);
+        let to: SharedDevice = storage.devices[place.device].device.clone();
+        let (log, reserve, piece) = (self.log.clone(), self.reserve.clone(), *piece);
+        IoFuture::later(async move {
+            let memory = reserve.acquire(piece.count as usize * BLOCK_BYTES).await;
+            let read = log.read(piece.slot, piece.first, memory).await?;
+            to.write(place.offset, read.freeze(), false).await
+        })
+    }
+}
+
+impl Shared {
+    /// Writes out the log until the pool stops.
+    pub(crate) async fn keep_writing_out(&self, log: Arc<LogDevice>) {
+        let copier = Copier::new(log.clone());
+        loop {
+            let done = match self.next_due(&log).await {
+                Due::Stop => break,
+                Due::Copy(pieces) => self.write_out(&log, &copier, &pieces).await,
+                Due::Unmark => self.unmark().await,
+            };
+            if let Err(error) = done {
+                tracing::error!(pool = self.name, %error, "the log device was not written out");
+                let mut state = self.state.lock();
+                state.fail(IoError::WriteFault);
+                state.write_out = WriteOut::Abandoned;
+            }
+            self.progress.notify();
+        }
+        self.state.lock().write_out = WriteOut::Ended;
+        self.progress.notify();
+    }
+
+    async fn next_due(&self, log: &LogDevice) -> Due {
+        let idle = {
+            let due = || self.due(log, false);
+            let is_unmarked = self.state.lock().superblock.tail.is_empty();
+            let is_quiet = is_unmarked && !log.head().tail.has_applied();
+            let stirs = || due().or_else(|| Self::stirs(log));
+            match is_quiet {
+                true => Ok(self.progress.wait_for(stirs).await),
+                false => time::timeout(WRITE_OUT_PAUSE, self.progress.wait_for(due)).await,
+            }
+        };
+        match idle {
+            Ok(due) => due,
+            Err(_) => self.due(log, true).unwrap_or(Due::Copy(Vec::new())),
+        }
+    }
+
+    /// Ends the sleep of an idle pool: the timer of a pause begins.
+    fn stirs(log: &LogDevice) -> Option<Due> {
+        log.head().tail.has_applied().then(|| Due::Copy(Vec::new()))
+    }
+
+    fn due(&self, log: &LogDevice, idle: bool) -> Option<Due> {
+        let state = self.state.lock();
+        let head = log.head();
+        let is_planned = state.is_closing();
+        // A checkpoint in progress needs the log written out.
+        let is_over = state.check().is_err() || state.wanted.stop && !state.kept;
+        if state.write_out == WriteOut::Abandoned || is_over && !is_planned {
+            return Some(Due::Stop);
+        }
+        let blocks = head.tail.blocks();
+        let all = idle || is_planned || head.throttle.is_slowing(blocks);
+        let pieces = head.tail.pieces(all, log.pieces);
+        if !pieces.is_empty() {
+            return Some(Due::Copy(pieces));
+        }
+        let is_drained = idle && head.tail.volumes().is_empty();
+        match (is_drained || is_planned) && !state.superblock.tail.is_empty() {
+            true => Some(Due::Unmark),
+            false if is_planned => Some(Due::Stop),
+            false => None,
+        }
+    }
+
+    async fn write_out(
+        &self,
+        log: &LogDevice,
+        copier: &Copier,
+        pieces: &[Piece],
+    ) -> Result<(), IoError> {
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let begun = time::now();
+        copier.copy(&self.storage, pieces).await?;
+        let took = begun.elapsed();
+        let head = &mut *log.head();
+        let blocks: u64 = pieces.iter().map(|piece| u64::from(piece.count)).sum();
+        head.throttle.measure(blocks, took, head.tail.blocks());
+        head.tail.written_out(pieces);
+        Ok(())
+    }
+
+    /// Waits until everything that took effect is durable on the devices of the table.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub(crate) async fn written_out(&self) -> Result<(), IoError> {
+        let Some(log) = &self.storage.log else { return Ok(()) };
+        let wanted = log.head().tail.want_applied();
+        self.progress.notify();
+        let done = || {
+            let state = self.state.lock();
+            match (log.head().tail.is_durable(wanted), state.write_out) {
+                (true, _) => Some(Ok(())),
+                (false, WriteOut::Runs) => state.check().err().map(Err),
+                (false, _) => Some(Err(IoError::Unreachable)),
+            }
+        };
+        self.progress.wait_for(done).await
+    }
+}

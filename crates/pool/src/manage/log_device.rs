@@ -1,0 +1,158 @@
+//! Orders on the log device of a pool: its state, its replacement, and giving up a lost tail.
+
+use flagstone_blockdev::IoError;
+
+use super::create::{CreateOptions, check_log_device, wipe, wipe_all};
+use super::pool::Pool;
+use super::shared::{Shared, State, Update, WriteOut};
+use crate::error::{PoolError, VolumeError};
+use crate::limits::BLOCK_BYTES;
+use crate::log::device::{LogDevice, tail_limit};
+use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::storage::{NamedDevice, read_block};
+
+/// State of a log device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogDeviceStatus {
+    /// Its name; none while it is missing. Then the log goes to the other devices.
+    pub name: Option<String>,
+    /// Space for the log, in bytes.
+    pub size_bytes: u64,
+    /// Part of the log that no other device has, in bytes.
+    pub tail_bytes: u64,
+    /// Hosts slow down when the tail comes near this limit, in bytes.
+    pub limit_bytes: u64,
+}
+
+impl LogDeviceStatus {
+    pub(crate) fn of(shared: &Shared, state: &State) -> Option<LogDeviceStatus> {
+        let record = state.superblock.log_device?;
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        let log = shared.storage.log.as_ref();
+        let segment_blocks = shared.storage.layout.segment_blocks();
+        Some(LogDeviceStatus {
+            name: log.map(|log| log.named.name.clone()),
+            size_bytes: bytes(u64::from(record.segments) * u64::from(segment_blocks)),
+            tail_bytes: log.map_or(0, |log| bytes(log.head().tail.blocks())),
+            limit_bytes: bytes(tail_limit(shared.sizes.tail, record.segments, segment_blocks)),
+        })
+    }
+}
+
+impl Shared {
+    /// Waits until the log device is no longer written out.
+    pub(crate) async fn write_out_ended(&self) {
+        let ended = || (self.state.lock().write_out == WriteOut::Ended).then_some(());
+        self.progress.wait_for(ended).await;
+    }
+
+    /// True if the log device may have changes that the other devices lack, or the superblock says so.
+    /// After an update that failed, what it says is not known.
+    pub(crate) fn has_tail(&self) -> bool {
+        let state = self.state.lock();
+        let is_marked = !state.superblock.tail.is_empty() || state.update == Update::Over;
+        is_marked || self.storage.log.as_ref().is_some_and(|log| log.head().tail.has_applied())
+    }
+
+    /// Waits until the keeper has stopped.
+    pub(crate) async fn keeper_ended(&self) {
+        let ended = || (!self.state.lock().kept).then_some(());
+        self.progress.wait_for(ended).await;
+    }
+}
+
+impl Pool {
+    /// Accepts that volumes lack changes that were lost with the log device, so that they can be
+    /// opened. Returns their names.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub async fn give_up_tail(&self) -> Result<Vec<String>, VolumeError> {
+        let volumes = self.volumes().into_iter().filter(|volume| volume.incomplete);
+        let names: Vec<String> = volumes.map(|volume| volume.name).collect();
+        for name in &names {
+            let accepted = self.change(name, |record| {
+                record.incomplete = false;
+                Ok(())
+            });
+            match accepted.await {
+                // It was deleted meanwhile.
+                Ok(()) | Err(VolumeError::Unknown { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(names)
+    }
+
+    /// Returns when the log device has answered a read, at once without one. A log device that hangs
+    /// never does, and would keep the pool from being closed.
+    ///
+    /// # Errors
+    /// Of the log device.
+    pub async fn ask_log_device(&self) -> Result<(), IoError> {
+        match &self.shared().storage.log {
+            Some(log) => read_block(&log.named.device, 0).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Closes the pool, and gives it another log device, or none. The former one is free then. The
+    /// pool is to be opened again, whatever the outcome.
+    ///
+    /// # Errors
+    /// [`PoolError`] for a device that contains data, unless it may be overwritten, is too small, or
+    /// is part of the pool, and errors of devices. The pool then has the former log device or the new
+    /// one, and nothing in it.
+    pub async fn set_log_device(
+        &self,
+        log_device: Option<NamedDevice>,
+        overwrite: bool,
+    ) -> Result<(), PoolError> {
+        let shared = self.shared();
+        let segment_blocks = shared.storage.layout.segment_blocks();
+        let options =
+            CreateOptions { segment_blocks, overwrite, ..CreateOptions::new(shared.name.clone()) };
+        let record = match &log_device {
+            Some(named) => Some(check_log_device(named, &options).await?),
+            None => None,
+        };
+        let failure = |error: IoError| PoolError::Device { device: shared.name.clone(), error };
+        self.close().await.map_err(failure)?;
+        if let (Some(named), Some(record)) = (&log_device, &record) {
+            wipe_all(std::slice::from_ref(named), std::slice::from_ref(record)).await?;
+        }
+        // The update of a device that was added or removed may still be on its way.
+        let _turn = shared.update_turn().await.map_err(failure)?;
+        let current = {
+            let mut state = shared.state.lock();
+            state.update = Update::Over;
+            state.superblock.clone()
+        };
+        if !current.tail.is_empty() {
+            return Err(failure(IoError::WriteFault));
+        }
+        let superblock = Superblock {
+            update: current.update + 1,
+            start: LogStart { slot: 0, ..current.start },
+            log_device: record,
+            reached: 0,
+            ..current
+        };
+        let log = log_device.zip(record).map(|(named, record)| {
+            LogDevice::new(named, record.segments, segment_blocks, shared.sizes.tail).into()
+        });
+        let storage = shared
+            .storage
+            .with_log(&superblock, log)
+            .map_err(|reason| PoolError::Superblock { device: shared.name.clone(), reason })?;
+        storage.write_superblock(&superblock).await.map_err(failure)?;
+        // From here on the change is durable: the former one is found to be none of the pool's.
+        if let Some(former) = &shared.storage.log
+            && let Err(error) = wipe(&former.named).await
+        {
+            let device = &former.named.name;
+            tracing::warn!(pool = shared.name, device, %error, "former log device was not erased");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,474 @@
+//! Opening of a pool: recovery, and what to do without its log device.
+//!
+//! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device that
+//! was named is blank, as a local SSD after a stop of its machine, or has an older state of the pool.
+//! Then the pool opens with the prefix of its history that its other devices have, and keeps the
+//! volumes that lack changes from being opened. Or it is *elsewhere*: it was not found, another
+//! device was, or its superblock is damaged. Then it may come back with the tail, which opening the
+//! prefix would lose: the pool is refused, until the operator gives the tail up.
+//!
+//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied to
+//! the other devices, and the pool opens without it.
+
+use std::sync::Arc;
+
+use flagstone_runtime::random_u64;
+
+use super::create::is_empty;
+use super::pool::Pool;
+use super::shared::Opened;
+use super::space::Sizes;
+use crate::error::PoolError;
+use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
+use crate::log::device::LogDevice;
+use crate::log::position::Position;
+use crate::log::segments::Segments;
+use crate::log::write_out::Copier;
+use crate::map::cache::PageCache;
+use crate::map::recent::Recent;
+use crate::ondisk::catalog::Catalog;
+use crate::ondisk::superblock::{LOG_INDEX, Superblock, TailVolumes};
+use crate::recover::metadata::read_checkpoint;
+use crate::recover::replay::{Proof, Replay};
+use crate::recover::superblocks::{
+    FoundSuperblock, assemble, read_copies, read_superblock, repair,
+};
+use crate::storage::{NamedDevice, Storage};
+
+/// Options of an opening.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// The device that is or was the log device. It may also be among the other devices.
+    pub log: Option<NamedDevice>,
+    /// What becomes of changes that only the log device had, if it is gone.
+    pub tail: LostTail,
+}
+
+/// What becomes of the tail of a lost log device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LostTail {
+    /// The pool is refused: names of disks change, so a blank device may have taken the place of the
+    /// log device, which is still there.
+    Keep,
+    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back is
+    /// waited for.
+    #[default]
+    Withhold,
+    /// It is given up, wherever the log device is. Volumes that lack changes can be opened.
+    GiveUp,
+}
+
+/// What was found in place of the log device.
+#[derive(Clone, Debug)]
+enum FoundLog {
+    /// It has the newest update.
+    Current(NamedDevice),
+    /// It has an older state of the pool: it can be used again.
+    Outdated(NamedDevice),
+    /// As a local SSD after a stop of its machine, or another disk that was never used.
+    Blank(NamedDevice),
+    /// Fewer than two copies of its superblock are whole.
+    Damaged(NamedDevice),
+    /// Another device, whose name this is.
+    Other(String),
+    Missing,
+}
+
+/// Whether a log device is used after its tail was copied to the other devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LogUse {
+    Continue,
+    /// It does not take writes.
+    Detach,
+}
+
+/// Why an attempt to open a pool failed.
+enum Failure {
+    Final(PoolError),
+    /// After the tail was copied: without this log device, there may be no failure.
+    WithLog(PoolError, NamedDevice),
+}
+
+impl From<PoolError> for Failure {
+    fn from(error: PoolError) -> Failure {
+        Failure::Final(error)
+    }
+}
+
+/// How a pool is opened that has a log device.
+#[derive(Clone, Debug)]
+enum Plan {
+    /// With this log device and its tail.
+    Whole(NamedDevice),
+    /// The tail is empty: with this log device, or without any.
+    Drained(Option<NamedDevice>),
+    /// The tail is lost.
+    Prefix,
+}
+
+fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Plan, PoolError> {
+    let is_blank = matches!(found, FoundLog::Blank(_));
+    // A blank device may have taken the name of the log device, whatever that still has.
+    if superblock.tail.is_empty() && !(is_blank && tail == LostTail::Keep) {
+        return Ok(match found {
+            FoundLog::Current(named) => Plan::Whole(named),
+            FoundLog::Outdated(named) | FoundLog::Blank(named) | FoundLog::Damaged(named) => {
+                Plan::Drained(Some(named))
+            }
+            FoundLog::Other(_) | FoundLog::Missing => Plan::Drained(None),
+        });
+    }
+    let device = match (found, tail) {
+        (FoundLog::Current(named), _) => return Ok(Plan::Whole(named)),
+        (_, LostTail::GiveUp)
+        | (FoundLog::Outdated(_) | FoundLog::Blank(_), LostTail::Withhold) => {
+            return Ok(Plan::Prefix);
+        }
+        (FoundLog::Outdated(named), _) => format!("{} has an older state of the pool", named.name),
+        (FoundLog::Blank(named), _) => format!("{} is blank", named.name),
+        (FoundLog::Damaged(named), _) => format!("the superblock of {} is damaged", named.name),
+        (FoundLog::Other(name), _) => format!("{name} is another device"),
+        (FoundLog::Missing, _) => "it was not found".to_owned(),
+    };
+    Err(log_missing(superblock, device, is_blank))
+}
+
+/// The error of a pool whose log device has a tail and was not found.
+pub(crate) fn log_missing(superblock: &Superblock, device: String, is_blank: bool) -> PoolError {
+    let pool = superblock.name.clone();
+    let (id, slots) = superblock.log_device.map(|log| (log.id, log.segments)).unwrap_or_default();
+    let slot_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
+    let (at_most_bytes, update) = (u64::from(slots) * slot_bytes, superblock.update);
+    PoolError::LogDeviceMissing { pool, id, device, at_most_bytes, update, is_blank }
+}
+
+impl Pool {
+    /// Opens the pool whose devices these are, in any order. Recovery replays the log, and ends
+    /// with a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Pool::open_with`].
+    pub async fn open(devices: Vec<NamedDevice>) -> Result<Pool, PoolError> {
+        Pool::open_with(devices, &OpenOptions::default()).await
+    }
+
+    /// Opens the pool whose devices these are, in any order, with its log device.
+    ///
+    /// # Errors
+    /// [`PoolError`] names the device and the reason, for devices that are not one complete and
+    /// current pool, damaged metadata, and errors of devices. [`PoolError::LogDeviceMissing`] if
+    /// changes would be lost.
+    pub async fn open_with(
+        devices: Vec<NamedDevice>,
+        options: &OpenOptions,
+    ) -> Result<Pool, PoolError> {
+        let (pool, plan) = open_or_detach(devices.clone(), options).await?;
+        let name = match (plan, &options.log) {
+            (Some(Plan::Prefix), Some(log)) => log.name.clone(),
+            _ => return Ok(pool),
+        };
+        // Now the superblock says that the tail is empty, and the device can be used.
+        let closed = pool.close().await;
+        closed.map_err(|error| PoolError::Device { device: name, error })?;
+        drop(pool);
+        Ok(open_or_detach(devices, options).await?.0)
+    }
+}
+
+/// Opens a pool, and without its log device if that does not take writes: its tail is on the other
+/// devices then.
+async fn open_or_detach(
+    devices: Vec<NamedDevice>,
+    options: &OpenOptions,
+) -> Result<(Pool, Option<Plan>), PoolError> {
+    let (error, log) = match open_once(devices.clone(), options, LogUse::Continue).await {
+        Ok(opened) => return Ok(opened),
+        Err(Failure::Final(error)) => return Err(error),
+        Err(Failure::WithLog(error, log)) => (error, log),
+    };
+    match open_once(devices, options, LogUse::Detach).await {
+        Ok((pool, plan)) => {
+            let (pool_name, log) = (&pool.shared().name, &log.name);
+            tracing::error!(
+                pool = pool_name,
+                log,
+                %error,
+                "the log device does not take writes: the pool continues without it, and has all of \
+                 its data"
+            );
+            Ok((pool, plan))
+        }
+        Err(Failure::Final(error) | Failure::WithLog(error, _)) => Err(error),
+    }
+}
+
+async fn open_once(
+    devices: Vec<NamedDevice>,
+    options: &OpenOptions,
+    log_use: LogUse,
+) -> Result<(Pool, Option<Plan>), Failure> {
+    let mut found = Vec::with_capacity(devices.len());
+    for named in devices {
+        let superblock = read_superblock(&named).await?;
+        found.push((named, superblock));
+    }
+    let other = match &options.log {
+        Some(log) => add_log(&mut found, log).await?,
+        None => FoundLog::Missing,
+    };
+    let (mut storage, superblock, is_log_current) = assemble(&found)?;
+    let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
+    let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {
+        Some((named, own)) if superblock.is_former(own) => FoundLog::Other(named.name),
+        Some((named, _)) if is_log_current => FoundLog::Current(named),
+        Some((named, _)) => FoundLog::Outdated(named),
+        None => other,
+    };
+    let log = fitting(log, &superblock);
+    let plan = match superblock.log_device {
+        Some(_) => Some(plan(log, &superblock, options.tail)?),
+        None => None,
+    };
+    match (&plan, log_use) {
+        (Some(Plan::Whole(named)), _) | (Some(Plan::Drained(Some(named))), LogUse::Continue) => {
+            attach_log(&mut storage, &superblock, named);
+        }
+        _ => {}
+    }
+    let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
+    let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
+    let pool = recover(storage, superblock, recovery).await?;
+    Ok((pool, plan))
+}
+
+/// Gives a storage its log device.
+pub(crate) fn attach_log(storage: &mut Storage, superblock: &Superblock, named: &NamedDevice) {
+    let Some(record) = superblock.log_device else { return };
+    let limit = Sizes::of(&storage.layout).tail;
+    let log = LogDevice::new(named.clone(), record.segments, superblock.segment_blocks, limit);
+    storage.log = Some(Arc::new(log));
+}
+
+/// A device that is too small cannot be the log device.
+fn fitting(found: FoundLog, superblock: &Superblock) -> FoundLog {
+    let bytes = superblock.log_device.map_or(0, |record| record.size_bytes);
+    match found {
+        FoundLog::Current(named)
+        | FoundLog::Outdated(named)
+        | FoundLog::Blank(named)
+        | FoundLog::Damaged(named)
+            if named.device.geometry().size_bytes < bytes =>
+        {
+            FoundLog::Other(named.name)
+        }
+        found => found,
+    }
+}
+
+/// Adds the superblock of a log device to the others, or returns what the device is instead.
+async fn add_log(
+    found: &mut Vec<(NamedDevice, FoundSuperblock)>,
+    log: &NamedDevice,
+) -> Result<FoundLog, PoolError> {
+    if found.iter().any(|(named, _)| named.name == log.name) {
+        return Ok(FoundLog::Missing);
+    }
+    let pool = found.first().map(|(_, found)| found.superblock.pool);
+    let is_own =
+        |superblock: &Superblock| superblock.device == LOG_INDEX && Some(superblock.pool) == pool;
+    match read_superblock(log).await {
+        Ok(own) if is_own(&own.superblock) => {
+            let known = found.iter().map(|(_, found)| found.superblock.log_device);
+            let is_known = known.flatten().any(|record| record.id == own.superblock.device_id());
+            if !is_known {
+                return Ok(FoundLog::Other(log.name.clone()));
+            }
+            found.push((log.clone(), own));
+            Ok(FoundLog::Missing)
+        }
+        Ok(_) => Ok(FoundLog::Other(log.name.clone())),
+        Err(PoolError::NotAPool { .. }) => {
+            let size_bytes = log.device.geometry().size_bytes;
+            Ok(match is_empty(&log.device, size_bytes).await {
+                Ok(true) => FoundLog::Blank(log.clone()),
+                Ok(false) | Err(_) => FoundLog::Other(log.name.clone()),
+            })
+        }
+        // Damage; or its first update was not completed, and there is no tail.
+        Err(PoolError::Superblock { .. }) => {
+            let copies = read_copies(log).await.0;
+            Ok(match copies.into_iter().flatten().any(|superblock| is_own(&superblock)) {
+                true => FoundLog::Damaged(log.clone()),
+                false => FoundLog::Other(log.name.clone()),
+            })
+        }
+        Err(error) => {
+            tracing::error!(device = log.name, %error, "log device cannot be read");
+            Ok(FoundLog::Missing)
+        }
+    }
+}
+
+/// What a recovery knows besides the storage and its newest superblock.
+struct Recovery<'a> {
+    superblocks: Vec<FoundSuperblock>,
+    plan: Option<&'a Plan>,
+    log_use: LogUse,
+    lost: LostTail,
+}
+
+async fn recover(
+    mut storage: Storage,
+    mut superblock: Superblock,
+    recovery: Recovery<'_>,
+) -> Result<Pool, Failure> {
+    let Recovery { superblocks, plan, log_use, lost } = recovery;
+    let sizes = Sizes::of(&storage.layout);
+    let cache = PageCache::new(CACHE_PAGES);
+    let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
+    let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
+    let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
+    let is_prefix = matches!(plan, Some(Plan::Prefix));
+    let gives_up = lost == LostTail::GiveUp && !superblock.tail.is_empty();
+    replay.proof = match plan {
+        Some(Plan::Prefix) => Proof::Accepted,
+        Some(Plan::Whole(_)) if gives_up => Proof::Accepted,
+        // Without marks, only pages of checkpoints may be on the log device alone.
+        Some(Plan::Whole(_)) if superblock.tail.is_empty() => Proof::OfHosts,
+        Some(Plan::Drained(_)) => Proof::OfHosts,
+        Some(Plan::Whole(_)) | None => Proof::Any,
+    };
+    replay.run().await?;
+    let sequence = replay.sequence();
+    if let (Some(Plan::Whole(log)), Proof::Any) = (plan, replay.proof)
+        && sequence < superblock.reached
+    {
+        let (device, reached) = (log.name.clone(), superblock.reached);
+        return Err(PoolError::TailMissing { device, sequence, reached }.into());
+    }
+    let device = format!("a device of pool {}", superblock.name);
+    let failure = |error| PoolError::Device { device: device.clone(), error };
+    if let Some(log) = &storage.log {
+        // From now on the log device has nothing that the others lack.
+        let copied = Copier::new(log.clone()).copy(&storage, &replay.on_log).await;
+        copied.map_err(failure)?;
+    }
+    let on_disk = superblock.clone();
+    let Replay { recent, frozen, mut catalog, trees, segments: log_segments, .. } = replay;
+    if log_use == LogUse::Detach {
+        storage.log = None;
+        (superblock.tail, superblock.reached) = (TailVolumes::default(), 0);
+    }
+    let log = storage.log.as_ref().map(|log| log.named.clone());
+    let with_log = |error| match &log {
+        Some(log) => Failure::WithLog(error, log.clone()),
+        None => Failure::Final(error),
+    };
+    repair(&storage, &on_disk, &superblocks).await.map_err(with_log)?;
+    // Replayed chunks may be in the caches of the devices only.
+    storage.flush_table().await.map_err(failure)?;
+    if is_prefix {
+        let made = superblock.tail.made_since(catalog.next_id);
+        tracing::error!(
+            pool = superblock.name,
+            sequence,
+            lost_volumes = made,
+            "the log device is gone, and with it the end of the log: volumes lack changes, and those \
+             that were made since are lost"
+        );
+    }
+    if is_prefix && lost != LostTail::GiveUp {
+        mark_incomplete(&mut catalog, &superblock.tail);
+    }
+    let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
+    let is_live =
+        |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
+    let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
+    storage.layout.removed_segments().for_each(|range| segments.withhold(range));
+    let free = segments.free();
+    let begun = Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
+    let position = begun.map_err(|_| PoolError::Full { pool: superblock.name.clone(), free })?;
+    let position = position.on_slots(storage.log.as_ref().map_or(1, |log| log.slots));
+    let catalog_bytes = checkpoint.catalog_bytes;
+    let opened = Opened {
+        position,
+        segments,
+        recent,
+        frozen,
+        catalog,
+        trees,
+        usage,
+        meta_usage,
+        catalog_bytes,
+        superblock,
+    };
+    Pool::start(storage, sizes, opened).await.map_err(with_log)
+}
+
+/// Keeps the volumes that lack changes from being opened.
+fn mark_incomplete(catalog: &mut Catalog, tail: &TailVolumes) {
+    for (id, volume) in &mut catalog.volumes {
+        volume.incomplete |= tail.has(*id) && volume.is_present_volume();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_blockdev::MemoryDevice;
+
+    #[test]
+    fn log_device_decides_how_a_pool_opens() {
+        let device = MemoryDevice::new(1 << 20, 512).unwrap();
+        let named = NamedDevice { name: "log".to_owned(), device: Arc::new(device) };
+        let superblock = |tail| Superblock {
+            update: 1,
+            pool: Default::default(),
+            name: "fast".to_owned(),
+            device: 0,
+            devices: Vec::new(),
+            segment_blocks: 16,
+            log: 1,
+            start: crate::ondisk::superblock::LogStart {
+                sequence: 1,
+                block: 0,
+                following: 0,
+                slot: 0,
+            },
+            root: crate::ondisk::entry::Entry::HOLE,
+            log_device: None,
+            tail,
+            reached: 0,
+        };
+        let decide =
+            |found: &FoundLog, tail, lost| match plan(found.clone(), &superblock(tail), lost) {
+                Ok(Plan::Whole(_)) => "whole",
+                Ok(Plan::Drained(Some(_))) => "drained",
+                Ok(Plan::Drained(None)) => "without",
+                Ok(Plan::Prefix) => "prefix",
+                Err(_) => "refused",
+            };
+        for (found, drained, keep, withhold, give_up) in [
+            (FoundLog::Current(named.clone()), "whole", "whole", "whole", "whole"),
+            (FoundLog::Outdated(named.clone()), "drained", "refused", "prefix", "prefix"),
+            (FoundLog::Blank(named.clone()), "drained", "refused", "prefix", "prefix"),
+            (FoundLog::Damaged(named), "drained", "refused", "refused", "prefix"),
+            (FoundLog::Other(String::new()), "without", "refused", "refused", "prefix"),
+            (FoundLog::Missing, "without", "refused", "refused", "prefix"),
+        ] {
+            for (lost, expected) in [
+                (LostTail::Keep, keep),
+                (LostTail::Withhold, withhold),
+                (LostTail::GiveUp, give_up),
+            ] {
+                let empty = decide(&found, TailVolumes::default(), lost);
+                let is_sought =
+                    matches!((found.clone(), lost), (FoundLog::Blank(_), LostTail::Keep));
+                let expected_empty = if is_sought { "refused" } else { drained };
+                assert_eq!(empty, expected_empty, "{found:?} {lost:?}");
+                let all = decide(&found, TailVolumes::All, lost);
+                assert_eq!(all, expected, "{found:?} {lost:?}");
+            }
+        }
+    }
+}

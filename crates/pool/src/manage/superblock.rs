@@ -1,0 +1,198 @@
+//! Superblock updates of an open pool, one at a time: by checkpoints, and by the marks of volumes
+//! whose changes the log device has.
+//!
+//! Invariants:
+//! - before a chunk that changes a volume goes to the log device, the superblock says that the log
+//!   device may have changes of this volume. So an opening without the log device knows which
+//!   volumes lack changes;
+//! - an update that failed may be on some of the devices, so no further one follows it.
+
+use std::collections::BTreeSet;
+
+use flagstone_blockdev::IoError;
+
+use super::shared::{Shared, State, Update};
+use crate::ondisk::chunk::Record;
+use crate::ondisk::superblock::{Superblock, TailVolumes};
+
+/// The right to update the superblock, until it is dropped. The holder is a task that nothing drops.
+pub(crate) struct SuperblockTurn<'a>(&'a Shared);
+
+impl Drop for SuperblockTurn<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        if state.update == Update::Runs {
+            state.update = Update::Idle;
+        }
+        drop(state);
+        self.0.progress.notify();
+    }
+}
+
+impl SuperblockTurn<'_> {
+    /// Writes an update. A new device has it in copies 0 and 1 already.
+    ///
+    /// # Errors
+    /// Of the devices; there are no updates after it.
+    pub(crate) async fn write(&self, next: &Superblock, new: Option<usize>) -> Result<(), IoError> {
+        let written = self.0.storage.write_superblock_after(next, new).await;
+        if let Err(error) = &written {
+            tracing::error!(pool = self.0.name, %error, "superblock was not written");
+            self.0.state.lock().update = Update::Over;
+        }
+        written
+    }
+}
+
+/// Volumes that a record changes for hosts.
+pub(crate) fn changed(record: &Record) -> &[u32] {
+    match record {
+        Record::Data { volume, .. }
+        | Record::Zero { volume, .. }
+        | Record::Delete { volume }
+        | Record::Rollback { volume, .. }
+        | Record::Promote { volume } => std::slice::from_ref(volume),
+        Record::Volume(volume) => std::slice::from_ref(&volume.id),
+        Record::Snapshot(order) => &order.volumes,
+        Record::Moved { .. } | Record::Page { .. } => &[],
+    }
+}
+
+impl Shared {
+    /// Waits for the turn to update the superblock.
+    ///
+    /// # Errors
+    /// As [`Shared::superblock_turn`].
+    pub(crate) async fn update_turn(&self) -> Result<SuperblockTurn<'_>, IoError> {
+        self.superblock_turn(|_| false).await.map(|turn| turn.expect("there is a need"))
+    }
+
+    /// Waits for the turn to update the superblock. None if `done` says that there is no need.
+    ///
+    /// # Errors
+    /// After a failure of the pool or of an update.
+    async fn superblock_turn(
+        &self,
+        done: impl Fn(&State) -> bool,
+    ) -> Result<Option<SuperblockTurn<'_>>, IoError> {
+        let turn = || {
+            let mut state = self.state.lock();
+            if let Err(error) = state.check_updates() {
+                return Some(Err(error));
+            }
+            if done(&state) {
+                return Some(Ok(None));
+            }
+            match state.update {
+                Update::Idle => {
+                    state.update = Update::Runs;
+                    Some(Ok(Some(SuperblockTurn(self))))
+                }
+                Update::Runs => None,
+                Update::Over => Some(Err(IoError::WriteFault)),
+            }
+        };
+        self.progress.wait_for(turn).await
+    }
+
+    /// The next update, with a change. Until it is written, chunks may only change volumes that both
+    /// it and the last update mark.
+    pub(crate) fn next_update(&self, change: impl FnOnce(&mut Superblock)) -> Superblock {
+        let mut state = self.state.lock();
+        let mut next = state.superblock.clone();
+        next.update += 1;
+        change(&mut next);
+        let Some(log) = &self.storage.log else {
+            // Without a log device, only the log of an earlier life may have a tail.
+            if next.log == state.position.log {
+                (next.tail, next.reached) = (TailVolumes::default(), 0);
+            }
+            return next;
+        };
+        let head = log.head();
+        let needed = match state.is_closing() && !head.tail.has_applied() {
+            // What did not take effect was not acknowledged.
+            true => BTreeSet::new(),
+            false => &head.tail.volumes() | &state.to_mark,
+        };
+        drop(head);
+        next.tail = match next.log == state.position.log {
+            true => TailVolumes::of(needed),
+            false => next.tail.union(&needed),
+        };
+        if next.log == state.position.log {
+            next.reached = match log.has_volatile_cache() {
+                true => state.position.durable,
+                false => state.position.applied(),
+            };
+        }
+        state.marked = state.marked.intersection(&next.tail);
+        next
+    }
+
+    /// Marks the volumes that these records change, unless the pool stops.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub(crate) async fn mark(&self, records: &[Record]) -> Result<(), IoError> {
+        let volumes: BTreeSet<u32> = records.iter().flat_map(changed).copied().collect();
+        self.state.lock().to_mark.extend(&volumes);
+        let done = |state: &State| {
+            let is_over = state.check().is_err();
+            is_over || volumes.iter().all(|volume| state.marked.has(*volume))
+        };
+        match self.superblock_turn(done).await? {
+            Some(turn) => self.update_marks(turn).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Removes all marks, if the tail is empty.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub(crate) async fn unmark(&self) -> Result<(), IoError> {
+        match self.superblock_turn(|state| state.superblock.tail.is_empty()).await? {
+            Some(turn) => self.update_marks(turn).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn update_marks(&self, turn: SuperblockTurn<'_>) -> Result<(), IoError> {
+        let next = self.next_update(|_| {});
+        if let Err(error) = turn.write(&next, None).await {
+            self.state.lock().fail(IoError::WriteFault);
+            return Err(error);
+        }
+        self.state.lock().updated(next);
+        Ok(())
+    }
+}
+
+impl State {
+    /// An update of the superblock is durable.
+    pub(crate) fn updated(&mut self, superblock: Superblock) {
+        self.marked = superblock.tail.clone();
+        self.to_mark.retain(|volume| !superblock.tail.has(*volume));
+        self.superblock = superblock;
+    }
+
+    /// # Errors
+    /// After a failure of the pool, but for a planned stop.
+    fn check_updates(&self) -> Result<(), IoError> {
+        match self.check() {
+            Err(_) if self.is_closing() => Ok(()),
+            check => check,
+        }
+    }
+
+    /// The pool stops as planned: the log device is written out.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.wanted.stop && self.check() == Err(IoError::Unreachable)
+    }
+
+    /// Whether a chunk with these records may go to the log device.
+    pub(crate) fn is_marked(&self, records: &[Record]) -> bool {
+        records.iter().flat_map(changed).all(|volume| self.marked.has(*volume))
+    }
+}

@@ -1,0 +1,102 @@
+//! Evacuation of a device by fullness of the others: what is accepted comes to an end.
+#![allow(missing_docs)]
+
+use std::sync::Arc;
+
+use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice};
+use flagstone_pool::manage::devices::DeviceOrderError;
+use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeOptions};
+use flagstone_runtime::rng::Rng;
+use flagstone_runtime::{Buf, block_on, buf};
+
+const BLOCK: u64 = 4096;
+
+fn memory(name: &str, segments: u64) -> NamedDevice {
+    let device = MemoryDevice::new((1 << 20) + segments * 16 * BLOCK, 512).unwrap();
+    NamedDevice { name: name.to_owned(), device: Arc::new(device) }
+}
+
+async fn write(volume: &PoolVolume, block: u64) -> Result<(), IoError> {
+    let data: Vec<u8> = (0..512).flat_map(|_| block.to_le_bytes()).collect();
+    volume.write(block * BLOCK, Buf::copy_of(&data).unwrap(), false).await
+}
+
+/// What became of the removal of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Removed,
+    /// Before anything was moved.
+    Refused,
+    Stuck {
+        left_blocks: u64,
+        free_segments: u64,
+    },
+}
+
+/// Fills a pool of two devices to a percentage of what the first can have, and removes the second.
+async fn remove(kept: u64, removed: u64, percent: u64, rng: &mut Rng) -> Outcome {
+    let devices = vec![memory("/a", kept), memory("/b", removed)];
+    let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+    let pool = Pool::create(devices, &options).await.unwrap();
+    let size = VolumeOptions { size_bytes: 100_000 * BLOCK, ..VolumeOptions::default() };
+    let db = pool.create_volume("db", &size).await.unwrap();
+    let probe = pool.evacuate("/b").await.unwrap();
+    let capacity = pool.status().capacity_bytes;
+    drop(probe);
+    let mut blocks = 0;
+    while pool.status().used_bytes * 100 < capacity * percent {
+        write(&db, blocks).await.unwrap();
+        blocks += 1;
+        if blocks % 32 == 0 {
+            pool.checkpoint().await.unwrap();
+        }
+    }
+    for _ in 0..blocks {
+        write(&db, rng.below(blocks)).await.unwrap();
+    }
+    let evacuation = match pool.evacuate("/b").await {
+        Ok(evacuation) => evacuation,
+        Err(DeviceOrderError::NoRoom { .. }) => return Outcome::Refused,
+        Err(error) => panic!("{error}"),
+    };
+    let outcome = loop {
+        match evacuation.step().await {
+            Ok(true) => break Outcome::Removed,
+            Ok(false) => {}
+            Err(DeviceOrderError::NoRoom { .. }) => {
+                let free_segments = pool.status().free_segment_bytes / 16 / BLOCK;
+                let left_blocks = evacuation.left_bytes() / BLOCK;
+                break Outcome::Stuck { left_blocks, free_segments };
+            }
+            Err(error) => panic!("{error}"),
+        }
+    };
+    if outcome == Outcome::Removed {
+        evacuation.complete().await.unwrap();
+    }
+    for block in 0..blocks {
+        let read = db.read(block * BLOCK, buf::alloc(4096).await).await.unwrap();
+        assert_eq!(u64::from_le_bytes(read[..8].try_into().unwrap()), block);
+    }
+    outcome
+}
+
+#[test]
+fn accepted_removal_ends_at_any_fullness() {
+    block_on(async {
+        for (kept, removed) in [(32, 32), (40, 40), (64, 32), (64, 64), (99, 40), (100, 40)] {
+            for percent in [60, 70, 80, 90, 97] {
+                for seed in 0..3 {
+                    let outcome = remove(kept, removed, percent, &mut Rng::new(seed)).await;
+                    println!("{kept} segments {percent} % full, without {removed}: {outcome:?}");
+                    let expected = match percent > 75 && kept < 100 {
+                        true => Outcome::Refused,
+                        false => Outcome::Removed,
+                    };
+                    assert_eq!(outcome, expected, "{kept} {removed} {percent} {seed}");
+                }
+            }
+        }
+    })
+    .unwrap();
+}

@@ -1,0 +1,183 @@
+//! Orders on the log device of a pool: another one or none, and giving up a lost tail.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use flagstone_host::local_ssd::volatile_model;
+use flagstone_host::root::Root;
+use flagstone_runtime::{spawn_blocking, time};
+
+use super::orders::check_device;
+use super::{OpenPoolError, Outcome, PoolSlot, PoolState, failed, open_devices};
+use crate::http::Problem;
+use crate::limits::OPEN_PATIENCE;
+use crate::serve::Server;
+
+/// `pool set-log`.
+pub(crate) struct SetLog {
+    pub(crate) name: String,
+    /// None for no log device.
+    pub(crate) log: Option<String>,
+    /// See [`super::MakePool`].
+    pub(crate) accept_ephemeral: bool,
+    pub(crate) destroy_data: Vec<String>,
+    pub(crate) force: bool,
+    pub(crate) dry_run: bool,
+}
+
+/// What may be lost with a log device, if it loses its content when its machine stops.
+pub(super) async fn ephemeral_loss(log: &str) -> Result<Option<String>, Problem> {
+    let path = PathBuf::from(log);
+    let look = move || volatile_model(&Root::new("/"), &path);
+    let model = spawn_blocking("host", look).await.map_err(|error| failed(error.to_string()))?;
+    Ok(model.map(|model| {
+        format!(
+            "if the machine stops unplanned, flushed writes that only {log} has, which is erased then \
+             ({model})"
+        )
+    }))
+}
+
+/// # Errors
+/// 409 for an ephemeral log device without consent.
+pub(super) fn check_consent(loss: Option<String>, accepted: bool) -> Result<(), Problem> {
+    match loss {
+        Some(loss) if !accepted => Err(Problem::conflict(format!(
+            "the log device is ephemeral, and no mirror covers it: this would lose, {loss}; to accept \
+             that, use --yes (`accept_ephemeral`)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+impl Server {
+    /// Gives a pool another log device, or none. Its volumes are out of service meanwhile.
+    pub(crate) async fn set_log(self: &Rc<Self>, order: SetLog) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        let SetLog { name, log, accept_ephemeral, destroy_data, force, dry_run } = &order;
+        self.pools.writable()?;
+        let pool = self.pools.open_pool(name)?;
+        let former = self.pools.log_path(name);
+        let status = pool.status().log;
+        // A log device that is missing is not the one that has its name.
+        let is_in_use = status.as_ref().map(|log| log.name.as_ref()) == log.as_ref().map(Some);
+        if former == *log && is_in_use {
+            let has =
+                log.as_ref().map_or("no log device".to_owned(), |log| format!("log device {log}"));
+            return Ok(Outcome::unchanged(format!("pool {name} has {has} already")));
+        }
+        if let Some(device) = destroy_data.iter().find(|device| Some(*device) != log.as_ref()) {
+            return Err(Problem::invalid(format!(
+                "{device} is to be destroyed, but is not the new log device"
+            )));
+        }
+        // Errors do not matter: what was written out is enough.
+        if time::timeout(OPEN_PATIENCE, pool.ask_log_device()).await.is_err() {
+            return Err(Problem::conflict(format!(
+                "the log device of pool {name} does not answer, and has what was written last: wait \
+                 until it does, or detach it and restart the server"
+            )));
+        }
+        let slot = self.pools.slot(name)?;
+        let mut outcome = Outcome::changed(match log {
+            Some(log) => format!("pool {name} has log device {log}"),
+            None => format!("pool {name} has no log device"),
+        });
+        let (mut opened, mut ephemeral) = (Vec::new(), None);
+        if let Some(log) = log {
+            if slot.set.devices.contains(log) {
+                return Err(Problem::conflict(format!("{log} is a device of pool {name}")));
+            }
+            self.check_unused(name, std::slice::from_ref(log))?;
+            check_device(log, destroy_data.contains(log)).await?;
+            opened = open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)?;
+            ephemeral = ephemeral_loss(log).await?;
+            let erased = destroy_data.contains(log).then(|| format!("everything on {log}"));
+            let losses: Vec<String> = erased.into_iter().chain(ephemeral.clone()).collect();
+            outcome = outcome.losing((!losses.is_empty()).then(|| losses.join("; ")));
+        }
+        let volumes = self.volumes_of(name);
+        self.check_detached(&volumes, *force)?;
+        if *dry_run {
+            return Ok(outcome);
+        }
+        check_consent(ephemeral, *accept_ephemeral)?;
+        for volume in volumes {
+            self.retire(&volume).await.map_err(failed)?;
+        }
+        self.pools.halt_scrub(name).await;
+        self.pools.receivers.borrow_mut().clear();
+        self.pools.removals.borrow_mut().remove(name);
+        let PoolSlot { set: devices, state, .. } = slot;
+        let waiting = OpenPoolError::from("its log device is being changed".to_owned());
+        self.pools.insert(name, PoolSlot::closed(devices.clone(), waiting));
+        let set = pool.set_log_device(opened.pop(), !destroy_data.is_empty()).await;
+        // Closes the devices, which are locked.
+        drop((pool, state));
+        let set = match set {
+            Ok(()) => {
+                self.pools.set_log_path(name, log.clone());
+                self.pools.record(name, Some(&devices)).await
+            }
+            Err(error) => Err(Problem::conflict(error.to_string())),
+        };
+        self.pools.end_opening(name);
+        self.try_open(name, devices, "", false).await;
+        set?;
+        self.pools.open_pool(name).map(|_| outcome)
+    }
+
+    /// Gives up what only a lost log device had: opens the pool, and serves its volumes, as they are.
+    pub(crate) async fn give_up_tail(
+        self: &Rc<Self>,
+        name: &str,
+        dry_run: bool,
+    ) -> Result<Outcome, Problem> {
+        let _order = self.pools.order().await;
+        self.pools.writable()?;
+        self.pools.end_opening(name);
+        let slot = self.pools.slot(name)?;
+        let outcome = Outcome::changed(format!(
+            "pool {name} continues without the writes that only its log device had"
+        ));
+        let loss = "writes that were flushed, and orders that were confirmed, shortly before the log \
+                    device was lost";
+        match slot.state {
+            PoolState::Open(pool) => {
+                let incomplete = pool.volumes().into_iter().filter(|volume| volume.incomplete);
+                let names: Vec<String> = incomplete.map(|volume| volume.name).collect();
+                if names.is_empty() {
+                    return Ok(Outcome::unchanged(format!(
+                        "no volume of pool {name} lacks writes: nothing to do"
+                    )));
+                }
+                let outcome = outcome.losing(Some(format!("of {}: {loss}", names.join(", "))));
+                if dry_run {
+                    return Ok(outcome);
+                }
+                pool.give_up_tail().await.map_err(|error| failed(error.to_string()))?;
+                tracing::warn!("pool {name}: writes lost with the log device were given up");
+                self.serve_withheld(name, &pool, &names);
+                Ok(outcome)
+            }
+            PoolState::Closed { .. } => {
+                let outcome =
+                    outcome.losing(Some(format!("{loss}, unless the log device comes back first")));
+                if dry_run {
+                    return Ok(outcome);
+                }
+                self.try_open(name, slot.set, "", true).await;
+                self.pools.open_pool(name)?;
+                tracing::warn!("pool {name} was opened without writes of its log device");
+                Ok(outcome)
+            }
+        }
+    }
+
+    fn serve_withheld(&self, name: &str, pool: &flagstone_pool::Pool, names: &[String]) {
+        let infos = pool.volumes().into_iter().filter(|info| names.contains(&info.name));
+        for info in infos {
+            self.serve_or_note(name, pool, &info);
+        }
+    }
+}
