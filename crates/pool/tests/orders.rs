@@ -91,6 +91,7 @@ fn pool_filled_by_orders_can_be_opened_and_emptied() {
                 written += 1;
             }
             let (volumes, refused) = create_until_refused(&pool).await;
+            eprintln!("{segments} {full} written {written} volumes {volumes} refused {refused} {:?}", pool.status());
             assert!(volumes > 3, "{volumes} volumes, then {refused}");
             let refused = refused.to_string();
             assert!(refused.contains("delete some"), "{refused}");
@@ -100,7 +101,7 @@ fn pool_filled_by_orders_can_be_opened_and_emptied() {
                 match set.await.expect("it ends") {
                     // The chunks of a checkpoint are a large part of a small pool.
                     Err(VolumeError::Full { .. }) if full && segments < 300 => break,
-                    set => set.unwrap(),
+                    set => { if set.is_err() { eprintln!("number {number} {:?}", pool.status()); } set.unwrap() }
                 }
             }
             drop((big, pool));

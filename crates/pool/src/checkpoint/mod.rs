@@ -26,6 +26,7 @@ use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::unit::BLOCK_WEIGHT;
 use crate::patience::{Patience, Unreadable};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
@@ -137,6 +138,7 @@ impl Shared {
             Err(IoError::ReadFault) => {
                 tracing::error!(pool = self.name, "map cannot be read: its blocks are not moved");
                 (work.trees, work.usage) = before;
+                work.catalog = frozen.catalog.clone();
             }
             done => done?,
         }
@@ -194,8 +196,8 @@ impl Shared {
             state.trees.insert(*id, trees[id]);
             let volume =
                 state.catalog.volumes.get_mut(id).expect("only checkpoints remove volumes");
-            (volume.mapped, volume.shared, volume.root) =
-                (merged.mapped, merged.shared, merged.root);
+            (volume.mapped, volume.weight) = (merged.mapped, merged.weight);
+            (volume.shared, volume.root) = (merged.shared, merged.root);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
             // It may have been deleted since.
             if merged.state != VolumeState::Present {
@@ -206,7 +208,7 @@ impl Shared {
         (state.meta_usage, state.catalog_bytes) = (meta.usage, meta.catalog_bytes);
         state.live = state.usage.total() + state.meta_usage.total();
         state.merged = state.frozen.take();
-        let (usage, meta_usage) = (&state.usage.blocks, &state.meta_usage.blocks);
+        let (usage, meta_usage) = (&state.usage.weights, &state.meta_usage.weights);
         let is_live = |segment: u32| usage[segment as usize] + meta_usage[segment as usize] > 0;
         state.segments.commit(start, is_live);
         state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
@@ -267,6 +269,8 @@ impl Work<'_> {
         // Damage of the map may have hidden what was mapped.
         let mapped = volume.mapped.saturating_add_signed(merged.mapped);
         volume.mapped = mapped.min(volume.blocks);
+        let most = volume.mapped * u64::from(BLOCK_WEIGHT);
+        volume.weight = volume.weight.saturating_add_signed(merged.weight).min(most);
         volume.shared = volume.shared.saturating_sub(merged.unshared);
         self.trees.insert(id, merged.tree);
         Ok(())
@@ -298,8 +302,8 @@ impl Usage {
     fn retire(&mut self, shared: &Shared, entry: Entry) -> Result<(), IoError> {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
-            let blocks = &mut self.blocks[segment as usize];
-            *blocks = blocks.checked_sub(1).ok_or_else(|| {
+            let weights = &mut self.weights[segment as usize];
+            *weights = weights.checked_sub(entry.weight()).ok_or_else(|| {
                 tracing::error!(pool = shared.name, segment, "live blocks are miscounted");
                 IoError::ReadFault
             })?;
@@ -310,7 +314,7 @@ impl Usage {
     fn add(&mut self, shared: &Shared, entry: Entry) {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
-            self.blocks[segment as usize] += 1;
+            self.weights[segment as usize] += entry.weight();
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::CoreLocal;
@@ -17,6 +17,7 @@ use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_ord
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
+use crate::compress::{Compression, GiveUp};
 use crate::limits::{CHUNKS_UNAPPLIED, DAMAGED_CHECKPOINTS, LOG_SEGMENTS_MAX, SPARES_MAX};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
@@ -27,9 +28,10 @@ use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::{Record, is_upkeep};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
+use crate::ondisk::unit::{BLOCK_WEIGHT, Payload};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -50,8 +52,40 @@ pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
     pub(crate) deleted: AtomicBool,
     pub(crate) thick: AtomicBool,
+    /// A number of [`Compression::ALL`].
+    compression: AtomicU8,
+    pub(crate) give_up: GiveUp,
     /// A snapshot.
     pub(crate) read_only: bool,
+}
+
+impl VolumeHandle {
+    pub(crate) fn new(blocks: u64, read_only: bool, record: Option<&VolumeRecord>) -> VolumeHandle {
+        let handle = VolumeHandle {
+            blocks: AtomicU64::new(blocks),
+            deleted: AtomicBool::new(false),
+            thick: AtomicBool::new(false),
+            compression: AtomicU8::new(0),
+            give_up: GiveUp::default(),
+            read_only,
+        };
+        if let Some(record) = record {
+            handle.set(record);
+        }
+        handle
+    }
+
+    /// Takes over what an order may have changed, except the size.
+    fn set(&self, record: &VolumeRecord) {
+        self.thick.store(record.thick, Ordering::Release);
+        let setting = Compression::of(&record.properties);
+        let number = Compression::ALL.iter().position(|other| *other == setting);
+        self.compression.store(number.unwrap_or(0) as u8, Ordering::Release);
+    }
+
+    pub(crate) fn compression(&self) -> Compression {
+        Compression::ALL[usize::from(self.compression.load(Ordering::Acquire))]
+    }
 }
 
 /// Work that the keeper has been asked for.
@@ -103,15 +137,18 @@ pub(crate) enum WriteOut {
     Ended,
 }
 
-/// Live blocks per segment.
+/// Live blocks per segment, by weight.
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
-    pub(crate) blocks: Vec<u32>,
+    /// In parts of a block: [`BLOCK_WEIGHT`] for each block that is stored alone.
+    pub(crate) weights: Vec<u32>,
 }
 
 impl Usage {
+    /// Live blocks of all segments.
     pub(crate) fn total(&self) -> u64 {
-        self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
+        let weights = self.weights.iter().map(|weight| u64::from(*weight));
+        weights.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
     }
 }
 
@@ -245,10 +282,11 @@ pub(crate) struct Opened {
 }
 
 /// Blocks that a volume may still need, if it is thick. What it shares with a snapshot needs new
-/// space when it is overwritten.
+/// space when it is overwritten, and so does what is compressed now.
 pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
+    let taken = volume.weight / u64::from(BLOCK_WEIGHT);
     match volume.thick {
-        true => volume.blocks - volume.mapped.saturating_sub(volume.shared),
+        true => volume.blocks.saturating_sub(taken.saturating_sub(volume.shared)),
         false => 0,
     }
 }
@@ -354,7 +392,11 @@ impl State {
                     0 => (0, 1),
                     entries => (entries, 0),
                 },
+                Record::Unit { count, .. } => (usize::from(*count), 0),
                 Record::Moved { .. } => (1, 0),
+                Record::MovedUnit { parts, .. } => {
+                    (parts.iter().filter(|part| matches!(part, Record::Moved { .. })).count(), 0)
+                }
                 _ => (0, 0),
             };
             self.admitted.0 -= entries;
@@ -376,20 +418,16 @@ impl State {
 
     fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
         self.withdraw(&content.records);
-        if !matches!(content.records.first(), Some(Record::Page { .. } | Record::Moved { .. })) {
+        if !is_upkeep(&content.records) {
             self.host_blocks += 1 + content.checksums.len() as u64;
         }
-        let mut blocks = (payload..).zip(&content.checksums);
-        let mut next = || {
-            let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            Entry { location, birth: sequence, checksum: *checksum }
-        };
+        let mut payload = Payload::of(payload, sequence, &content.checksums);
         for record in &content.records {
             match record {
                 Record::Data { volume, block, count } => {
                     let effect = self.catalog.takes_effect(*volume, *block, u64::from(*count));
                     for block in (*block..).take(usize::from(*count)) {
-                        let entry = next();
+                        let entry = payload.block();
                         if effect {
                             self.active.insert(*volume, block, entry);
                         }
@@ -401,12 +439,30 @@ impl State {
                     }
                 }
                 Record::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..next() };
+                    let entry = Entry { birth: *birth, ..payload.block() };
                     if self.catalog.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
                 }
-                Record::Page { .. } => drop(next()),
+                Record::Unit { volume, block, count, stored } => {
+                    let effect = self.catalog.takes_effect(*volume, *block, u64::from(*count));
+                    for (block, entry) in (*block..).zip(payload.unit(*count, *stored)) {
+                        if effect {
+                            self.active.insert(*volume, block, entry);
+                        }
+                    }
+                }
+                Record::MovedUnit { stored, parts } => {
+                    let entries = payload.unit(parts.len() as u8, *stored);
+                    for (part, entry) in parts.iter().zip(entries) {
+                        let Record::Moved { volume, block, old, birth } = part else { continue };
+                        let entry = Entry { birth: *birth, ..entry };
+                        if self.catalog.takes_effect(*volume, *block, 1) {
+                            self.move_block(*volume, *block, *old, entry);
+                        }
+                    }
+                }
+                Record::Page { .. } => drop(payload.block()),
                 order => self.apply_order(order, sequence),
             }
         }
@@ -432,7 +488,7 @@ impl State {
         for (id, handle) in &self.handles {
             if let Some(volume) = self.catalog.volumes.get(id) {
                 handle.blocks.store(volume.blocks, Ordering::Release);
-                handle.thick.store(volume.thick, Ordering::Release);
+                handle.set(volume);
             }
         }
     }
@@ -471,7 +527,7 @@ impl State {
     /// Live blocks of a segment, as of the last checkpoint.
     pub(crate) fn live_in(&self, segment: u32) -> u32 {
         let segment = segment as usize;
-        self.usage.blocks[segment] + self.meta_usage.blocks[segment]
+        (self.usage.weights[segment] + self.meta_usage.weights[segment]).div_ceil(BLOCK_WEIGHT)
     }
 
     /// The cleaner leaves a segment alone for a while.

@@ -331,6 +331,8 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         capacity_bytes: status.capacity_bytes,
         map_cache_bytes: status.map_cache_bytes,
         used_bytes: status.used_bytes,
+        data_bytes: status.data_bytes,
+        stored_bytes: status.stored_bytes,
         reserved_bytes: status.reserved_bytes,
         used_percent: used_percent(&status),
         threshold_percent: Fullness::of(&status).0,
@@ -415,6 +417,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
         name: place.pool.clone(),
         thick: info.thick,
         used_bytes: info.used_bytes,
+        stored_bytes: info.stored_bytes,
         origin: info.origin,
         settings: place.settings.clone(),
     })
