@@ -189,7 +189,8 @@ fn lone_source_excludes_its_peer_from_restored_record() {
 #[test]
 fn target_without_arbiter_is_reported_by_source() {
     let cluster = in_sync([2000, 2000]);
-    assert_eq!(peer_obstacle(&cluster, 0), None);
+    // The target compares the record first.
+    until(&cluster, "compared", |cluster| peer_obstacle(cluster, 0).is_none());
     cluster.store().cuts[1].set(EVERYTHING);
     cluster.pass(Duration::from_secs(40));
     assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));

@@ -187,7 +187,7 @@ fn target_changes_release_at_any_moment_of_growth() {
             enlarge(&pair);
             pair.hub().set_slow(Duration::from_millis(3));
             grow(&pair);
-            pair.sim.run_for(Duration::from_millis(10 * moment));
+            pair.sim.run_for(Duration::from_millis(5 * moment));
             early += u32::from(pair.mirror(0).usable_bytes() < SIZE);
             pair.replace(1, release(new));
             follow_source(&pair, 1);
