@@ -48,7 +48,8 @@ struct Inner {
     opened: Geometry,
     /// Size at open or at the last refresh. A shorter file is poisoned.
     size_bytes: AtomicU64,
-    /// Size that calls may reach for now.
+    /// Size up to which [`BlockDevice::expose`] lets calls go; 0 for none. A file that is shorter than
+    /// this, but not than `size_bytes`, is not poisoned.
     exposed_bytes: AtomicU64,
     /// When the size was last compared with the file's, in ns of the runtime's clock.
     size_checked_ns: AtomicU64,

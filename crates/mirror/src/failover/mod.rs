@@ -30,12 +30,13 @@ use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
 
 use crate::io::new_generation::due;
-use crate::limits::ARBITER_CHECK_MS;
 use crate::manage::command::{CommandError, Offer as RoleOffer};
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
-use crate::state::arbitration::{Exclusion, Situation, Standing, Step, Timing, step};
+use crate::state::arbitration::{
+    Exclusion, Situation, Standing, Step, Timing, compared_again_at, step,
+};
 use crate::state::machine::Handover;
 use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
@@ -72,8 +73,7 @@ impl Published {
 
     /// When the record is compared again.
     fn compare_at_ns(self) -> u64 {
-        let period = Duration::from_millis(ARBITER_CHECK_MS).as_nanos() as u64;
-        self.checked_ns.saturating_add(period)
+        compared_again_at(self.checked_ns)
     }
 }
 
@@ -240,7 +240,7 @@ impl Mirror {
             is_suspended: inner.local.superblock().arbiter.suspended,
             standing: situation.standing,
             mark: inner.local.superblock().arbiter,
-            is_peer_recorded: situation.is_published,
+            is_peer_recorded: situation.published_until_ns.is_some(),
             step: step(&situation),
             denial,
         })
@@ -296,8 +296,7 @@ impl Inner {
             changes_role: state.changing_role,
             mark: mark.standing,
             revision: mark.revision,
-            is_published: published.is_some(),
-            compare_at_ns: published.map_or(u64::MAX, Published::compare_at_ns),
+            published_until_ns: published.map(Published::compare_at_ns),
             write_waits: state.bumping_generation,
             now_ns,
             lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),

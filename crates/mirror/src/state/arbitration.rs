@@ -111,10 +111,9 @@ pub struct Situation {
     pub mark: RecordedStanding,
     /// The highest revision of the record seen; 0 for none.
     pub revision: u64,
-    /// The record lists the peer as in sync, in the current session.
-    pub is_published: bool,
-    /// When a published record is compared again.
-    pub compare_at_ns: u64,
+    /// The record lists the peer as in sync, in the current session, and is compared again at this
+    /// time.
+    pub published_until_ns: Option<u64>,
     /// A write waits for the right to be acknowledged without the peer.
     pub write_waits: bool,
     /// Now, on the runtime's clock, in nanoseconds.
@@ -204,7 +203,8 @@ fn watching(situation: &Situation) -> Step {
     }
 }
 
-fn compared_again_at(compared_ns: u64) -> u64 {
+/// When a record that was compared at this time is compared again.
+pub(crate) fn compared_again_at(compared_ns: u64) -> u64 {
     compared_ns.saturating_add(ARBITER_CHECK_MS * 1_000_000)
 }
 
@@ -230,16 +230,14 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
             match phase {
                 _ if now_ns >= stop_at => Step::StopServing,
                 _ if attached && now_ns >= ask_at => Step::Disconnect,
-                LegPhase::InSync if attached && !situation.is_published => {
-                    Step::Publish { in_sync: true }
-                }
+                LegPhase::InSync if attached => match situation.published_until_ns {
+                    Some(compare_at) => Step::Wait(Some(ask_at.min(compare_at))),
+                    None => Step::Publish { in_sync: true },
+                },
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 // It was alone before it restarted, so its peer is no part of the decision.
                 _ if !attached && situation.mark.is_alone() => Step::GoAlone,
                 _ if !attached && (situation.write_waits || now_ns >= ask_at) => Step::GoAlone,
-                LegPhase::InSync if attached => {
-                    Step::Wait(Some(ask_at.min(situation.compare_at_ns)))
-                }
                 _ => Step::Wait(Some(ask_at)),
             }
         }

@@ -22,8 +22,7 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         changes_role: false,
         mark: RecordedStanding::InSync,
         revision: 7,
-        is_published: true,
-        compare_at_ns: NOW + 10 * SECOND,
+        published_until_ns: Some(NOW + 10 * SECOND),
         write_waits: false,
         now_ns: NOW,
         lease_until_ns: NOW + TIMING.lease_ns(),
@@ -57,7 +56,7 @@ fn contested_source_asks_before_its_lease_ends() {
     let ask_at = attached.lease_until_ns - TIMING.margin_ns();
     assert_eq!(step(&attached), Step::Wait(Some(ask_at)));
     assert_eq!(step(&Situation { now_ns: ask_at, ..attached }), Step::Disconnect);
-    let compared = Situation { compare_at_ns: NOW + 1, ..attached };
+    let compared = Situation { published_until_ns: Some(NOW + 1), ..attached };
     assert_eq!(step(&compared), Step::Wait(Some(NOW + 1)), "the record is compared first");
     let lost = situation(SERVING, LegPhase::Disconnected);
     assert_eq!(step(&lost), Step::Wait(Some(ask_at)));
@@ -73,7 +72,7 @@ fn peer_is_recorded_as_soon_as_its_state_changes() {
     let in_sync = situation(SERVING, LegPhase::InSync);
     let alone = Standing::Alone(Exclusion::Recorded { checked_ns: NOW });
     let publish = |in_sync| Step::Publish { in_sync };
-    assert_eq!(step(&Situation { is_published: false, ..in_sync }), publish(true));
+    assert_eq!(step(&Situation { published_until_ns: None, ..in_sync }), publish(true));
     assert_eq!(step(&Situation { standing: alone, ..in_sync }), publish(true));
     let resync = situation(SERVING, LegPhase::Resync(ResyncAmount::Partial));
     assert_eq!(step(&resync), publish(false));
@@ -145,7 +144,7 @@ fn last_source_asks_unless_it_meets_its_peer() {
 #[test]
 fn source_publishes_only_what_its_peer_agreed_to() {
     for phase in [LegPhase::InSync, LegPhase::Resync(ResyncAmount::Partial)] {
-        let unpublished = Situation { is_published: false, ..situation(SERVING, phase) };
+        let unpublished = Situation { published_until_ns: None, ..situation(SERVING, phase) };
         assert!(matches!(step(&unpublished), Step::Publish { .. }));
         let early = Situation { is_admitted: false, ..unpublished };
         assert!(matches!(step(&early), Step::Wait(_)), "{phase:?}");

@@ -189,7 +189,7 @@ impl Server {
             None => {}
         }
         self.check_unused(name, devices)?;
-        self.check_unused(name, log.into_iter().cloned().collect::<Vec<_>>().as_slice())?;
+        self.check_unused(name, log.map_or(&[], std::slice::from_ref))?;
         Ok(None)
     }
 
