@@ -74,6 +74,18 @@ impl Secured {
         self.server.target.tls_totals().failed[at]
     }
 
+    /// Waits for the count of these failures: the host has its answer before the target counts.
+    async fn wait_for_failures(&self, reason: TlsFailureReason, count: u64) {
+        let counted = async {
+            while self.failures(reason) < count {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let counted = time::timeout(Duration::from_secs(60), counted).await;
+        counted.unwrap_or_else(|_| panic!("{reason:?}: {}", self.failures(reason)));
+        assert_eq!(self.failures(reason), count, "{reason:?}");
+    }
+
     async fn wait_for_no_controller(&self) {
         let gone = async {
             while self.server.target.controllers() > 0 {
@@ -140,13 +152,13 @@ fn wrong_keys_hosts_and_plain_connections_are_refused() {
         let wrong = secured.connect(with(key(2))).await.unwrap_err();
         assert!(matches!(wrong, HostError::Tls(_)), "{wrong}");
         assert!(!wrong.may_pass());
-        assert_eq!(secured.failures(TlsFailureReason::WrongKey), 1);
+        secured.wait_for_failures(TlsFailureReason::WrongKey, 1).await;
         let plain = secured.connect(None).await.unwrap_err();
         assert!(matches!(plain, HostError::Closed | HostError::Broken(_)), "{plain}");
-        assert_eq!(secured.failures(TlsFailureReason::Plain), 1);
+        secured.wait_for_failures(TlsFailureReason::Plain, 1).await;
         let stranger = offered(&key(1), "nqn.2026-01.example:other", subnqn().as_str());
         assert!(!secured.handshake(stranger).await);
-        assert_eq!(secured.failures(TlsFailureReason::UnknownIdentity), 1);
+        secured.wait_for_failures(TlsFailureReason::UnknownIdentity, 1).await;
         let elsewhere = offered(&key(1), host().as_str(), "nqn.2026-01.example:elsewhere");
         assert!(!secured.handshake(elsewhere).await);
         assert!(!secured.handshake(Vec::new()).await);
@@ -171,7 +183,7 @@ fn all_identities_of_either_key_are_accepted() {
         }
         let other = offered(&key(3), host.as_str(), subsystem.as_str());
         assert!(!secured.handshake(vec![other[1].clone()]).await);
-        assert_eq!(secured.failures(TlsFailureReason::WrongKey), 1);
+        secured.wait_for_failures(TlsFailureReason::WrongKey, 1).await;
         // The rotation ends.
         secured.ring.replace(vec![key(2)]);
         let old = offered(&key(1), host.as_str(), subsystem.as_str());
@@ -480,12 +492,7 @@ fn truncated_and_stalled_handshakes_end() {
             assert!(result.unwrap_or(0) < 100);
         }
         secured.connect(with(key(1))).await.unwrap().disconnect().await;
-        let all = async {
-            while secured.failures(TlsFailureReason::Timeout) < 3 {
-                time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        time::timeout(Duration::from_secs(60), all).await.expect("stalled handshakes end");
-        assert_eq!(secured.failures(TlsFailureReason::Closed), 3);
+        secured.wait_for_failures(TlsFailureReason::Timeout, 3).await;
+        secured.wait_for_failures(TlsFailureReason::Closed, 3).await;
     });
 }
