@@ -35,7 +35,7 @@ pub static MIRROR: Section = Section {
         "group", Kind::Text("name"), "" =>
             "[Consistency group](mirror-groups.md): its volumes keep one order of writes and change their role together.";
         "ack", ACK, Ack::Disk.name() =>
-            "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or received (`memory`): it survives the loss of either node, and is durable after a flush.";
+            "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or [received](guides/mirror.md#guarantees-and-cost) (`memory`).";
         "intent_log", Kind::Text("device"), "" =>
             "Device of the write-intent log; a file is created. Default: the end of the volume's device.";
         "intent_log_disk_model", Kind::Table(&DISK_MODEL), "" =>
@@ -49,7 +49,7 @@ pub static MIRROR: Section = Section {
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain: `manual`: an operator chooses. `keep-serving`: this node discards its own writes if only the peer serves hosts. Set it on both nodes.";
         "failover", FAILOVER, FailoverMode::Manual.name() =>
-            "Who decides that the target takes over: an operator (`manual`), or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
+            "Who decides that the target takes over: an operator, or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
         "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
@@ -93,7 +93,7 @@ pub static PEER: Section = Section {
         "timeout", time(500, MINUTE_MS), "5s" =>
             "Silence after which the peer counts as lost. Writes of mode `sync` wait that long.";
         "compression", Kind::Choice(&["none", "lz4", "zstd"]), "none" =>
-            "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed, and so is all data to a peer without the algorithm.";
+            "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed.";
         "bandwidth_max", LINK_RATE, "" =>
             "Highest rate of data sent to it for all volumes, after compression. Host writes have priority; a resync gets at least a ninth. Hosts of mode `sync` wait. Default: none.";
     },
