@@ -10,7 +10,9 @@ use std::time::Duration;
 use common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
+use flagstone_pool::{
+    CreateOptions, Expected, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeOptions,
+};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, block_on, buf, spawn, time};
@@ -362,4 +364,52 @@ fn crash_at_any_event_of_removal_keeps_the_pool() {
         assert!(crashes > 200, "{crashes}");
     });
     sim.block_on(async { done.await.unwrap() });
+}
+
+#[test]
+fn unexpected_pool_is_refused_before_writes() {
+    block_on(async {
+        let content = async |named: &NamedDevice| {
+            let read = named.device.read(0, buf::alloc(size_of(64) as usize).await).await;
+            read.unwrap().to_vec()
+        };
+        let copy = async |named: &NamedDevice| {
+            let copy = memory(&named.name, 64);
+            let bytes = Buf::copy_of(&content(named).await).unwrap();
+            copy.device.write(0, bytes, false).await.unwrap();
+            copy
+        };
+        let (device, foreign) = (memory("/a", 64), memory("/b", 64));
+        let other = Pool::create(vec![foreign.clone()], &options()).await.unwrap();
+        other.close().await.unwrap();
+        drop(other);
+        let pool = Pool::create(vec![device.clone()], &options()).await.unwrap();
+        pool.close().await.unwrap();
+        let old = copy(&device).await;
+        let first = pool.identity();
+        drop(pool);
+        let open = async |named: &NamedDevice, name: &str, identity| {
+            let expected = Expected { name: Some(name.to_owned()), identity };
+            let options = OpenOptions { expected, ..OpenOptions::default() };
+            Pool::open_with(vec![named.clone()], &options).await
+        };
+        let pool = open(&device, "fast", Some(first)).await.unwrap();
+        let second = pool.identity();
+        assert!(second.id == first.id && second.update > first.update, "{first:?} {second:?}");
+        // A crash: what was recorded at the opening fits.
+        drop(pool);
+        let examined = Pool::examine(std::slice::from_ref(&device)).await.unwrap();
+        assert_eq!(examined.identity, second);
+        let before = [content(&old).await, content(&foreign).await];
+        let refused = open(&old, "fast", Some(second)).await.unwrap_err();
+        assert!(matches!(refused, PoolError::OldCopy { .. }), "{refused}");
+        assert!(refused.to_string().starts_with("/a: pool fast has update"), "{refused}");
+        let refused = open(&foreign, "fast", Some(second)).await.unwrap_err();
+        assert!(matches!(refused, PoolError::Unexpected { .. }), "{refused}");
+        let refused = open(&old, "slow", None).await.unwrap_err();
+        assert_eq!(refused.to_string(), "/a hold pool fast, not slow");
+        assert!(before == [content(&old).await, content(&foreign).await], "nothing was written");
+        open(&device, "fast", Some(second)).await.unwrap();
+    })
+    .unwrap();
 }

@@ -45,6 +45,10 @@ pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 /// pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 
+/// Pause between two records of the identities of open pools: what a copy of their disks may be younger
+/// and still be found after a crash.
+pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
+
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use flagstone_runtime::random_u64;
 
 use super::create::is_empty;
+use super::identity::Expected;
 use super::pool::Pool;
 use super::shared::Opened;
 use super::space::Sizes;
@@ -42,6 +43,8 @@ pub struct OpenOptions {
     pub log: Option<NamedDevice>,
     /// What becomes of changes that only the log device had, if it is gone.
     pub tail: LostTail,
+    /// What the devices have to be.
+    pub expected: Expected,
 }
 
 /// What becomes of the tail of a lost log device.
@@ -211,15 +214,15 @@ async fn open_once(
     log_use: LogUse,
 ) -> Result<(Pool, Option<Plan>), Failure> {
     let mut found = Vec::with_capacity(devices.len());
-    for named in devices {
-        let superblock = read_superblock(&named).await?;
-        found.push((named, superblock));
+    for named in &devices {
+        found.push((named.clone(), read_superblock(named).await?));
     }
     let other = match &options.log {
         Some(log) => add_log(&mut found, log).await?,
         None => FoundLog::Missing,
     };
     let (mut storage, superblock, is_log_current) = assemble(&found)?;
+    options.expected.check(&superblock, &devices)?;
     let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
     let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {
         Some((named, own)) if superblock.is_former(own) => FoundLog::Other(named.name),

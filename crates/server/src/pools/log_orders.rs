@@ -7,7 +7,9 @@ use flagstone_host::local_ssd::volatile_model;
 use flagstone_host::root::Root;
 use flagstone_runtime::{spawn_blocking, time};
 
+use super::open::Consent;
 use super::orders::check_device;
+use super::state_directory::PoolEntry;
 use super::{OpenPoolError, Outcome, PoolSlot, PoolState, failed, open_devices};
 use crate::http::Problem;
 use crate::limits::OPEN_PATIENCE;
@@ -116,13 +118,17 @@ impl Server {
         drop((pool, state));
         let set = match set {
             Ok(()) => {
-                self.pools.set_log_path(name, log.clone());
-                self.pools.record(name, Some(&devices)).await
+                let change = |entry: &mut Option<PoolEntry>| {
+                    if let Some(entry) = entry {
+                        entry.log = log.clone();
+                    }
+                };
+                self.pools.registry.change(name, change).await
             }
             Err(error) => Err(Problem::conflict(error.to_string())),
         };
         self.pools.end_opening(name);
-        self.try_open(name, devices, "", false).await;
+        self.try_open(name, devices, "", Consent::default()).await;
         set?;
         self.pools.open_pool(name).map(|_| outcome)
     }
@@ -166,7 +172,8 @@ impl Server {
                 if dry_run {
                     return Ok(outcome);
                 }
-                self.try_open(name, slot.set, "", true).await;
+                let consent = Consent { lost_tail: true, ..Consent::default() };
+                self.try_open(name, slot.set, "", consent).await;
                 self.pools.open_pool(name)?;
                 tracing::warn!("pool {name} was opened without writes of its log device");
                 Ok(outcome)

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 
+use super::open::Consent;
 use super::{PoolState, Pools};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_PATIENCE;
@@ -55,9 +56,8 @@ impl Server {
             }
             let (server, own) = (self.clone(), name.clone());
             let opening = spawn(async move {
-                let log = server.pools.log_path(&own);
                 let pools = &server.pools;
-                let opened = pools.open_recorded(&own, &slot.set, log.as_ref(), false).await;
+                let opened = pools.open_recorded(&own, &slot.set, Consent::default()).await;
                 let _order = server.pools.order().await;
                 // An order may have opened or removed the pool meanwhile.
                 let now = server.pools.slot(&own);

@@ -10,6 +10,7 @@ use flagstone_pool::{CreateOptions, DeviceSet, Pool};
 use flagstone_runtime::spawn_blocking;
 use flagstone_units::display::size;
 
+use super::open::Consent;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
@@ -133,23 +134,23 @@ impl Server {
             return Ok(outcome);
         }
         log_orders::check_consent(ephemeral, *accept_ephemeral)?;
-        self.pools.set_log_path(name, log.clone());
         // First, so that a crash leaves no pool that the server does not know.
         let set = DeviceSet::from(devices.clone());
-        self.pools.record(name, Some(&set)).await?;
+        let new = PoolEntry::new(name, &set, log.clone());
+        self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
         let pool = match Pool::create_with_log(opened, opened_log.pop(), &options).await {
             Ok(pool) => pool,
             Err(error) => {
-                self.pools.set_log_path(name, None);
-                self.pools.record(name, None).await?;
+                self.pools.registry.change(name, |entry| *entry = None).await?;
                 self.pools.slots.borrow_mut().remove(name);
                 return Err(Problem::conflict(error.to_string()));
             }
         };
         let capacity = size(pool.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
+        self.pools.registry.remember(name, || Some(pool.identity())).await;
         self.pools.insert(name, PoolSlot::open(set, pool));
         tracing::info!("pool {name} was created on {}", devices.join(", "));
         Ok(outcome)
@@ -228,14 +229,21 @@ impl Server {
                 "pool {name} is opened, if these are its devices"
             )));
         }
-        let pool = self.pools.open(name, devices, log.as_ref(), false).await;
+        let consent = Consent { devices: true, ..Consent::default() };
+        let pool = self.pools.open(name, devices, log.as_ref(), consent).await;
         let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
-        self.pools.apply_map_cache(name, &pool);
-        self.pools.set_log_path(name, log.clone());
-        if let Err(problem) = self.pools.record(name, Some(&set)).await {
+        // Paths and identity together: with the former identity, an older pool would be refused.
+        let last_seen = Some(pool.identity().into());
+        let new = PoolEntry { last_seen, ..PoolEntry::new(name, &set, log.clone()) };
+        let import = |entry: &mut Option<PoolEntry>| {
+            let map_cache_bytes = entry.take().and_then(|former| former.map_cache_bytes);
+            *entry = Some(PoolEntry { map_cache_bytes, ..new });
+        };
+        if let Err(problem) = self.pools.registry.change(name, import).await {
             let _ = pool.close().await;
             return Err(problem);
         }
+        self.pools.apply_map_cache(name, &pool);
         self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
@@ -258,7 +266,7 @@ impl Server {
             return Err(Problem::invalid("a map cache has 1 MiB to 64 GiB"));
         }
         let bytes = size(map_cache_bytes);
-        let former = self.pools.map_caches.borrow().get(&name).copied();
+        let former = self.pools.registry.entry(&name).and_then(|entry| entry.map_cache_bytes);
         if former == Some(map_cache_bytes) {
             return Ok(Outcome::unchanged(format!(
                 "pool {name} has a map cache of {bytes} already"
@@ -268,15 +276,12 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
-        self.pools.map_caches.borrow_mut().insert(name.clone(), map_cache_bytes);
-        if let Err(problem) = self.pools.record(&name, Some(&slot.set)).await {
-            let mut caches = self.pools.map_caches.borrow_mut();
-            match former {
-                Some(former) => drop(caches.insert(name, former)),
-                None => drop(caches.remove(&name)),
+        let change = |entry: &mut Option<PoolEntry>| {
+            if let Some(entry) = entry {
+                entry.map_cache_bytes = Some(map_cache_bytes);
             }
-            return Err(problem);
-        }
+        };
+        self.pools.registry.change(&name, change).await?;
         if let PoolState::Open(pool) = slot.state {
             self.pools.apply_map_cache(&name, &pool);
         }
@@ -312,6 +317,10 @@ impl Server {
         for volume in volumes {
             self.retire(&volume).await.map_err(failed)?;
         }
+        if let PoolState::Open(pool) = &slot.state {
+            // A disk that was restored meanwhile is an old copy.
+            self.pools.registry.remember(name, || Some(pool.identity())).await;
+        }
         self.pools.halt_scrub(name).await;
         self.pools.receivers.borrow_mut().clear();
         self.pools.removals.borrow_mut().remove(name);
@@ -320,7 +329,7 @@ impl Server {
         self.pools.insert(name, PoolSlot::closed(set.clone(), waiting));
         // Closes the devices, which are locked.
         drop(state);
-        self.try_open(name, set, "", false).await;
+        self.try_open(name, set, "", Consent::default()).await;
         self.pools.open_pool(name).map(|_| outcome)
     }
 
@@ -375,11 +384,16 @@ impl Server {
         self.pools.receivers.borrow_mut().clear();
         self.pools.removals.borrow_mut().remove(name);
         if let PoolState::Open(pool) = slot.state {
+            // After a crash its devices are blank, and the order is repeated.
+            let forget = |entry: &mut Option<PoolEntry>| {
+                if let Some(entry) = entry {
+                    entry.last_seen = None;
+                }
+            };
+            self.pools.registry.change(name, forget).await?;
             pool.destroy().await.map_err(|error| failed(error.to_string()))?;
         }
-        self.pools.map_caches.borrow_mut().remove(name);
-        self.pools.record(name, None).await?;
-        self.pools.set_log_path(name, None);
+        self.pools.registry.change(name, |entry| *entry = None).await?;
         self.pools.slots.borrow_mut().remove(name);
         tracing::info!("pool {name} was destroyed");
         Ok(outcome)
