@@ -52,6 +52,12 @@ pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Longest wait of an order for the order before it.
+pub const ORDER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest wait for a change that closes and opens a pool. It continues when its devices answer.
+pub const CHANGE_PATIENCE: Duration = Duration::from_secs(20);
+
 /// Longest wait for the commands of a volume that is taken out of service.
 pub const RETIRE_PATIENCE: Duration = Duration::from_secs(10);
 

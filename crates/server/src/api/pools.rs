@@ -289,6 +289,12 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     };
     let status = match &slot.state {
         PoolState::Open(pool) => pool.status(),
+        PoolState::Changing { what } => {
+            let (state, reason) = (PoolStateName::Changing, Some((*what).to_owned()));
+            let next =
+                Some("wait until its devices answer, or detach the one that hangs".to_owned());
+            return PoolDocument { state, reason, next, ..base };
+        }
         PoolState::Closed { reason, is_absent } => {
             let has_log = base.log_device.is_some();
             let next = match is_absent {

@@ -71,7 +71,7 @@ async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> R
 impl Server {
     /// Adds a device to a pool while it is used.
     pub(crate) async fn grow_pool(&self, order: GrowPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let GrowPool { name, device, destroy_data, dry_run } = &order;
         let pool = self.pools.open_pool(name)?;
         let before = self.pools.slot(name)?.set;
@@ -116,7 +116,7 @@ impl Server {
         self: Rc<Self>,
         order: RemoveDevice,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let RemoveDevice { name, device, cancel, dry_run } = order;
         let pool = self.pools.open_pool(&name)?;
         let running = self.pools.removal(&name).filter(|removal| {
@@ -216,11 +216,11 @@ impl Server {
     /// A removal failed. After a failure of the pool it continues when the pool is opened again; for
     /// any other reason the operator has to order it again.
     async fn forget_removal(&self, name: &str) {
-        let _order = self.pools.order().await;
+        let _order = self.pools.lock(name).await;
         let Ok(slot) = self.pools.slot(name) else { return };
         match slot.state {
             PoolState::Open(pool) if pool.status().failed.is_none() => {}
-            _ => return,
+            PoolState::Open(_) | PoolState::Changing { .. } | PoolState::Closed { .. } => return,
         }
         let set = DeviceSet { removing: None, ..slot.set };
         if let Err(problem) = self.pools.set_devices(name, set).await {
@@ -236,7 +236,7 @@ impl Server {
         device: &str,
         evacuation: Evacuation,
     ) -> Result<(), String> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.lock(name).await;
         evacuation.complete().await.map_err(|error| error.to_string())?;
         let mut set = self.pools.slot(name).map_err(|problem| problem.detail)?.set;
         set.devices.retain(|other| other != device);

@@ -2,7 +2,7 @@
 //! time.
 //!
 //! Invariants:
-//! - one order at a time changes pools and their volumes ([`Pools::order`]);
+//! - one order at a time changes a pool and its volumes ([`order_locks`]);
 //! - a pool is in the state file before its devices are written, so that a crash loses none. A pool
 //!   whose devices were not written yet is closed, and creating it again completes the order;
 //! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither does
@@ -14,6 +14,7 @@ mod fullness;
 mod log_orders;
 mod open;
 mod opening;
+mod order_locks;
 mod orders;
 mod registry;
 mod retire;
@@ -31,16 +32,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::SharedDevice;
 use flagstone_blockdev::sectors::{SECTOR_BYTES, SectorDevice};
+use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
 use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
-use flagstone_runtime::sync::{Permit, Semaphore};
-use flagstone_runtime::time;
+use flagstone_runtime::{spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
@@ -78,7 +78,7 @@ pub(crate) struct Pools {
     asked: Rc<RefCell<BTreeSet<String>>>,
     /// Volumes out of service whose commands have not ended.
     endings: retire::Endings,
-    order: Rc<Semaphore>,
+    locks: order_locks::OrderLocks,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
 }
@@ -97,6 +97,11 @@ pub(crate) struct PoolSlot {
 #[derive(Clone)]
 pub(crate) enum PoolState {
     Open(Pool),
+    /// An order closes it and opens it again.
+    Changing {
+        /// What is being done.
+        what: &'static str,
+    },
     Closed {
         /// Failure of the last attempt to open it.
         reason: String,
@@ -110,6 +115,11 @@ impl PoolSlot {
         let OpenPoolError { reason, is_absent } = error;
         let state = PoolState::Closed { reason, is_absent };
         PoolSlot { set, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
+    }
+
+    fn changing(set: DeviceSet<String>, what: &'static str) -> PoolSlot {
+        let (unserved, fullness) = (BTreeMap::new(), Fullness::default());
+        PoolSlot { set, state: PoolState::Changing { what }, unserved, fullness }
     }
 
     fn open(set: DeviceSet<String>, pool: Pool) -> PoolSlot {
@@ -153,7 +163,7 @@ impl Pools {
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),
             endings: retire::Endings::default(),
-            order: Semaphore::new(1),
+            locks: Default::default(),
             next_number: Cell::new(first_number),
         }
     }
@@ -180,14 +190,13 @@ impl Pools {
     fn open_pool(&self, name: &str) -> Result<Pool, Problem> {
         match self.slot(name)?.state {
             PoolState::Open(pool) => Ok(pool),
+            PoolState::Changing { what } => {
+                Err(Problem::conflict(format!("pool {name} is not open: {what}")))
+            }
             PoolState::Closed { reason, .. } => {
                 Err(Problem::conflict(format!("pool {name} is not open: {reason}")))
             }
         }
-    }
-
-    async fn order(&self) -> Permit {
-        self.order.acquire(1).await
     }
 
     /// The state directory, if there is a usable one.
@@ -237,7 +246,7 @@ impl Pools {
             // An order may have replaced the pool meanwhile.
             let identity = || match self.slot(&name).ok()?.state {
                 PoolState::Open(pool) => Some(pool.identity()),
-                PoolState::Closed { .. } => None,
+                PoolState::Changing { .. } | PoolState::Closed { .. } => None,
             };
             self.registry.remember(&name, identity).await;
         }
@@ -251,15 +260,26 @@ impl Pools {
         self.next_number.replace(self.next_number.get() + 1)
     }
 
-    /// Checkpoints and closes every pool, at shutdown.
+    /// Frames of streams into this pool are no longer expected: receivers hold its devices.
+    fn end_receivers(&self, pool: &Pool) {
+        self.receivers.borrow_mut().retain(|name, _| pool.volume(name).is_none());
+    }
+
+    /// Checkpoints and closes every pool, at shutdown, all at once: one may hang.
     pub(crate) async fn close(&self) {
         self.openings.borrow_mut().clear();
+        let mut closing = Vec::new();
         for (name, slot) in self.slots() {
             self.halt_scrub(&name).await;
             self.removals.borrow_mut().remove(&name);
             self.receivers.borrow_mut().clear();
-            let PoolState::Open(pool) = slot.state else { continue };
-            match pool.close().await {
+            if let PoolState::Open(pool) = slot.state {
+                let handle = pool.clone();
+                closing.push((name, pool, spawn(async move { handle.close().await })));
+            }
+        }
+        for (name, pool, closed) in closing {
+            match closed.await.unwrap_or(Err(IoError::Unreachable)) {
                 Ok(()) => self.registry.remember(&name, || Some(pool.identity())).await,
                 Err(error) => tracing::warn!(
                     "pool {name} was not closed in order, and recovers at its next start: {error}"
@@ -360,7 +380,7 @@ impl Server {
         loop {
             time::sleep(POOL_PAUSE).await;
             self.begin_openings();
-            self.serve_ended().await;
+            self.serve_ended();
             self.pools.watch();
             if recorded.elapsed() >= IDENTITY_PERIOD {
                 self.pools.remember_all().await;

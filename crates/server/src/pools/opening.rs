@@ -1,6 +1,6 @@
 //! Opening of pools: at the start, and again while one cannot be opened.
 //!
-//! Each pool is opened in a task of its own, without the lock of orders until its devices have
+//! Each pool is opened in a task of its own, without the lock of orders on it until its devices have
 //! answered: a device that hangs keeps no other pool from being opened, and no order from being done.
 
 use std::cell::RefCell;
@@ -58,7 +58,7 @@ impl Server {
             let opening = spawn(async move {
                 let pools = &server.pools;
                 let opened = pools.open_recorded(&own, &slot.set, Consent::default()).await;
-                let _order = server.pools.order().await;
+                let _order = server.pools.lock(&own).await;
                 // An order may have opened or removed the pool meanwhile.
                 let now = server.pools.slot(&own);
                 if now.is_ok_and(|slot| matches!(slot.state, PoolState::Closed { .. })) {

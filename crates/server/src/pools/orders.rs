@@ -7,7 +7,8 @@ use std::rc::Rc;
 use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
 use flagstone_pool::limits::MAP_CACHE_BYTES;
 use flagstone_pool::{CreateOptions, DeviceSet, Pool};
-use flagstone_runtime::spawn_blocking;
+use flagstone_runtime::sync::Permit;
+use flagstone_runtime::{spawn, spawn_blocking, time};
 use flagstone_units::display::size;
 
 use super::open::Consent;
@@ -15,7 +16,7 @@ use super::state_directory::{PoolEntry, check_entry};
 use super::{PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
-use crate::limits::POOLS_MAX;
+use crate::limits::{CHANGE_PATIENCE, POOLS_MAX};
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
@@ -80,7 +81,7 @@ pub(crate) struct DestroyPool {
 impl Server {
     /// Creates a pool on empty devices, or on those whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
         self.pools.end_opening(name);
         if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
@@ -184,6 +185,9 @@ impl Server {
                     "pool {name} exists already, and is not open: {reason}"
                 )));
             }
+            Some(PoolSlot { state: PoolState::Changing { what }, .. }) => {
+                return Err(Problem::conflict(format!("pool {name} exists already: {what}")));
+            }
             None if slots.len() >= POOLS_MAX => {
                 return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
             }
@@ -208,7 +212,7 @@ impl Server {
 
     /// Takes over a pool that exists on these devices: from another machine, or with other paths.
     pub(crate) async fn import_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let MakePool { name, devices, log, dry_run, .. } = &order;
         self.pools.end_opening(name);
         self.pools.writable()?;
@@ -258,7 +262,7 @@ impl Server {
 
     /// Changes the memory of a pool's map cache, at once and for later openings.
     pub(crate) async fn set_pool(&self, order: SetPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let SetPool { name, map_cache_bytes, dry_run } = order;
         self.pools.writable()?;
         let slot = self.pools.slot(&name)?;
@@ -293,7 +297,7 @@ impl Server {
         self: &Rc<Self>,
         order: DestroyPool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let permit = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
         self.pools.end_opening(name);
         let slot = self.pools.slot(name)?;
@@ -306,7 +310,7 @@ impl Server {
             PoolState::Open(_) => {
                 Some("writes since the last flush, although they were acknowledged".to_owned())
             }
-            PoolState::Closed { .. } => None,
+            PoolState::Changing { .. } | PoolState::Closed { .. } => None,
         };
         let volumes = self.volumes_of(name);
         self.check_detached(&volumes, *force)?;
@@ -322,20 +326,57 @@ impl Server {
             self.pools.registry.remember(name, || Some(pool.identity())).await;
         }
         self.pools.halt_scrub(name).await;
-        self.pools.receivers.borrow_mut().clear();
+        if let PoolState::Open(pool) = &slot.state {
+            self.pools.end_receivers(pool);
+        }
         self.pools.removals.borrow_mut().remove(name);
         let PoolSlot { set, state, .. } = slot;
-        let waiting = super::OpenPoolError::from("it is being opened again".to_owned());
-        self.pools.insert(name, PoolSlot::closed(set.clone(), waiting));
         // Closes the devices, which are locked.
         drop(state);
-        self.try_open(name, set, "", Consent::default()).await;
-        self.pools.open_pool(name).map(|_| outcome)
+        let reopening = "it is being opened again, and its devices have not answered";
+        let consent = Consent::default();
+        self.reopen(name, set, reopening, permit, consent, async || Ok(())).await?;
+        Ok(outcome)
+    }
+
+    /// Opens a pool again, after `work` on its devices. Both continue with the lock of the pool if the
+    /// devices do not answer in time.
+    ///
+    /// # Errors
+    /// 500 if they do not, of the work, and 409 if the pool is not open then.
+    pub(super) async fn reopen(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        what: &'static str,
+        permit: Permit,
+        consent: Consent,
+        work: impl AsyncFnOnce() -> Result<(), Problem> + 'static,
+    ) -> Result<(), Problem> {
+        self.pools.insert(name, PoolSlot::changing(set.clone(), what));
+        let (server, own) = (self.clone(), name.to_owned());
+        let task = spawn(async move {
+            let _permit = permit;
+            let done = work().await;
+            server.try_open(&own, set, "", consent).await;
+            let done = done.and_then(|()| server.pools.open_pool(&own).map(drop));
+            if let Err(problem) = &done {
+                tracing::error!("pool {own}: {}", problem.detail);
+            }
+            done
+        });
+        match time::timeout(CHANGE_PATIENCE, task).await {
+            Ok(done) => done.unwrap_or_else(|_| Err(failed("the server is stopping"))),
+            Err(_) => Err(failed(format!(
+                "pool {name} is not open: {what}; this continues when they do, or fails when they are \
+                 detached: see flagstone pool status {name}"
+            ))),
+        }
     }
 
     /// Removes a pool with its volumes, and makes its devices free for other use.
     pub(crate) async fn destroy_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
         self.pools.end_opening(name);
         self.pools.writable()?;
@@ -359,6 +400,9 @@ impl Server {
             PoolState::Closed { is_absent: true, .. } => Outcome::changed(format!(
                 "pool {name}, whose creation did not complete, is forgotten"
             )),
+            PoolState::Changing { what } => {
+                return Err(Problem::conflict(format!("pool {name} is not open: {what}")));
+            }
             PoolState::Closed { reason, .. } if !force => {
                 return Err(Problem::conflict(format!(
                     "pool {name} is not open: {reason}; to forget it and leave its devices as they \
@@ -381,9 +425,9 @@ impl Server {
             }
         }
         self.pools.forget_scrub(name).await;
-        self.pools.receivers.borrow_mut().clear();
         self.pools.removals.borrow_mut().remove(name);
         if let PoolState::Open(pool) = slot.state {
+            self.pools.end_receivers(&pool);
             // After a crash its devices are blank, and the order is repeated.
             let forget = |entry: &mut Option<PoolEntry>| {
                 if let Some(entry) = entry {
