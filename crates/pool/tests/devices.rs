@@ -315,6 +315,71 @@ fn crash_at_any_event_of_growth_keeps_the_pool() {
 }
 
 #[test]
+fn crash_at_any_event_of_closed_growth_keeps_the_pool() {
+    for has_log in [false, true] {
+        block_on(crash_closed_growth(has_log)).unwrap();
+    }
+}
+
+async fn crash_closed_growth(has_log: bool) {
+    let roles = |mut disks: Vec<NamedDevice>| {
+        let (new, log) = (disks.pop().unwrap(), disks.pop().unwrap());
+        let log = has_log.then_some(log);
+        (disks, OpenOptions { log, ..OpenOptions::default() }, new)
+    };
+    let (devices, trace) = disks(vec![Image::default(); 3], size_of(64), 0);
+    let (table, opening, new) = roles(devices);
+    let log = opening.log.clone();
+    let pool = Pool::create_with_log(table.clone(), log, &options()).await.unwrap();
+    let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+    for block in 0..BLOCKS {
+        write(&db, block, 1).await.unwrap();
+    }
+    db.flush().await.unwrap();
+    // The log is to be replayed, and a log device has a part of it.
+    drop((pool, db));
+    for _ in 0..100 {
+        flagstone_runtime::task::yield_now().await;
+    }
+    let from = trace.lock().now();
+    Pool::grow_closed(&table, &opening, new.clone(), false).await.unwrap();
+    let grown = trace.lock().now();
+    drop((table, new, opening));
+    let trace = take(&trace);
+    let (mut with, mut without) = (0, 0);
+    for seed in 0..4 {
+        let crash = async |time: usize, images| {
+            let context = format!("crash after event {time}, log device: {has_log}");
+            let (devices, _) = disks(images, size_of(64), 0);
+            let (mut table, opening, new) = roles(devices);
+            let all = [table.clone(), vec![new.clone()]].concat();
+            let pool = match Pool::open_with(all.clone(), &opening).await {
+                Ok(pool) => {
+                    with += 1;
+                    pool
+                }
+                Err(error) => {
+                    assert!(time < grown, "{context}: {error}");
+                    assert!(error.to_string().contains("/dev/disk2"), "{context}: {error}");
+                    without += 1;
+                    // The order is repeated.
+                    let grown = Pool::grow_closed(&table, &opening, new.clone(), true).await;
+                    grown.unwrap_or_else(|error| panic!("{context}: {error}"));
+                    table.push(new);
+                    let opened = Pool::open_with(table, &opening).await;
+                    opened.unwrap_or_else(|error| panic!("{context}: {error}"))
+                }
+            };
+            assert_eq!(pool.status().devices.len(), 2, "{context}");
+            check(&pool, &context).await;
+        };
+        trace.at_each_event(|time| time >= from, &mut Rng::new(seed), crash).await;
+    }
+    println!("{with} crashes with the new device, {without} without it");
+    assert!(with > 4 && without > 4, "{with} {without}");
+}
+
+#[test]
 fn crash_at_any_event_of_removal_keeps_the_pool() {
     let sim = Simulation::new(9, SimConfig::default());
     let node = sim.add_node("server");

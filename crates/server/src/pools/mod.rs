@@ -105,15 +105,25 @@ pub(crate) enum PoolState {
     Closed {
         /// Failure of the last attempt to open it.
         reason: String,
-        /// Its devices are not part of a pool: the creation did not complete.
-        is_absent: bool,
+        cause: ClosedCause,
     },
+}
+
+/// Why a pool is closed, as far as the way out depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClosedCause {
+    /// Its devices are not part of a pool: the creation did not complete.
+    Absent,
+    /// It has no room for a new log.
+    Full,
+    /// Any other.
+    Refused,
 }
 
 impl PoolSlot {
     fn closed(set: DeviceSet<String>, error: OpenPoolError) -> PoolSlot {
-        let OpenPoolError { reason, is_absent } = error;
-        let state = PoolState::Closed { reason, is_absent };
+        let OpenPoolError { reason, cause } = error;
+        let state = PoolState::Closed { reason, cause };
         PoolSlot { set, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
     }
 
@@ -131,12 +141,12 @@ impl PoolSlot {
 /// Why a pool is not open.
 struct OpenPoolError {
     reason: String,
-    is_absent: bool,
+    cause: ClosedCause,
 }
 
 impl From<String> for OpenPoolError {
     fn from(reason: String) -> OpenPoolError {
-        OpenPoolError { reason, is_absent: false }
+        OpenPoolError { reason, cause: ClosedCause::Refused }
     }
 }
 

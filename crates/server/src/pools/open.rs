@@ -7,7 +7,7 @@ use flagstone_runtime::{buf, spawn, time};
 
 use super::disk_search::{Silent, Sought};
 use super::orders::check_device;
-use super::{OpenPoolError, Pools, open_devices};
+use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_PATIENCE;
 
@@ -140,7 +140,11 @@ impl Pools {
             opened => opened,
         };
         let pool = opened.map_err(|error| OpenPoolError {
-            is_absent: matches!(error, PoolError::NotAPool { .. }) && !was_open,
+            cause: match &error {
+                PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
+                PoolError::Full { .. } => ClosedCause::Full,
+                _ => ClosedCause::Refused,
+            },
             reason: match (&error, &why) {
                 (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
                 (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
@@ -152,6 +156,9 @@ impl Pools {
                     "{error}, which was open last: attach its devices, or take what is there: {}",
                     import_line(name, paths, log)
                 ),
+                (PoolError::Full { .. }, _) => {
+                    format!("{error}; flagstone pool grow {name} DEVICE adds some")
+                }
                 _ => error.to_string(),
             },
         })?;
@@ -159,6 +166,29 @@ impl Pools {
             tracing::warn!("pool {name} opened without its log device: {why}");
         }
         Ok(pool)
+    }
+
+    /// Adds a device to a pool that is too full to be opened.
+    ///
+    /// # Errors
+    /// The pool has the device or not.
+    pub(super) async fn grow_closed(
+        &self,
+        name: &str,
+        paths: &[String],
+        new: NamedDevice,
+        overwrite: bool,
+    ) -> Result<(), String> {
+        let devices = open_devices(paths).await?;
+        let log = match self.log_path(name) {
+            Some(path) => self.open_log(&path).await.ok(),
+            None => None,
+        };
+        let identity = self.registry.identity(name);
+        let expected = Expected { name: Some(name.to_owned()), identity };
+        let options = OpenOptions { log, tail: LostTail::Keep, expected };
+        let grown = Pool::grow_closed(&devices, &options, new, overwrite).await;
+        grown.map_err(|error| error.to_string())
     }
 
     /// Checks that no other disk is a device of the pool, too, unless it is an older copy.
@@ -197,10 +227,12 @@ impl Pools {
         consent: Consent,
     ) -> Result<Pool, OpenPoolError> {
         let log = self.log_path(name);
-        let mut first = None;
+        let mut first: Option<OpenPoolError> = None;
         for paths in set.alternatives() {
             match self.open(name, &paths, log.as_ref(), consent).await {
                 Ok(pool) => return Ok(pool),
+                // The devices are a pool.
+                Err(error) if error.cause == ClosedCause::Full => first = Some(error),
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }

@@ -13,7 +13,7 @@ use flagstone_units::display::size;
 
 use super::open::Consent;
 use super::state_directory::{PoolEntry, check_entry};
-use super::{PoolSlot, PoolState, failed, log_orders, open_devices};
+use super::{ClosedCause, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
 use crate::limits::{CHANGE_PATIENCE, POOLS_MAX};
@@ -179,7 +179,9 @@ impl Server {
                 return Err(Problem::conflict(format!("pool {name} exists already, on {own}")));
             }
             // The creation did not complete.
-            Some(PoolSlot { state: PoolState::Closed { is_absent: true, .. }, .. }) => {}
+            Some(PoolSlot {
+                state: PoolState::Closed { cause: ClosedCause::Absent, .. }, ..
+            }) => {}
             Some(PoolSlot { state: PoolState::Closed { reason, .. }, .. }) => {
                 return Err(Problem::conflict(format!(
                     "pool {name} exists already, and is not open: {reason}"
@@ -235,13 +237,24 @@ impl Server {
         }
         let consent = Consent { devices: true, ..Consent::default() };
         let pool = self.pools.open(name, devices, log.as_ref(), consent).await;
-        let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
         // Paths and identity together: with the former identity, an older pool would be refused.
-        let last_seen = Some(pool.identity().into());
+        let last_seen = pool.as_ref().ok().map(|pool| pool.identity().into());
         let new = PoolEntry { last_seen, ..PoolEntry::new(name, &set, log.clone()) };
         let import = |entry: &mut Option<PoolEntry>| {
             let map_cache_bytes = entry.take().and_then(|former| former.map_cache_bytes);
             *entry = Some(PoolEntry { map_cache_bytes, ..new });
+        };
+        let pool = match pool {
+            Ok(pool) => pool,
+            Err(error) => {
+                let refused = Problem::conflict(error.reason.clone());
+                if error.cause == ClosedCause::Full {
+                    // It has to be known to be grown.
+                    self.pools.registry.change(name, import).await?;
+                    self.pools.insert(name, PoolSlot::closed(set, error));
+                }
+                return Err(refused);
+            }
         };
         if let Err(problem) = self.pools.registry.change(name, import).await {
             let _ = pool.close().await;
@@ -397,7 +410,7 @@ impl Server {
                 ))
                 .losing(loss)
             }
-            PoolState::Closed { is_absent: true, .. } => Outcome::changed(format!(
+            PoolState::Closed { cause: ClosedCause::Absent, .. } => Outcome::changed(format!(
                 "pool {name}, whose creation did not complete, is forgotten"
             )),
             PoolState::Changing { what } => {
