@@ -52,18 +52,16 @@ fn hung_disk_holds_up_orders_on_its_pool_only() {
     let mut orders = ["a", "b"]
         .map(|name| bed.start_order(&format!("volume create {name} --pool fast --size 64MiB")));
     until("an order is refused", || orders.iter_mut().any(has_ended), String::new);
-    let (mut hung, refused) = orders.into();
-    let (mut hung, refused) = match has_ended(&mut hung) {
-        true => (refused, hung),
-        false => (hung, refused),
-    };
+    let [mut a, b] = orders;
+    let (hung, refused, name) = if has_ended(&mut a) { (b, a, "b") } else { (a, b, "a") };
     let refused = refused.wait_with_output().unwrap();
     let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(printed.contains("another order on pool fast has not ended"), "{printed}");
     order_elsewhere(&bed, 0);
-    assert!(!has_ended(&mut hung));
+    assert!(!is_served(&bed, name));
     freezer.thaw();
-    assert!(end(hung, "the order continues").status.success());
+    until("the order continues", || is_served(&bed, name), String::new);
+    end(hung, "its client ends");
     bed.run("volume resize db 128MiB");
 }
 
@@ -115,4 +113,26 @@ fn change_of_the_log_device_survives_a_hung_disk() {
     assert!(bed.pool()["log_device"].is_null());
     assert!(is_served(&bed, "db"));
     bed.run("volume resize db 128MiB");
+}
+
+#[test]
+fn hung_disk_holds_up_its_destruction_only() {
+    let mut bed = Bed::start();
+    let Some((freezer, disk)) = Freezer::new("hung destruction", &bed.scratch, SIZE) else {
+        return;
+    };
+    bed.run(&format!("pool create fast {}", disk.display()));
+    bed.run(&format!("pool create other {}", bed.device("other").display()));
+    freezer.freeze();
+    let late = end(bed.start_order("pool destroy fast --yes"), "the order gives up");
+    let printed = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(!late.status.success() && printed.contains("this continues"), "{printed}");
+    assert_eq!(bed.pool()["state"], "changing");
+    order_elsewhere(&bed, 0);
+    freezer.thaw();
+    let is_gone = || ask(&bed.server.api(), "GET", "/v1/pools/fast").status == 404;
+    until("the pool is destroyed", is_gone, String::new);
+    let disk = disk.display();
+    bed.run(&format!("pool create fast {disk} --destroy-data={disk} --yes"));
+    assert!(bed.server.terminate().success());
 }

@@ -52,8 +52,9 @@ pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest wait of an order for the order before it.
-pub const ORDER_PATIENCE: Duration = Duration::from_secs(10);
+/// Longest wait of an order for the order before it: more than that one waits for commands of hosts, and
+/// less than clients wait for an answer.
+pub const ORDER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest wait for a change that closes and opens a pool. It continues when its devices answer.
 pub const CHANGE_PATIENCE: Duration = Duration::from_secs(20);

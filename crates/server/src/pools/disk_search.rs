@@ -32,6 +32,9 @@ const LOOP: &str = "/dev/loop";
 /// Longest search: a disk may hang.
 const SEARCH_MAX: Duration = Duration::from_secs(10);
 
+/// Longest search for copies, before each opening of a pool.
+const COPY_SEARCH_MAX: Duration = Duration::from_secs(3);
+
 /// The log device that a search is for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sought {
@@ -83,7 +86,7 @@ impl DiskSearch {
         let visit = move |path: &str, superblocks: &[Superblock]| {
             superblocks.iter().any(is_sought).then(|| path.to_owned())
         };
-        self.search(BTreeSet::new(), visit).await
+        self.search(self.patience, BTreeSet::new(), visit).await
     }
 
     /// A disk other than `own` that is a device of this pool, too, and is not older.
@@ -106,18 +109,20 @@ impl DiskSearch {
             let matters = update >= pool.identity.update && !path.starts_with(LOOP);
             matters.then(|| DiskCopy { path: path.to_owned(), update })
         };
-        self.search(same.unwrap_or_default(), visit).await
+        let patience = self.patience.min(COPY_SEARCH_MAX);
+        self.search(patience, same.unwrap_or_default(), visit).await
     }
 
     async fn search<T: Send + 'static>(
         &self,
+        patience: Duration,
         skipped: BTreeSet<String>,
         visit: impl Fn(&str, &[Superblock]) -> Option<T> + Send + 'static,
     ) -> Result<Option<T>, Silent> {
         let _turn = self.turn.acquire(1).await;
         let (root, reading) = (self.root.clone(), self.reading.clone());
         let search = spawn_blocking("search", move || scan(&root, &skipped, &reading, visit));
-        match time::timeout(self.patience, search).await {
+        match time::timeout(patience, search).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => Err(Silent(error.to_string())),
             Err(_) => Err(silent(self.reading.lock().iter())),

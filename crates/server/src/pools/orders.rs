@@ -8,7 +8,7 @@ use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
 use flagstone_pool::limits::MAP_CACHE_BYTES;
 use flagstone_pool::{CreateOptions, DeviceSet, Pool};
 use flagstone_runtime::sync::Permit;
-use flagstone_runtime::{spawn, spawn_blocking, time};
+use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
 use flagstone_units::display::size;
 
 use super::open::Consent;
@@ -366,6 +366,7 @@ impl Server {
         consent: Consent,
         work: impl AsyncFnOnce() -> Result<(), Problem> + 'static,
     ) -> Result<(), Problem> {
+        self.pools.end_opening(name);
         self.pools.insert(name, PoolSlot::changing(set.clone(), what));
         let (server, own) = (self.clone(), name.to_owned());
         let task = spawn(async move {
@@ -378,18 +379,48 @@ impl Server {
             }
             done
         });
-        match time::timeout(CHANGE_PATIENCE, task).await {
-            Ok(done) => done.unwrap_or_else(|_| Err(failed("the server is stopping"))),
-            Err(_) => Err(failed(format!(
-                "pool {name} is not open: {what}; this continues when they do, or fails when they are \
-                 detached: see flagstone pool status {name}"
-            ))),
-        }
+        end_of_change(name, what, task).await
+    }
+
+    /// Removes the superblocks of a pool whose volumes are out of service, and forgets the pool.
+    async fn destroy_open(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        pool: Pool,
+        permit: Permit,
+    ) -> Result<(), Problem> {
+        let what = "it is being destroyed, and its devices have not answered";
+        self.pools.insert(name, PoolSlot::changing(set.clone(), what));
+        let (server, own) = (self.clone(), name.to_owned());
+        let task = spawn(async move {
+            let _permit = permit;
+            let destroyed = pool.destroy().await;
+            drop(pool);
+            if let Err(error) = destroyed {
+                let reason = format!("it was not destroyed: {error}");
+                tracing::error!("pool {own}: {reason}");
+                server.pools.insert(&own, PoolSlot::closed(set, reason.clone().into()));
+                return Err(failed(reason));
+            }
+            server.forget_pool(&own).await
+        });
+        end_of_change(name, what, task).await
+    }
+
+    async fn forget_pool(&self, name: &str) -> Result<(), Problem> {
+        self.pools.registry.change(name, |entry| *entry = None).await?;
+        self.pools.slots.borrow_mut().remove(name);
+        tracing::info!("pool {name} was destroyed");
+        Ok(())
     }
 
     /// Removes a pool with its volumes, and makes its devices free for other use.
-    pub(crate) async fn destroy_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order(&order.name).await?;
+    pub(crate) async fn destroy_pool(
+        self: &Rc<Self>,
+        order: DestroyPool,
+    ) -> Result<Outcome, Problem> {
+        let permit = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
         self.pools.end_opening(name);
         self.pools.writable()?;
@@ -448,11 +479,10 @@ impl Server {
                 }
             };
             self.pools.registry.change(name, forget).await?;
-            pool.destroy().await.map_err(|error| failed(error.to_string()))?;
+            self.destroy_open(name, slot.set, pool, permit).await?;
+        } else {
+            self.forget_pool(name).await?;
         }
-        self.pools.registry.change(name, |entry| *entry = None).await?;
-        self.pools.slots.borrow_mut().remove(name);
-        tracing::info!("pool {name} was destroyed");
         Ok(outcome)
     }
 
@@ -481,6 +511,21 @@ impl Server {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits a limited time for the task of a change.
+async fn end_of_change(
+    name: &str,
+    what: &str,
+    task: JoinHandle<Result<(), Problem>>,
+) -> Result<(), Problem> {
+    match time::timeout(CHANGE_PATIENCE, task).await {
+        Ok(done) => done.unwrap_or_else(|_| Err(failed("the server is stopping"))),
+        Err(_) => Err(failed(format!(
+            "pool {name} is not open: {what}; this continues when they do, or fails when they are \
+             detached: see flagstone pool status {name}"
+        ))),
     }
 }
 
