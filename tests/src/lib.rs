@@ -7,6 +7,7 @@
 //! - [`mirror`] runs two servers that mirror a volume, [`mirror_events`] injects events, and
 //!   [`network`] cuts the link between them, [`volatile_disk`] loses unflushed writes and hangs,
 //!   and [`past`] checks that an asynchronous target shows one moment of the past.
+//! - [`freezer`] has a disk whose writes hang.
 //! - [`place`] runs programs in their own network and mount namespaces.
 //! - [`process`] reads the state of a process from `/proc`; [`rng`] makes random choices
 //!   repeatable.
@@ -26,6 +27,7 @@
 pub mod authority;
 pub mod by_hand;
 pub mod etcd;
+pub mod freezer;
 pub mod guest;
 pub mod http;
 pub mod load;

@@ -1,7 +1,7 @@
 //! Server with pools, and the orders of an operator.
 
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -42,9 +42,22 @@ impl Bed {
     /// # Panics
     /// If it cannot be started.
     pub fn output(&self, line: &str) -> Output {
+        self.command(line).output().expect("flagstone runs")
+    }
+
+    /// Starts a command against the server, which may take long.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn start_order(&self, line: &str) -> Child {
+        let mut command = self.command(line);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("flagstone runs")
+    }
+
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(binary());
         command.args(line.split(' ')).arg("--api").arg(self.server.api()).stdin(Stdio::null());
-        command.output().expect("flagstone runs")
+        command
     }
 
     /// Standard output of a successful command.

@@ -322,3 +322,113 @@ fn devices_that_do_not_answer_hold_up_their_pools_only() {
     until("the pools are open", is_open, String::new);
     assert!(bed.server.terminate().success());
 }
+
+#[test]
+fn old_copy_and_other_pool_need_an_import() {
+    if !have("volumes", &TOOLS) {
+        return;
+    }
+    let (mut bed, device) = Bed::with_pool();
+    let (mut elsewhere, other) = Bed::with_pool();
+    assert!(elsewhere.server.terminate().success());
+    bed.run("volume create db --pool fast --size 64MiB");
+    io(&bed, "db", "write -P 1 0 64k");
+    assert!(bed.server.terminate().success());
+    let [old, current, blank] = ["old", "current", "blank"].map(|name| bed.scratch.join(name));
+    std::fs::copy(&device, &old).unwrap();
+    File::create(&blank).unwrap().set_len(1 << 30).unwrap();
+    let import = format!("pool import fast {}", device.display());
+    // After an opening that ends in a crash, and after one that ends in order.
+    for crash in [true, false] {
+        bed.server.restart();
+        io(&bed, "db", "write -P 2 0 64k");
+        if crash {
+            bed.server.kill();
+        } else {
+            assert!(bed.server.terminate().success());
+        }
+        std::fs::copy(&device, &current).unwrap();
+        let wrong = [
+            (&old, "is an old copy", true),
+            (&other, "which was open last", true),
+            (&blank, "but was one", false),
+        ];
+        for (wrong, part, has_order) in wrong {
+            std::fs::copy(wrong, &device).unwrap();
+            bed.server.restart();
+            let pool = bed.pool();
+            assert_eq!(pool["state"], "closed", "{pool:#}");
+            let reason = pool["reason"].as_str().unwrap();
+            assert!(reason.contains(part) && reason.contains("disk"), "{reason}");
+            assert!(reason.contains(&import) == has_order, "{reason}");
+            assert!(pool["next"].as_str().unwrap().contains("pool import fast"), "{pool:#}");
+            let create = format!("pool create fast {}", device.display());
+            assert!(bed.refused(&create).contains("exists already"));
+            assert!(bed.refused("pool reopen fast").contains(part));
+            assert!(bed.server.terminate().success());
+            let same = std::fs::read(wrong).unwrap() == std::fs::read(&device).unwrap();
+            assert!(same, "nothing was written");
+        }
+        std::fs::copy(&current, &device).unwrap();
+    }
+    bed.server.restart();
+    io(&bed, "db", "read -P 2 0 64k");
+    assert!(bed.server.terminate().success());
+    // The import is the consent.
+    std::fs::copy(&old, &device).unwrap();
+    bed.server.restart();
+    bed.run(&import);
+    io(&bed, "db", "read -P 1 0 64k");
+    bed.server.kill();
+    bed.server.restart();
+    io(&bed, "db", "read -P 1 0 64k");
+}
+
+#[test]
+fn restored_or_lost_state_directory_opens_pools() {
+    let (mut bed, device) = Bed::with_pool();
+    bed.run("volume create db --pool fast --size 64MiB");
+    let recorded = bed.scratch.join("state/pools.json");
+    let former = std::fs::read(&recorded).unwrap();
+    for _ in 0..2 {
+        assert!(bed.server.terminate().success());
+        bed.server.restart();
+    }
+    assert!(bed.server.terminate().success());
+    assert_ne!(std::fs::read(&recorded).unwrap(), former);
+    // An older record fits a newer pool.
+    std::fs::write(&recorded, &former).unwrap();
+    bed.server.restart();
+    assert!(is_served(&bed, "db"));
+    assert!(bed.server.terminate().success());
+    std::fs::remove_file(&recorded).unwrap();
+    bed.server.restart();
+    assert!(!is_served(&bed, "db"));
+    bed.run(&format!("pool import fast {}", device.display()));
+    assert!(is_served(&bed, "db"));
+    // A directory that cannot be written keeps nothing from being served.
+    assert!(bed.server.terminate().success());
+    let new = bed.scratch.join("state/pools.json.new");
+    std::fs::create_dir(&new).unwrap();
+    bed.server.restart();
+    assert!(is_served(&bed, "db"));
+    assert!(bed.server.terminate().success());
+}
+
+#[test]
+fn pool_moves_to_another_machine_and_back() {
+    let (mut one, device) = Bed::with_pool();
+    one.run("volume create db --pool fast --size 64MiB");
+    assert!(one.server.terminate().success());
+    let mut two = Bed::start();
+    let import = format!("pool import fast {}", device.display());
+    two.run(&import);
+    assert!(is_served(&two, "db"));
+    assert!(two.server.terminate().success());
+    one.server.restart();
+    assert!(is_served(&one, "db"), "a newer pool is no old copy");
+    assert!(one.server.terminate().success());
+    two.server.restart();
+    assert!(is_served(&two, "db"));
+    assert!(two.server.terminate().success());
+}

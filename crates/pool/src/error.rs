@@ -101,6 +101,31 @@ pub enum PoolError {
         /// The newest update.
         newest: u64,
     },
+    /// Devices of another pool than expected.
+    #[error("{devices} hold pool {found}, not {expected}")]
+    Unexpected {
+        /// Names of the devices.
+        devices: String,
+        /// The pool they are.
+        found: String,
+        /// The pool they should be.
+        expected: String,
+    },
+    /// All devices are older than the pool was.
+    #[error(
+        "{devices}: pool {pool} has update {found} there, but had {seen} already: it is an old copy; \
+         attach the current device"
+    )]
+    OldCopy {
+        /// Names of the devices.
+        devices: String,
+        /// Name of the pool.
+        pool: String,
+        /// Update of the devices.
+        found: u64,
+        /// An update that the pool had.
+        seen: u64,
+    },
     /// Devices with the same update describe different pools.
     #[error("{device} contradicts the other devices of pool {pool} at update {update}")]
     Contradiction {

@@ -1,6 +1,7 @@
 //! Identifiers of pools, their devices and volumes.
 
 use std::fmt;
+use std::str::FromStr;
 
 use uuid::{Builder, Uuid};
 
@@ -15,6 +16,16 @@ impl PoolId {
         bytes[..8].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
         bytes[8..].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
         PoolId(Builder::from_random_bytes(bytes).into_uuid().into_bytes())
+    }
+}
+
+impl FromStr for PoolId {
+    type Err = uuid::Error;
+
+    /// # Errors
+    /// For anything but a UUID.
+    fn from_str(text: &str) -> Result<PoolId, uuid::Error> {
+        text.parse::<Uuid>().map(|uuid| PoolId(uuid.into_bytes()))
     }
 }
 

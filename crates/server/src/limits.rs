@@ -45,8 +45,19 @@ pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 /// pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 
+/// Pause between two records of the identities of open pools: what a copy of their disks may be younger
+/// and still be found after a crash.
+pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
+
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Longest wait of an order for the order before it: more than that one waits for commands of hosts, and
+/// less than clients wait for an answer.
+pub const ORDER_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longest wait for a change that closes and opens a pool. It continues when its devices answer.
+pub const CHANGE_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest wait for the commands of a volume that is taken out of service.
 pub const RETIRE_PATIENCE: Duration = Duration::from_secs(10);

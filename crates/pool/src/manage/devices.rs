@@ -29,7 +29,7 @@ use crate::limits::{
     BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
 };
 use crate::log::append::chunk_memory;
-use crate::ondisk::superblock::{COPIES_MIN, Superblock, copy_offset};
+use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offset};
 use crate::recover::superblocks::read_superblock;
 use crate::storage::{NamedDevice, write_block};
 
@@ -145,21 +145,7 @@ impl Pool {
         let order = self.order(OrderKind::Deletion).await?;
         let shared = self.shared();
         let device = new.name.clone();
-        let (segment_blocks, table, pool) = {
-            let superblock = &shared.state.lock().superblock;
-            (superblock.segment_blocks, superblock.devices.clone(), superblock.pool)
-        };
-        if table.len() == DEVICES_MAX {
-            return Err(DeviceOrderError::TooMany);
-        }
-        // Another name of a device that the pool has is refused, whatever may be overwritten.
-        if let Ok(found) = read_superblock(&new).await
-            && found.superblock.pool == pool
-            && table.iter().any(|own| own.id == found.superblock.device_id() && !own.is_removed())
-        {
-            let reason = "it is a device of this pool already, or a copy of one";
-            return Err(PoolError::Unsuitable { device, reason }.into());
-        }
+        let superblock = shared.state.lock().superblock.clone();
         let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
         // A log device decides what hosts see of caches.
         let is_seen = shared.storage.log.is_none();
@@ -169,17 +155,13 @@ impl Pool {
                           its cache off";
             return Err(PoolError::Unsuitable { device, reason }.into());
         }
-        let record = check_device(&new, segment_blocks, overwrite).await?;
+        let record = check_addition(&new, &superblock, overwrite).await?;
         let turn = self.keeper_turn().await?;
         wipe(&new).await?;
         // From here on to the end of the update, the log device's marks wait.
         let update = shared.update_turn().await.map_err(VolumeError::Io)?;
         let superblock = shared.next_update(|superblock| superblock.devices.push(record));
         let index = superblock.devices.len() - 1;
-        let total = u64::from(shared.storage.layout.segments()) + u64::from(record.segments);
-        if total > u64::from(SEGMENTS_MAX) {
-            return Err(DeviceOrderError::TooMany);
-        }
         let first = write_first_copies(&new, index, &superblock).await;
         first.map_err(|error| PoolError::Device { device, error })?;
         shared.storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
@@ -402,9 +384,39 @@ async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     left.map_err(|_| VolumeError::Full { pool: shared.name.clone() })
 }
 
+/// A device that is to be added to a pool.
+///
+/// # Errors
+/// [`DeviceOrderError`] if it cannot.
+pub(super) async fn check_addition(
+    new: &NamedDevice,
+    superblock: &Superblock,
+    overwrite: bool,
+) -> Result<DeviceRecord, DeviceOrderError> {
+    let Superblock { segment_blocks, devices, pool, .. } = superblock;
+    if devices.len() == DEVICES_MAX {
+        return Err(DeviceOrderError::TooMany);
+    }
+    // Another name of a device that the pool has is refused, whatever may be overwritten.
+    if let Ok(found) = read_superblock(new).await
+        && found.superblock.pool == *pool
+        && devices.iter().any(|own| own.id == found.superblock.device_id() && !own.is_removed())
+    {
+        let device = new.name.clone();
+        let reason = "it is a device of this pool already, or a copy of one";
+        return Err(PoolError::Unsuitable { device, reason }.into());
+    }
+    let record = check_device(new, *segment_blocks, overwrite).await?;
+    let total: u64 = devices.iter().chain([&record]).map(|own| u64::from(own.segments)).sum();
+    match total > u64::from(SEGMENTS_MAX) {
+        true => Err(DeviceOrderError::TooMany),
+        false => Ok(record),
+    }
+}
+
 /// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before copies
 /// 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one then.
-async fn write_first_copies(
+pub(super) async fn write_first_copies(
     named: &NamedDevice,
     index: usize,
     superblock: &Superblock,

@@ -1,12 +1,14 @@
 //! Orders on the log device of a pool: its state, its replacement, and giving up a lost tail.
 
 use flagstone_blockdev::IoError;
+use flagstone_runtime::spawn;
 
 use super::create::{CreateOptions, check_log_device, wipe, wipe_all};
 use super::pool::Pool;
 use super::shared::{Shared, State, Update, WriteOut};
 use crate::error::{PoolError, VolumeError};
 use crate::limits::BLOCK_BYTES;
+use crate::log::append::chunk_memory;
 use crate::log::device::{LogDevice, tail_limit};
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::storage::{NamedDevice, read_block};
@@ -84,19 +86,23 @@ impl Pool {
         Ok(names)
     }
 
-    /// Returns when the log device has answered a read and a flush, at once without one. A log device
-    /// that hangs never does, and would keep the pool from being closed.
+    /// Returns when the log device has answered a read, a write and a flush, at once without one. A log
+    /// device that hangs never does, and would keep the pool from being closed.
     ///
     /// # Errors
     /// Of the log device.
     pub async fn ask_log_device(&self) -> Result<(), IoError> {
-        match &self.shared().storage.log {
-            Some(log) => {
-                read_block(&log.named.device, 0).await?;
-                log.flush().await
-            }
-            None => Ok(()),
-        }
+        let shared = self.shared();
+        let Some(log) = &shared.storage.log else { return Ok(()) };
+        read_block(&log.named.device, 0).await?;
+        let own = shared.clone();
+        // A task of its own: a chunk whose writing is dropped would never end.
+        let written = spawn(async move {
+            let memory = chunk_memory(0).await;
+            own.append(Vec::new(), memory).await
+        });
+        written.await.unwrap_or(Err(IoError::Unreachable))?;
+        log.flush().await
     }
 
     /// Closes the pool, and gives it another log device, or none. The former one is free then. The

@@ -3,6 +3,8 @@
 pub mod create;
 pub mod device_set;
 pub mod devices;
+pub mod grow_closed;
+pub mod identity;
 pub mod log_device;
 pub mod open;
 pub mod pool;

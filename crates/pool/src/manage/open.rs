@@ -15,6 +15,7 @@ use std::sync::Arc;
 use flagstone_runtime::random_u64;
 
 use super::create::is_empty;
+use super::identity::Expected;
 use super::pool::Pool;
 use super::shared::Opened;
 use super::space::Sizes;
@@ -42,6 +43,8 @@ pub struct OpenOptions {
     pub log: Option<NamedDevice>,
     /// What becomes of changes that only the log device had, if it is gone.
     pub tail: LostTail,
+    /// What the devices have to be.
+    pub expected: Expected,
 }
 
 /// What becomes of the tail of a lost log device.
@@ -77,7 +80,7 @@ enum FoundLog {
 
 /// Whether a log device is used after its tail was copied to the other devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LogUse {
+pub(super) enum LogUse {
     Continue,
     /// It does not take writes.
     Detach,
@@ -210,16 +213,42 @@ async fn open_once(
     options: &OpenOptions,
     log_use: LogUse,
 ) -> Result<(Pool, Option<Plan>), Failure> {
+    let Found { storage, superblock, superblocks, plan } =
+        find_devices(&devices, options, log_use).await?;
+    let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
+    let pool = recover(storage, superblock, recovery).await?;
+    Ok((pool, plan))
+}
+
+/// Devices of a closed pool.
+pub(super) struct Found {
+    /// With the log device, if it is used.
+    pub(super) storage: Storage,
+    /// Newest superblock.
+    pub(super) superblock: Superblock,
+    pub(super) superblocks: Vec<FoundSuperblock>,
+    plan: Option<Plan>,
+}
+
+/// Reads the superblocks of the devices.
+///
+/// # Errors
+/// As [`Pool::open_with`], but for metadata behind the superblock.
+pub(super) async fn find_devices(
+    devices: &[NamedDevice],
+    options: &OpenOptions,
+    log_use: LogUse,
+) -> Result<Found, PoolError> {
     let mut found = Vec::with_capacity(devices.len());
     for named in devices {
-        let superblock = read_superblock(&named).await?;
-        found.push((named, superblock));
+        found.push((named.clone(), read_superblock(named).await?));
     }
     let other = match &options.log {
         Some(log) => add_log(&mut found, log).await?,
         None => FoundLog::Missing,
     };
     let (mut storage, superblock, is_log_current) = assemble(&found)?;
+    options.expected.check(&superblock, devices)?;
     let own = found.iter().find(|(_, found)| found.superblock.device == LOG_INDEX);
     let log = match own.map(|(named, found)| (named.clone(), &found.superblock)) {
         Some((named, own)) if superblock.is_former(own) => FoundLog::Other(named.name),
@@ -238,10 +267,8 @@ async fn open_once(
         }
         _ => {}
     }
-    let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
-    let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
-    let pool = recover(storage, superblock, recovery).await?;
-    Ok((pool, plan))
+    let superblocks = found.into_iter().map(|(_, superblock)| superblock).collect();
+    Ok(Found { storage, superblock, superblocks, plan })
 }
 
 /// Gives a storage its log device.

@@ -7,7 +7,9 @@ use std::time::Duration;
 use crate::common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
+use flagstone_pool::{
+    CreateOptions, Expected, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeOptions,
+};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, block_on, buf, spawn, time};
@@ -310,6 +312,71 @@ fn crash_at_any_event_of_growth_keeps_the_pool() {
 }
 
 #[test]
+fn crash_at_any_event_of_closed_growth_keeps_the_pool() {
+    for has_log in [false, true] {
+        block_on(crash_closed_growth(has_log)).unwrap();
+    }
+}
+
+async fn crash_closed_growth(has_log: bool) {
+    let roles = |mut disks: Vec<NamedDevice>| {
+        let (new, log) = (disks.pop().unwrap(), disks.pop().unwrap());
+        let log = has_log.then_some(log);
+        (disks, OpenOptions { log, ..OpenOptions::default() }, new)
+    };
+    let (devices, trace) = disks(vec![Image::default(); 3], size_of(64), 0);
+    let (table, opening, new) = roles(devices);
+    let log = opening.log.clone();
+    let pool = Pool::create_with_log(table.clone(), log, &options()).await.unwrap();
+    let db = pool.create_volume("db", &thin(BLOCKS)).await.unwrap();
+    for block in 0..BLOCKS {
+        write(&db, block, 1).await.unwrap();
+    }
+    db.flush().await.unwrap();
+    // The log is to be replayed, and a log device has a part of it.
+    drop((pool, db));
+    for _ in 0..100 {
+        flagstone_runtime::task::yield_now().await;
+    }
+    let from = trace.lock().now();
+    Pool::grow_closed(&table, &opening, new.clone(), false).await.unwrap();
+    let grown = trace.lock().now();
+    drop((table, new, opening));
+    let trace = take(&trace);
+    let (mut with, mut without) = (0, 0);
+    for seed in 0..4 {
+        let crash = async |time: usize, images| {
+            let context = format!("crash after event {time}, log device: {has_log}");
+            let (devices, _) = disks(images, size_of(64), 0);
+            let (mut table, opening, new) = roles(devices);
+            let all = [table.clone(), vec![new.clone()]].concat();
+            let pool = match Pool::open_with(all.clone(), &opening).await {
+                Ok(pool) => {
+                    with += 1;
+                    pool
+                }
+                Err(error) => {
+                    assert!(time < grown, "{context}: {error}");
+                    assert!(error.to_string().contains("/dev/disk2"), "{context}: {error}");
+                    without += 1;
+                    // The order is repeated.
+                    let grown = Pool::grow_closed(&table, &opening, new.clone(), true).await;
+                    grown.unwrap_or_else(|error| panic!("{context}: {error}"));
+                    table.push(new);
+                    let opened = Pool::open_with(table, &opening).await;
+                    opened.unwrap_or_else(|error| panic!("{context}: {error}"))
+                }
+            };
+            assert_eq!(pool.status().devices.len(), 2, "{context}");
+            check(&pool, &context).await;
+        };
+        trace.at_each_event(|time| time >= from, &mut Rng::new(seed), crash).await;
+    }
+    println!("{with} crashes with the new device, {without} without it");
+    assert!(with > 4 && without > 4, "{with} {without}");
+}
+
+#[test]
 fn crash_at_any_event_of_removal_keeps_the_pool() {
     let sim = Simulation::new(9, SimConfig::default());
     let node = sim.add_node("server");
@@ -359,4 +426,52 @@ fn crash_at_any_event_of_removal_keeps_the_pool() {
         assert!(crashes > 200, "{crashes}");
     });
     sim.block_on(async { done.await.unwrap() });
+}
+
+#[test]
+fn unexpected_pool_is_refused_before_writes() {
+    block_on(async {
+        let content = async |named: &NamedDevice| {
+            let read = named.device.read(0, buf::alloc(size_of(64) as usize).await).await;
+            read.unwrap().to_vec()
+        };
+        let copy = async |named: &NamedDevice| {
+            let copy = memory(&named.name, 64);
+            let bytes = Buf::copy_of(&content(named).await).unwrap();
+            copy.device.write(0, bytes, false).await.unwrap();
+            copy
+        };
+        let (device, foreign) = (memory("/a", 64), memory("/b", 64));
+        let other = Pool::create(vec![foreign.clone()], &options()).await.unwrap();
+        other.close().await.unwrap();
+        drop(other);
+        let pool = Pool::create(vec![device.clone()], &options()).await.unwrap();
+        pool.close().await.unwrap();
+        let old = copy(&device).await;
+        let first = pool.identity();
+        drop(pool);
+        let open = async |named: &NamedDevice, name: &str, identity| {
+            let expected = Expected { name: Some(name.to_owned()), identity };
+            let options = OpenOptions { expected, ..OpenOptions::default() };
+            Pool::open_with(vec![named.clone()], &options).await
+        };
+        let pool = open(&device, "fast", Some(first)).await.unwrap();
+        let second = pool.identity();
+        assert!(second.id == first.id && second.update > first.update, "{first:?} {second:?}");
+        // A crash: what was recorded at the opening fits.
+        drop(pool);
+        let examined = Pool::examine(std::slice::from_ref(&device)).await.unwrap();
+        assert_eq!(examined.identity, second);
+        let before = [content(&old).await, content(&foreign).await];
+        let refused = open(&old, "fast", Some(second)).await.unwrap_err();
+        assert!(matches!(refused, PoolError::OldCopy { .. }), "{refused}");
+        assert!(refused.to_string().starts_with("/a: pool fast has update"), "{refused}");
+        let refused = open(&foreign, "fast", Some(second)).await.unwrap_err();
+        assert!(matches!(refused, PoolError::Unexpected { .. }), "{refused}");
+        let refused = open(&old, "slow", None).await.unwrap_err();
+        assert_eq!(refused.to_string(), "/a hold pool fast, not slow");
+        assert!(before == [content(&old).await, content(&foreign).await], "nothing was written");
+        open(&device, "fast", Some(second)).await.unwrap();
+    })
+    .unwrap();
 }

@@ -50,7 +50,11 @@ impl Bed {
 
     async fn open(&self, log: Option<NamedDevice>, give_up_tail: bool) -> Result<Pool, PoolError> {
         let tail = if give_up_tail { LostTail::GiveUp } else { LostTail::Withhold };
-        Pool::open_with(vec![self.devices[0].clone()], &OpenOptions { log, tail }).await
+        Pool::open_with(
+            vec![self.devices[0].clone()],
+            &OpenOptions { log, tail, ..OpenOptions::default() },
+        )
+        .await
     }
 
     async fn images(&self) -> Vec<Image> {

@@ -21,6 +21,8 @@ named! {
         Open = "open",
         /// It is open, but a write or flush of a device failed: changes fail until it is reopened.
         Failed = "failed",
+        /// An order closes it and opens it again, which continues when its devices answer.
+        Changing = "changing",
         /// It could not be opened, and is retried.
         Closed = "closed",
         _ => Unknown

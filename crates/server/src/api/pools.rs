@@ -20,8 +20,8 @@ use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::pools::scrub::ScrubOrder;
 use crate::pools::{
-    CloneVolume, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume, Outcome, PoolSlot,
-    PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
+    CloneVolume, ClosedCause, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume, Outcome,
+    PoolSlot, PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
 };
 use crate::serve::Server;
 use crate::volume::ServedVolume;
@@ -289,19 +289,26 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
     };
     let status = match &slot.state {
         PoolState::Open(pool) => pool.status(),
-        PoolState::Closed { reason, is_absent } => {
+        PoolState::Changing { what } => {
+            let (state, reason) = (PoolStateName::Changing, Some((*what).to_owned()));
+            let next =
+                Some("wait until its devices answer, or detach the one that hangs".to_owned());
+            return PoolDocument { state, reason, next, ..base };
+        }
+        PoolState::Closed { reason, cause } => {
             let has_log = base.log_device.is_some();
-            let next = match is_absent {
-                false if has_log => format!(
+            let next = match cause {
+                ClosedCause::Full => format!("run flagstone pool grow {name} DEVICE"),
+                ClosedCause::Refused if has_log => format!(
                     "correct the device, which is retried; if it has another path, run flagstone \
                      pool import {name} DEVICE… --log-device DEVICE; if the log device is lost, run flagstone \
                      pool give-up-tail {name}"
                 ),
-                true => format!(
+                ClosedCause::Absent => format!(
                     "its creation did not complete, or its devices were replaced: run flagstone \
                      pool create {name} again, or flagstone pool destroy {name}"
                 ),
-                false => format!(
+                ClosedCause::Refused => format!(
                     "correct the device, which is retried; if it has another path, run flagstone \
                      pool import {name} DEVICE…"
                 ),

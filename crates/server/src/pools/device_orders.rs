@@ -12,9 +12,10 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 use flagstone_units::display::size;
 
+use super::open::Consent;
 use super::orders::{Outcome, check_device};
 use super::state_directory::{PoolEntry, check_entry};
-use super::{PoolState, failed, open_devices};
+use super::{ClosedCause, PoolSlot, PoolState, failed, open_devices};
 use crate::api::pool_document::{RemovalDocument, RemovalStateName};
 use crate::http::Problem;
 use crate::serve::Server;
@@ -69,12 +70,18 @@ async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> R
 }
 
 impl Server {
-    /// Adds a device to a pool while it is used.
-    pub(crate) async fn grow_pool(&self, order: GrowPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+    /// Adds a device to a pool while it is used, or to one that is too full to be opened.
+    pub(crate) async fn grow_pool(self: &Rc<Self>, order: GrowPool) -> Result<Outcome, Problem> {
+        let permit = self.pools.order(&order.name).await?;
         let GrowPool { name, device, destroy_data, dry_run } = &order;
-        let pool = self.pools.open_pool(name)?;
-        let before = self.pools.slot(name)?.set;
+        let PoolSlot { set, state, .. } = self.pools.slot(name)?;
+        let (pool, before) = match state {
+            PoolState::Closed { cause: ClosedCause::Full, .. } => {
+                self.pools.end_opening(name);
+                (None, set.without_added())
+            }
+            _ => (Some(self.pools.open_pool(name)?), set),
+        };
         if before.devices.contains(device) {
             return Ok(Outcome::unchanged(format!("{device} is a device of pool {name} already")));
         }
@@ -96,16 +103,29 @@ impl Server {
             return Ok(outcome);
         }
         let after = DeviceSet { adding: None, ..during.clone() };
-        self.pools.set_devices(name, during).await?;
-        if let Err(error) = pool.grow(named, *destroy_data).await {
-            // Whether a failed update is found is known when the pool is opened again.
-            if pool.status().failed.is_none() {
-                self.pools.set_devices(name, before).await?;
+        self.pools.set_devices(name, during.clone()).await?;
+        match &pool {
+            Some(pool) => {
+                if let Err(error) = pool.grow(named, *destroy_data).await {
+                    // Whether a failed update is found is known when the pool is opened again.
+                    if pool.status().failed.is_none() {
+                        self.pools.set_devices(name, before).await?;
+                    }
+                    return Err(Problem::conflict(error.to_string()));
+                }
+                self.pools.set_devices(name, after).await?;
             }
-            return Err(Problem::conflict(error.to_string()));
+            None => {
+                let (server, own, destroys) = (self.clone(), name.clone(), *destroy_data);
+                let work = async move || {
+                    let grown = server.pools.grow_closed(&own, &before.devices, named, destroys);
+                    grown.await.map_err(Problem::conflict)
+                };
+                let what = "it is being grown, and its devices have not answered";
+                self.reopen(name, during, what, permit, Consent::default(), work).await?;
+            }
         }
-        self.pools.set_devices(name, after).await?;
-        let capacity = size(pool.status().capacity_bytes);
+        let capacity = size(self.pools.open_pool(name)?.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
         tracing::info!("pool {name} was grown by {device}");
         Ok(outcome)
@@ -116,7 +136,7 @@ impl Server {
         self: Rc<Self>,
         order: RemoveDevice,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let RemoveDevice { name, device, cancel, dry_run } = order;
         let pool = self.pools.open_pool(&name)?;
         let running = self.pools.removal(&name).filter(|removal| {
@@ -216,11 +236,11 @@ impl Server {
     /// A removal failed. After a failure of the pool it continues when the pool is opened again; for
     /// any other reason the operator has to order it again.
     async fn forget_removal(&self, name: &str) {
-        let _order = self.pools.order().await;
+        let _order = self.pools.lock(name).await;
         let Ok(slot) = self.pools.slot(name) else { return };
         match slot.state {
             PoolState::Open(pool) if pool.status().failed.is_none() => {}
-            _ => return,
+            PoolState::Open(_) | PoolState::Changing { .. } | PoolState::Closed { .. } => return,
         }
         let set = DeviceSet { removing: None, ..slot.set };
         if let Err(problem) = self.pools.set_devices(name, set).await {
@@ -236,7 +256,7 @@ impl Server {
         device: &str,
         evacuation: Evacuation,
     ) -> Result<(), String> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.lock(name).await;
         evacuation.complete().await.map_err(|error| error.to_string())?;
         let mut set = self.pools.slot(name).map_err(|problem| problem.detail)?.set;
         set.devices.retain(|other| other != device);

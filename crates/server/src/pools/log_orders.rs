@@ -7,8 +7,10 @@ use flagstone_host::local_ssd::volatile_model;
 use flagstone_host::root::Root;
 use flagstone_runtime::{spawn_blocking, time};
 
+use super::open::Consent;
 use super::orders::check_device;
-use super::{OpenPoolError, Outcome, PoolSlot, PoolState, failed, open_devices};
+use super::state_directory::PoolEntry;
+use super::{Outcome, PoolSlot, PoolState, failed, open_devices};
 use crate::http::Problem;
 use crate::limits::OPEN_PATIENCE;
 use crate::serve::Server;
@@ -53,7 +55,7 @@ pub(super) fn check_consent(loss: Option<String>, accepted: bool) -> Result<(), 
 impl Server {
     /// Gives a pool another log device, or none. Its volumes are out of service meanwhile.
     pub(crate) async fn set_log(self: &Rc<Self>, order: SetLog) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let permit = self.pools.order(&order.name).await?;
         let SetLog { name, log, accept_ephemeral, destroy_data, force, dry_run } = &order;
         self.pools.writable()?;
         let pool = self.pools.open_pool(name)?;
@@ -74,8 +76,8 @@ impl Server {
         // Errors do not matter: what was written out is enough.
         if time::timeout(OPEN_PATIENCE, pool.ask_log_device()).await.is_err() {
             return Err(Problem::conflict(format!(
-                "the log device of pool {name} does not answer, and has what was written last: wait \
-                 until it does, or detach it and restart the server"
+                "the log device of pool {name} does not answer, or takes no writes, and has what was \
+                 written last: wait until it does, or detach it and restart the server"
             )));
         }
         let slot = self.pools.slot(name)?;
@@ -106,25 +108,27 @@ impl Server {
             self.retire(&volume).await.map_err(failed)?;
         }
         self.pools.halt_scrub(name).await;
-        self.pools.receivers.borrow_mut().clear();
+        self.pools.end_receivers(&pool);
         self.pools.removals.borrow_mut().remove(name);
-        let PoolSlot { set: devices, state, .. } = slot;
-        let waiting = OpenPoolError::from("its log device is being changed".to_owned());
-        self.pools.insert(name, PoolSlot::closed(devices.clone(), waiting));
-        let set = pool.set_log_device(opened.pop(), !destroy_data.is_empty()).await;
-        // Closes the devices, which are locked.
-        drop((pool, state));
-        let set = match set {
-            Ok(()) => {
-                self.pools.set_log_path(name, log.clone());
-                self.pools.record(name, Some(&devices)).await
-            }
-            Err(error) => Err(Problem::conflict(error.to_string())),
+        let PoolSlot { set, state, .. } = slot;
+        drop(state);
+        let (server, own, log) = (self.clone(), name.clone(), log.clone());
+        let overwrite = !destroy_data.is_empty();
+        let work = async move || {
+            let set = pool.set_log_device(opened.pop(), overwrite).await;
+            // Closes the devices, which are locked.
+            drop(pool);
+            set.map_err(|error| Problem::conflict(error.to_string()))?;
+            let change = |entry: &mut Option<PoolEntry>| {
+                if let Some(entry) = entry {
+                    entry.log = log;
+                }
+            };
+            server.pools.registry.change(&own, change).await
         };
-        self.pools.end_opening(name);
-        self.try_open(name, devices, "", false).await;
-        set?;
-        self.pools.open_pool(name).map(|_| outcome)
+        let what = "its log device is being changed, and its devices have not answered";
+        self.reopen(name, set, what, permit, Consent::default(), work).await?;
+        Ok(outcome)
     }
 
     /// Gives up what only a lost log device had: opens the pool, and serves its volumes, as they are.
@@ -133,7 +137,7 @@ impl Server {
         name: &str,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let permit = self.pools.order(name).await?;
         self.pools.writable()?;
         self.pools.end_opening(name);
         let slot = self.pools.slot(name)?;
@@ -160,14 +164,18 @@ impl Server {
                 self.serve_withheld(name, &pool, &names);
                 Ok(outcome)
             }
+            PoolState::Changing { what } => {
+                Err(Problem::conflict(format!("pool {name} is not open: {what}")))
+            }
             PoolState::Closed { .. } => {
                 let outcome =
                     outcome.losing(Some(format!("{loss}, unless the log device comes back first")));
                 if dry_run {
                     return Ok(outcome);
                 }
-                self.try_open(name, slot.set, "", true).await;
-                self.pools.open_pool(name)?;
+                let consent = Consent { lost_tail: true, ..Consent::default() };
+                let what = "it is being opened, and its devices have not answered";
+                self.reopen(name, slot.set, what, permit, consent, async || Ok(())).await?;
                 tracing::warn!("pool {name} was opened without writes of its log device");
                 Ok(outcome)
             }

@@ -2,19 +2,21 @@
 //! time.
 //!
 //! Invariants:
-//! - one order at a time changes pools and their volumes ([`Pools::order`]);
+//! - one order at a time changes a pool and its volumes ([`order_locks`]);
 //! - a pool is in the state file before its devices are written, so that a crash loses none. A pool
 //!   whose devices were not written yet is closed, and creating it again completes the order;
 //! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither does
 //!   a volume whose settings cannot be used.
 
 mod device_orders;
+mod disk_search;
 mod fullness;
 mod log_orders;
-mod log_search;
 mod open;
 mod opening;
+mod order_locks;
 mod orders;
+mod registry;
 mod retire;
 pub(crate) mod scrub;
 pub(crate) mod settings;
@@ -30,23 +32,24 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::SharedDevice;
 use flagstone_blockdev::sectors::{SECTOR_BYTES, SectorDevice};
+use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_config::names::Uuid;
 use flagstone_config::{Layer, Subsystem, Volume};
 use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
-use flagstone_runtime::sync::{Permit, Semaphore};
-use flagstone_runtime::time;
+use flagstone_runtime::{spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
+use disk_search::DiskSearch;
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use log_orders::SetLog;
-use log_search::LogSearch;
+use open::Consent;
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
+use registry::Registry;
 pub(crate) use settings::Settings;
 pub(crate) use snapshot_orders::CloneVolume;
 use state_directory::{PoolEntry, StateDirectory};
@@ -55,7 +58,7 @@ pub(crate) use volume_orders::{MakeVolume, SetVolume, problem};
 use volume_state::VolumeOrder;
 
 use crate::http::Problem;
-use crate::limits::POOL_PAUSE;
+use crate::limits::{IDENTITY_PERIOD, POOL_PAUSE};
 use crate::serve::{ServeError, Server};
 use crate::stack::CountedLayer;
 use crate::subsystems::add_subsystem;
@@ -63,24 +66,19 @@ use crate::volume::{PoolPlace, ServedVolume};
 
 /// Pools of a server.
 pub(crate) struct Pools {
-    /// Why there are none, without a usable directory.
-    state: Result<StateDirectory, String>,
+    registry: Registry,
     slots: RefCell<BTreeMap<String, PoolSlot>>,
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     openings: opening::Openings,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
-    /// Paths of the log devices by pool.
-    logs: RefCell<BTreeMap<String, String>>,
-    search: LogSearch,
+    search: DiskSearch,
     /// Log devices that are being opened, by path.
     asked: Rc<RefCell<BTreeSet<String>>>,
-    /// Memory of map caches by pool, in bytes, where it is not the default.
-    map_caches: RefCell<BTreeMap<String, u64>>,
     /// Volumes out of service whose commands have not ended.
     endings: retire::Endings,
-    order: Rc<Semaphore>,
+    locks: order_locks::OrderLocks,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
 }
@@ -99,19 +97,39 @@ pub(crate) struct PoolSlot {
 #[derive(Clone)]
 pub(crate) enum PoolState {
     Open(Pool),
+    /// An order closes it and opens it again.
+    Changing {
+        /// What is being done.
+        what: &'static str,
+    },
     Closed {
         /// Failure of the last attempt to open it.
         reason: String,
-        /// Its devices are not part of a pool: the creation did not complete.
-        is_absent: bool,
+        cause: ClosedCause,
     },
+}
+
+/// Why a pool is closed, as far as the way out depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClosedCause {
+    /// Its devices are not part of a pool: the creation did not complete.
+    Absent,
+    /// It has no room for a new log.
+    Full,
+    /// Any other.
+    Refused,
 }
 
 impl PoolSlot {
     fn closed(set: DeviceSet<String>, error: OpenPoolError) -> PoolSlot {
-        let OpenPoolError { reason, is_absent } = error;
-        let state = PoolState::Closed { reason, is_absent };
+        let OpenPoolError { reason, cause } = error;
+        let state = PoolState::Closed { reason, cause };
         PoolSlot { set, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
+    }
+
+    fn changing(set: DeviceSet<String>, what: &'static str) -> PoolSlot {
+        let (unserved, fullness) = (BTreeMap::new(), Fullness::default());
+        PoolSlot { set, state: PoolState::Changing { what }, unserved, fullness }
     }
 
     fn open(set: DeviceSet<String>, pool: Pool) -> PoolSlot {
@@ -123,12 +141,12 @@ impl PoolSlot {
 /// Why a pool is not open.
 struct OpenPoolError {
     reason: String,
-    is_absent: bool,
+    cause: ClosedCause,
 }
 
 impl From<String> for OpenPoolError {
     fn from(reason: String) -> OpenPoolError {
-        OpenPoolError { reason, is_absent: false }
+        OpenPoolError { reason, cause: ClosedCause::Refused }
     }
 }
 
@@ -138,42 +156,24 @@ impl Pools {
     pub(crate) async fn read(configured: Option<PathBuf>, first_number: usize) -> Pools {
         let inherited = || std::env::var_os("STATE_DIRECTORY").filter(|path| !path.is_empty());
         let path = configured.or_else(|| inherited().map(PathBuf::from));
-        let read = match &path {
-            Some(path) => StateDirectory::open(path).await,
-            None => Err("this server has no state directory: start it with --state DIRECTORY, or \
-                         write `state` in [server]"
-                .to_owned()),
-        };
-        if let (Err(why), Some(_)) = (&read, &path) {
-            tracing::error!("no pools are served: {why}");
-        }
-        let (state, entries) = match read {
-            Ok((state, entries)) => (Ok(state), entries),
-            Err(why) => (Err(why), Vec::new()),
-        };
+        let registry = Registry::read(path).await;
         let not_yet = || OpenPoolError::from(opening::OPENING.to_owned());
-        let logs =
-            entries.iter().filter_map(|entry| Some((entry.name.clone(), entry.log.clone()?)));
-        let logs = logs.collect();
-        let map_caches =
-            entries.iter().filter_map(|entry| Some((entry.name.clone(), entry.map_cache_bytes?)));
-        let map_caches = map_caches.collect();
-        let slots = entries
+        let slots = registry
+            .entries()
             .into_iter()
-            .map(|entry| (entry.name.clone(), PoolSlot::closed(entry.set(), not_yet())));
+            .map(|entry| (entry.name.clone(), PoolSlot::closed(entry.set(), not_yet())))
+            .collect();
         Pools {
-            state,
-            slots: RefCell::new(slots.collect()),
+            registry,
+            slots: RefCell::new(slots),
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             openings: opening::Openings::default(),
             receivers: RefCell::default(),
-            logs: RefCell::new(logs),
-            search: LogSearch::new(Root::new("/")),
+            search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),
-            map_caches: RefCell::new(map_caches),
             endings: retire::Endings::default(),
-            order: Semaphore::new(1),
+            locks: Default::default(),
             next_number: Cell::new(first_number),
         }
     }
@@ -200,45 +200,37 @@ impl Pools {
     fn open_pool(&self, name: &str) -> Result<Pool, Problem> {
         match self.slot(name)?.state {
             PoolState::Open(pool) => Ok(pool),
+            PoolState::Changing { what } => {
+                Err(Problem::conflict(format!("pool {name} is not open: {what}")))
+            }
             PoolState::Closed { reason, .. } => {
                 Err(Problem::conflict(format!("pool {name} is not open: {reason}")))
             }
         }
     }
 
-    async fn order(&self) -> Permit {
-        self.order.acquire(1).await
-    }
-
     /// The state directory, if there is a usable one.
     pub(crate) fn directory(&self) -> Option<&Path> {
-        self.state.as_ref().ok().map(StateDirectory::path)
+        self.registry.path()
     }
 
     /// The directory that an order writes to.
     fn writable(&self) -> Result<&StateDirectory, Problem> {
-        self.state.as_ref().map_err(|why| Problem::conflict(why.clone()))
+        self.registry.writable()
     }
 
-    /// Records the pools as they are, with `change` in place of the devices of one.
-    async fn record(&self, name: &str, change: Option<&DeviceSet<String>>) -> Result<(), Problem> {
-        let mut sets: BTreeMap<String, DeviceSet<String>> =
-            self.slots().into_iter().map(|(name, slot)| (name, slot.set)).collect();
-        match change {
-            Some(set) => drop(sets.insert(name.to_owned(), set.clone())),
-            None => drop(sets.remove(name)),
-        }
-        let map_caches = self.map_caches.borrow().clone();
-        let entries = sets.iter().map(|(name, set)| PoolEntry {
-            map_cache_bytes: map_caches.get(name).copied(),
-            ..PoolEntry::new(name, set, self.log_path(name))
-        });
-        self.writable()?.write(entries.collect()).await.map_err(failed)
+    async fn record_devices(&self, name: &str, set: &DeviceSet<String>) -> Result<(), Problem> {
+        let change = |entry: &mut Option<PoolEntry>| {
+            if let Some(entry) = entry {
+                entry.set_devices(set);
+            }
+        };
+        self.registry.change(name, change).await
     }
 
     /// Records other devices of a pool.
     async fn set_devices(&self, name: &str, set: DeviceSet<String>) -> Result<(), Problem> {
-        self.record(name, Some(&set)).await?;
+        self.record_devices(name, &set).await?;
         if let Some(slot) = self.slots.borrow_mut().get_mut(name) {
             slot.set = set;
         }
@@ -247,7 +239,7 @@ impl Pools {
 
     /// Gives an open pool the memory for its map that was ordered.
     fn apply_map_cache(&self, name: &str, pool: &Pool) {
-        let bytes = self.map_caches.borrow().get(name).copied();
+        let bytes = self.registry.entry(name).and_then(|entry| entry.map_cache_bytes);
         if let Some(Err(error)) = bytes.map(|bytes| pool.set_map_cache(bytes)) {
             tracing::warn!("pool {name} has the default map cache: {error}");
         }
@@ -255,15 +247,18 @@ impl Pools {
 
     /// Path of the log device of a pool.
     pub(crate) fn log_path(&self, name: &str) -> Option<String> {
-        self.logs.borrow().get(name).cloned()
+        self.registry.entry(name)?.log
     }
 
-    /// Changes the path of the log device of a pool, which the next record contains.
-    fn set_log_path(&self, name: &str, path: Option<String>) {
-        let mut logs = self.logs.borrow_mut();
-        match path {
-            Some(path) => drop(logs.insert(name.to_owned(), path)),
-            None => drop(logs.remove(name)),
+    /// Records how recent the open pools are.
+    async fn remember_all(&self) {
+        for name in self.slots().into_keys() {
+            // An order may have replaced the pool meanwhile.
+            let identity = || match self.slot(&name).ok()?.state {
+                PoolState::Open(pool) => Some(pool.identity()),
+                PoolState::Changing { .. } | PoolState::Closed { .. } => None,
+            };
+            self.registry.remember(&name, identity).await;
         }
     }
 
@@ -275,19 +270,30 @@ impl Pools {
         self.next_number.replace(self.next_number.get() + 1)
     }
 
-    /// Checkpoints and closes every pool, at shutdown.
+    /// Frames of streams into this pool are no longer expected: receivers hold its devices.
+    fn end_receivers(&self, pool: &Pool) {
+        self.receivers.borrow_mut().retain(|name, _| pool.volume(name).is_none());
+    }
+
+    /// Checkpoints and closes every pool, at shutdown, all at once: one may hang.
     pub(crate) async fn close(&self) {
         self.openings.borrow_mut().clear();
+        let mut closing = Vec::new();
         for (name, slot) in self.slots() {
             self.halt_scrub(&name).await;
             self.removals.borrow_mut().remove(&name);
             self.receivers.borrow_mut().clear();
-            if let PoolState::Open(pool) = slot.state
-                && let Err(error) = pool.close().await
-            {
-                tracing::warn!(
+            if let PoolState::Open(pool) = slot.state {
+                let handle = pool.clone();
+                closing.push((name, pool, spawn(async move { handle.close().await })));
+            }
+        }
+        for (name, pool, closed) in closing {
+            match closed.await.unwrap_or(Err(IoError::Unreachable)) {
+                Ok(()) => self.registry.remember(&name, || Some(pool.identity())).await,
+                Err(error) => tracing::warn!(
                     "pool {name} was not closed in order, and recovers at its next start: {error}"
-                );
+                ),
             }
         }
     }
@@ -316,10 +322,9 @@ impl Server {
         name: &str,
         set: DeviceSet<String>,
         last_reason: &str,
-        give_up_tail: bool,
+        consent: Consent,
     ) {
-        let log = self.pools.log_path(name);
-        let opened = self.pools.open_recorded(name, &set, log.as_ref(), give_up_tail).await;
+        let opened = self.pools.open_recorded(name, &set, consent).await;
         self.end_open(name, set, last_reason, opened).await;
     }
 
@@ -334,6 +339,7 @@ impl Server {
             Ok(pool) => {
                 let set = self.adjust_devices(name, set, &pool).await;
                 let removing = set.removing.clone();
+                self.pools.registry.remember(name, || Some(pool.identity())).await;
                 self.pools.apply_map_cache(name, &pool);
                 self.pools.insert(name, PoolSlot::open(set, pool.clone()));
                 self.serve_pool(name, &pool);
@@ -371,7 +377,7 @@ impl Server {
         set.devices.retain(|device| own.contains(device));
         set.removing = set.removing.filter(|device| own.contains(device));
         if set != before
-            && let Err(problem) = self.pools.record(name, Some(&set)).await
+            && let Err(problem) = self.pools.record_devices(name, &set).await
         {
             tracing::warn!("the devices of pool {name} are not recorded: {}", problem.detail);
         }
@@ -380,11 +386,16 @@ impl Server {
 
     /// Retries closed pools and watches how full the open ones are, for as long as the server runs.
     pub(crate) async fn keep_pools(self: Rc<Self>) {
+        let mut recorded = time::now();
         loop {
             time::sleep(POOL_PAUSE).await;
             self.begin_openings();
-            self.serve_ended().await;
+            self.serve_ended();
             self.pools.watch();
+            if recorded.elapsed() >= IDENTITY_PERIOD {
+                self.pools.remember_all().await;
+                recorded = time::now();
+            }
         }
     }
 

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use flagstone_pool::{DeviceSet, LostTail, NamedDevice, OpenOptions, Pool, PoolError};
+use flagstone_pool::{DeviceSet, Expected, LostTail, NamedDevice, OpenOptions, Pool, PoolError};
 use flagstone_runtime::{buf, spawn, time};
 
-use super::log_search::Sought;
+use super::disk_search::{Silent, Sought};
 use super::orders::check_device;
-use super::{OpenPoolError, Pools, open_devices};
+use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_PATIENCE;
 
@@ -26,14 +26,19 @@ fn is_same(one: &str, other: &str) -> bool {
     one == other || real(one).is_some_and(|one| Some(one) == real(other))
 }
 
-/// The pool, if it has this name.
-async fn check_name(name: &str, paths: &[String], pool: Pool) -> Result<Pool, OpenPoolError> {
-    let found = pool.status().name;
-    if found == name {
-        return Ok(pool);
-    }
-    let _ = pool.close().await;
-    Err(format!("{} hold pool {found}, not {name}", paths.join(", ")).into())
+/// What an operator agrees to at an opening.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Consent {
+    /// Writes that only the log device had are given up.
+    pub(super) lost_tail: bool,
+    /// The devices may be a copy, older than the pool was, or another pool of its name.
+    pub(super) devices: bool,
+}
+
+/// The order that opens what is there.
+fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
+    let log = log.map_or(String::new(), |log| format!(" --log-device {log}"));
+    format!("flagstone pool import {name} {}{log}", paths.join(" "))
 }
 
 impl Pools {
@@ -62,9 +67,18 @@ impl Pools {
         name: &str,
         paths: &[String],
         log: Option<&String>,
-        give_up_tail: bool,
+        consent: Consent,
     ) -> Result<Pool, OpenPoolError> {
         let devices = open_devices(paths).await?;
+        let identity = match consent.devices {
+            true => None,
+            false => self.registry.identity(name),
+        };
+        if !consent.devices {
+            self.check_copies(name, &devices, paths).await?;
+        }
+        let was_open = self.registry.identity(name).is_some();
+        let expected = Expected { name: Some(name.to_owned()), identity };
         // The pool decides what the absence of its log device means.
         let (mut log_device, mut why) = (None, None);
         if let Some(path) = log {
@@ -73,9 +87,11 @@ impl Pools {
                 Err(error) => why = Some(error),
             }
         }
-        let open =
-            async |log, tail| Pool::open_with(devices.clone(), &OpenOptions { log, tail }).await;
-        let tail = if give_up_tail { LostTail::GiveUp } else { LostTail::Keep };
+        let open = async |log, tail| {
+            let options = OpenOptions { log, tail, expected: expected.clone() };
+            Pool::open_with(devices.clone(), &options).await
+        };
+        let tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
         let opened = match open(log_device.clone(), tail).await {
             Err(PoolError::LogDeviceMissing { id, update, is_blank, .. }) => {
                 // With an empty tail, the pool needs no log device.
@@ -83,11 +99,16 @@ impl Pools {
                     let opened = open(None, LostTail::Keep).await;
                     let pool = opened.map_err(|_| OpenPoolError::from(reason.clone()))?;
                     tracing::warn!("pool {name} opened without its log device: {reason}");
-                    check_name(name, paths, pool).await
+                    Ok(pool)
                 };
-                let found = match self.search.find(Sought { id, update }).await {
+                let found = match self.search.find_log(Sought { id, update }).await {
                     Ok(found) => found,
-                    Err(silence) => return without(silence).await,
+                    Err(Silent(disks)) => {
+                        return without(format!(
+                            "its log device was not found, and may be {disks}, which does not answer"
+                        ))
+                        .await;
+                    }
                 };
                 if let Some(found) = found {
                     // If it is the one that was named, the pool has judged it.
@@ -119,16 +140,82 @@ impl Pools {
             opened => opened,
         };
         let pool = opened.map_err(|error| OpenPoolError {
-            is_absent: matches!(error, PoolError::NotAPool { .. }),
+            cause: match &error {
+                PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
+                PoolError::Full { .. } => ClosedCause::Full,
+                _ => ClosedCause::Refused,
+            },
             reason: match (&error, &why) {
                 (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
+                (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
+                (PoolError::OldCopy { .. }, _) => format!(
+                    "{error}, or go on without what was written since: {}",
+                    import_line(name, paths, log)
+                ),
+                (PoolError::Unexpected { .. }, _) if identity.is_some() => format!(
+                    "{error}, which was open last: attach its devices, or take what is there: {}",
+                    import_line(name, paths, log)
+                ),
+                (PoolError::Full { .. }, _) => {
+                    format!("{error}; flagstone pool grow {name} DEVICE adds some")
+                }
                 _ => error.to_string(),
             },
         })?;
         if let Some(why) = why {
             tracing::warn!("pool {name} opened without its log device: {why}");
         }
-        check_name(name, paths, pool).await
+        Ok(pool)
+    }
+
+    /// Adds a device to a pool that is too full to be opened.
+    ///
+    /// # Errors
+    /// The pool has the device or not.
+    pub(super) async fn grow_closed(
+        &self,
+        name: &str,
+        paths: &[String],
+        new: NamedDevice,
+        overwrite: bool,
+    ) -> Result<(), String> {
+        let devices = open_devices(paths).await?;
+        let log = match self.log_path(name) {
+            Some(path) => self.open_log(&path).await.ok(),
+            None => None,
+        };
+        let identity = self.registry.identity(name);
+        let expected = Expected { name: Some(name.to_owned()), identity };
+        let options = OpenOptions { log, tail: LostTail::Keep, expected };
+        let grown = Pool::grow_closed(&devices, &options, new, overwrite).await;
+        grown.map_err(|error| error.to_string())
+    }
+
+    /// Checks that no other disk is a device of the pool, too, unless it is an older copy.
+    async fn check_copies(
+        &self,
+        name: &str,
+        devices: &[NamedDevice],
+        paths: &[String],
+    ) -> Result<(), OpenPoolError> {
+        // What is wrong with the devices is found when they are opened.
+        let Ok(pool) = Pool::examine(devices).await else { return Ok(()) };
+        let update = pool.identity.update;
+        match self.search.find_copy(pool, paths).await {
+            Ok(None) => Ok(()),
+            Ok(Some(copy)) => Err(format!(
+                "{} is a copy of a device of the pool, and not older than {} (update {}, and {update}): \
+                 detach the older one, or name the current devices: flagstone pool import {name} DEVICE…",
+                copy.path,
+                paths.join(", "),
+                copy.update
+            )
+            .into()),
+            Err(Silent(disks)) => {
+                tracing::warn!("{disks} does not answer, and may be a copy of pool {name}");
+                Ok(())
+            }
+        }
     }
 
     /// Opens the pool `name` on the devices that the state directory has, with or without devices that
@@ -137,13 +224,15 @@ impl Pools {
         &self,
         name: &str,
         set: &DeviceSet<String>,
-        log: Option<&String>,
-        give_up_tail: bool,
+        consent: Consent,
     ) -> Result<Pool, OpenPoolError> {
-        let mut first = None;
+        let log = self.log_path(name);
+        let mut first: Option<OpenPoolError> = None;
         for paths in set.alternatives() {
-            match self.open(name, &paths, log, give_up_tail).await {
+            match self.open(name, &paths, log.as_ref(), consent).await {
                 Ok(pool) => return Ok(pool),
+                // The devices are a pool.
+                Err(error) if error.cause == ClosedCause::Full => first = Some(error),
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }
@@ -154,7 +243,7 @@ impl Pools {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pools::log_search::LogSearch;
+    use crate::pools::disk_search::DiskSearch;
     use flagstone_host::root::Root;
     use flagstone_pool::{CreateOptions, VolumeOptions};
 
@@ -174,7 +263,7 @@ mod tests {
         flagstone_runtime::block_on(async move {
             let [disk, log, blank] = paths;
             let mut pools = Pools::read(None, 1).await;
-            pools.search = LogSearch::new(Root::new(scratch.path()));
+            pools.search = DiskSearch::new(Root::new(scratch.path()));
             let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
             let devices = open_devices(std::slice::from_ref(&disk)).await.unwrap();
             let log_device = open_devices(std::slice::from_ref(&log)).await.unwrap().pop();
@@ -182,12 +271,15 @@ mod tests {
             pool.close().await.unwrap();
             drop(pool);
             let devices = [disk];
-            let open = async |tail| pools.open("fast", &devices, Some(&blank), tail).await;
+            let open = async |lost_tail| {
+                let consent = Consent { lost_tail, ..Consent::default() };
+                pools.open("fast", &devices, Some(&blank), consent).await
+            };
             let pool = open(false).await.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, None, "the blank disk is not used");
             pool.close().await.unwrap();
             drop(pool);
-            let pool = pools.open("fast", &devices, Some(&log), false).await;
+            let pool = pools.open("fast", &devices, Some(&log), Consent::default()).await;
             let pool = pool.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, Some(log));
             // The creation of a volume is in the tail.

@@ -1,6 +1,6 @@
 //! Opening of pools: at the start, and again while one cannot be opened.
 //!
-//! Each pool is opened in a task of its own, without the lock of orders until its devices have
+//! Each pool is opened in a task of its own, without the lock of orders on it until its devices have
 //! answered: a device that hangs keeps no other pool from being opened, and no order from being done.
 
 use std::cell::RefCell;
@@ -10,6 +10,7 @@ use std::rc::Rc;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 
+use super::open::Consent;
 use super::{PoolState, Pools};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_PATIENCE;
@@ -55,10 +56,9 @@ impl Server {
             }
             let (server, own) = (self.clone(), name.clone());
             let opening = spawn(async move {
-                let log = server.pools.log_path(&own);
                 let pools = &server.pools;
-                let opened = pools.open_recorded(&own, &slot.set, log.as_ref(), false).await;
-                let _order = server.pools.order().await;
+                let opened = pools.open_recorded(&own, &slot.set, Consent::default()).await;
+                let _order = server.pools.lock(&own).await;
                 // An order may have opened or removed the pool meanwhile.
                 let now = server.pools.slot(&own);
                 if now.is_ok_and(|slot| matches!(slot.state, PoolState::Closed { .. })) {

@@ -7,14 +7,16 @@ use std::rc::Rc;
 use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
 use flagstone_pool::limits::MAP_CACHE_BYTES;
 use flagstone_pool::{CreateOptions, DeviceSet, Pool};
-use flagstone_runtime::spawn_blocking;
+use flagstone_runtime::sync::Permit;
+use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
 use flagstone_units::display::size;
 
+use super::open::Consent;
 use super::state_directory::{PoolEntry, check_entry};
-use super::{PoolSlot, PoolState, failed, log_orders, open_devices};
+use super::{ClosedCause, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
-use crate::limits::POOLS_MAX;
+use crate::limits::{CHANGE_PATIENCE, POOLS_MAX};
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
@@ -79,7 +81,7 @@ pub(crate) struct DestroyPool {
 impl Server {
     /// Creates a pool on empty devices, or on those whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
         self.pools.end_opening(name);
         if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
@@ -133,23 +135,23 @@ impl Server {
             return Ok(outcome);
         }
         log_orders::check_consent(ephemeral, *accept_ephemeral)?;
-        self.pools.set_log_path(name, log.clone());
         // First, so that a crash leaves no pool that the server does not know.
         let set = DeviceSet::from(devices.clone());
-        self.pools.record(name, Some(&set)).await?;
+        let new = PoolEntry::new(name, &set, log.clone());
+        self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
         let pool = match Pool::create_with_log(opened, opened_log.pop(), &options).await {
             Ok(pool) => pool,
             Err(error) => {
-                self.pools.set_log_path(name, None);
-                self.pools.record(name, None).await?;
+                self.pools.registry.change(name, |entry| *entry = None).await?;
                 self.pools.slots.borrow_mut().remove(name);
                 return Err(Problem::conflict(error.to_string()));
             }
         };
         let capacity = size(pool.status().capacity_bytes);
         outcome.outcome += &format!("; {capacity} are for volumes");
+        self.pools.registry.remember(name, || Some(pool.identity())).await;
         self.pools.insert(name, PoolSlot::open(set, pool));
         tracing::info!("pool {name} was created on {}", devices.join(", "));
         Ok(outcome)
@@ -177,11 +179,16 @@ impl Server {
                 return Err(Problem::conflict(format!("pool {name} exists already, on {own}")));
             }
             // The creation did not complete.
-            Some(PoolSlot { state: PoolState::Closed { is_absent: true, .. }, .. }) => {}
+            Some(PoolSlot {
+                state: PoolState::Closed { cause: ClosedCause::Absent, .. }, ..
+            }) => {}
             Some(PoolSlot { state: PoolState::Closed { reason, .. }, .. }) => {
                 return Err(Problem::conflict(format!(
                     "pool {name} exists already, and is not open: {reason}"
                 )));
+            }
+            Some(PoolSlot { state: PoolState::Changing { what }, .. }) => {
+                return Err(Problem::conflict(format!("pool {name} exists already: {what}")));
             }
             None if slots.len() >= POOLS_MAX => {
                 return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
@@ -207,7 +214,7 @@ impl Server {
 
     /// Takes over a pool that exists on these devices: from another machine, or with other paths.
     pub(crate) async fn import_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let MakePool { name, devices, log, dry_run, .. } = &order;
         self.pools.end_opening(name);
         self.pools.writable()?;
@@ -228,14 +235,32 @@ impl Server {
                 "pool {name} is opened, if these are its devices"
             )));
         }
-        let pool = self.pools.open(name, devices, log.as_ref(), false).await;
-        let pool = pool.map_err(|error| Problem::conflict(error.reason))?;
-        self.pools.apply_map_cache(name, &pool);
-        self.pools.set_log_path(name, log.clone());
-        if let Err(problem) = self.pools.record(name, Some(&set)).await {
+        let consent = Consent { devices: true, ..Consent::default() };
+        let pool = self.pools.open(name, devices, log.as_ref(), consent).await;
+        // Paths and identity together: with the former identity, an older pool would be refused.
+        let last_seen = pool.as_ref().ok().map(|pool| pool.identity().into());
+        let new = PoolEntry { last_seen, ..PoolEntry::new(name, &set, log.clone()) };
+        let import = |entry: &mut Option<PoolEntry>| {
+            let map_cache_bytes = entry.take().and_then(|former| former.map_cache_bytes);
+            *entry = Some(PoolEntry { map_cache_bytes, ..new });
+        };
+        let pool = match pool {
+            Ok(pool) => pool,
+            Err(error) => {
+                let refused = Problem::conflict(error.reason.clone());
+                if error.cause == ClosedCause::Full {
+                    // It has to be known to be grown.
+                    self.pools.registry.change(name, import).await?;
+                    self.pools.insert(name, PoolSlot::closed(set, error));
+                }
+                return Err(refused);
+            }
+        };
+        if let Err(problem) = self.pools.registry.change(name, import).await {
             let _ = pool.close().await;
             return Err(problem);
         }
+        self.pools.apply_map_cache(name, &pool);
         self.pools.insert(name, PoolSlot::open(set, pool.clone()));
         self.serve_pool(name, &pool);
         self.pools.resume_scrub(name, &pool).await;
@@ -250,7 +275,7 @@ impl Server {
 
     /// Changes the memory of a pool's map cache, at once and for later openings.
     pub(crate) async fn set_pool(&self, order: SetPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(&order.name).await?;
         let SetPool { name, map_cache_bytes, dry_run } = order;
         self.pools.writable()?;
         let slot = self.pools.slot(&name)?;
@@ -258,7 +283,7 @@ impl Server {
             return Err(Problem::invalid("a map cache has 1 MiB to 64 GiB"));
         }
         let bytes = size(map_cache_bytes);
-        let former = self.pools.map_caches.borrow().get(&name).copied();
+        let former = self.pools.registry.entry(&name).and_then(|entry| entry.map_cache_bytes);
         if former == Some(map_cache_bytes) {
             return Ok(Outcome::unchanged(format!(
                 "pool {name} has a map cache of {bytes} already"
@@ -268,15 +293,12 @@ impl Server {
         if dry_run {
             return Ok(outcome);
         }
-        self.pools.map_caches.borrow_mut().insert(name.clone(), map_cache_bytes);
-        if let Err(problem) = self.pools.record(&name, Some(&slot.set)).await {
-            let mut caches = self.pools.map_caches.borrow_mut();
-            match former {
-                Some(former) => drop(caches.insert(name, former)),
-                None => drop(caches.remove(&name)),
+        let change = |entry: &mut Option<PoolEntry>| {
+            if let Some(entry) = entry {
+                entry.map_cache_bytes = Some(map_cache_bytes);
             }
-            return Err(problem);
-        }
+        };
+        self.pools.registry.change(&name, change).await?;
         if let PoolState::Open(pool) = slot.state {
             self.pools.apply_map_cache(&name, &pool);
         }
@@ -288,7 +310,7 @@ impl Server {
         self: &Rc<Self>,
         order: DestroyPool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let permit = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
         self.pools.end_opening(name);
         let slot = self.pools.slot(name)?;
@@ -301,7 +323,7 @@ impl Server {
             PoolState::Open(_) => {
                 Some("writes since the last flush, although they were acknowledged".to_owned())
             }
-            PoolState::Closed { .. } => None,
+            PoolState::Changing { .. } | PoolState::Closed { .. } => None,
         };
         let volumes = self.volumes_of(name);
         self.check_detached(&volumes, *force)?;
@@ -312,21 +334,93 @@ impl Server {
         for volume in volumes {
             self.retire(&volume).await.map_err(failed)?;
         }
+        if let PoolState::Open(pool) = &slot.state {
+            // A disk that was restored meanwhile is an old copy.
+            self.pools.registry.remember(name, || Some(pool.identity())).await;
+        }
         self.pools.halt_scrub(name).await;
-        self.pools.receivers.borrow_mut().clear();
+        if let PoolState::Open(pool) = &slot.state {
+            self.pools.end_receivers(pool);
+        }
         self.pools.removals.borrow_mut().remove(name);
         let PoolSlot { set, state, .. } = slot;
-        let waiting = super::OpenPoolError::from("it is being opened again".to_owned());
-        self.pools.insert(name, PoolSlot::closed(set.clone(), waiting));
         // Closes the devices, which are locked.
         drop(state);
-        self.try_open(name, set, "", false).await;
-        self.pools.open_pool(name).map(|_| outcome)
+        let reopening = "it is being opened again, and its devices have not answered";
+        let consent = Consent::default();
+        self.reopen(name, set, reopening, permit, consent, async || Ok(())).await?;
+        Ok(outcome)
+    }
+
+    /// Opens a pool again, after `work` on its devices. Both continue with the lock of the pool if the
+    /// devices do not answer in time.
+    ///
+    /// # Errors
+    /// 500 if they do not, of the work, and 409 if the pool is not open then.
+    pub(super) async fn reopen(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        what: &'static str,
+        permit: Permit,
+        consent: Consent,
+        work: impl AsyncFnOnce() -> Result<(), Problem> + 'static,
+    ) -> Result<(), Problem> {
+        self.pools.end_opening(name);
+        self.pools.insert(name, PoolSlot::changing(set.clone(), what));
+        let (server, own) = (self.clone(), name.to_owned());
+        let task = spawn(async move {
+            let _permit = permit;
+            let done = work().await;
+            server.try_open(&own, set, "", consent).await;
+            let done = done.and_then(|()| server.pools.open_pool(&own).map(drop));
+            if let Err(problem) = &done {
+                tracing::error!("pool {own}: {}", problem.detail);
+            }
+            done
+        });
+        end_of_change(name, what, task).await
+    }
+
+    /// Removes the superblocks of a pool whose volumes are out of service, and forgets the pool.
+    async fn destroy_open(
+        self: &Rc<Self>,
+        name: &str,
+        set: DeviceSet<String>,
+        pool: Pool,
+        permit: Permit,
+    ) -> Result<(), Problem> {
+        let what = "it is being destroyed, and its devices have not answered";
+        self.pools.insert(name, PoolSlot::changing(set.clone(), what));
+        let (server, own) = (self.clone(), name.to_owned());
+        let task = spawn(async move {
+            let _permit = permit;
+            let destroyed = pool.destroy().await;
+            drop(pool);
+            if let Err(error) = destroyed {
+                let reason = format!("it was not destroyed: {error}");
+                tracing::error!("pool {own}: {reason}");
+                server.pools.insert(&own, PoolSlot::closed(set, reason.clone().into()));
+                return Err(failed(reason));
+            }
+            server.forget_pool(&own).await
+        });
+        end_of_change(name, what, task).await
+    }
+
+    async fn forget_pool(&self, name: &str) -> Result<(), Problem> {
+        self.pools.registry.change(name, |entry| *entry = None).await?;
+        self.pools.slots.borrow_mut().remove(name);
+        tracing::info!("pool {name} was destroyed");
+        Ok(())
     }
 
     /// Removes a pool with its volumes, and makes its devices free for other use.
-    pub(crate) async fn destroy_pool(&self, order: DestroyPool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+    pub(crate) async fn destroy_pool(
+        self: &Rc<Self>,
+        order: DestroyPool,
+    ) -> Result<Outcome, Problem> {
+        let permit = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
         self.pools.end_opening(name);
         self.pools.writable()?;
@@ -347,9 +441,12 @@ impl Server {
                 ))
                 .losing(loss)
             }
-            PoolState::Closed { is_absent: true, .. } => Outcome::changed(format!(
+            PoolState::Closed { cause: ClosedCause::Absent, .. } => Outcome::changed(format!(
                 "pool {name}, whose creation did not complete, is forgotten"
             )),
+            PoolState::Changing { what } => {
+                return Err(Problem::conflict(format!("pool {name} is not open: {what}")));
+            }
             PoolState::Closed { reason, .. } if !force => {
                 return Err(Problem::conflict(format!(
                     "pool {name} is not open: {reason}; to forget it and leave its devices as they \
@@ -372,16 +469,20 @@ impl Server {
             }
         }
         self.pools.forget_scrub(name).await;
-        self.pools.receivers.borrow_mut().clear();
         self.pools.removals.borrow_mut().remove(name);
         if let PoolState::Open(pool) = slot.state {
-            pool.destroy().await.map_err(|error| failed(error.to_string()))?;
+            self.pools.end_receivers(&pool);
+            // After a crash its devices are blank, and the order is repeated.
+            let forget = |entry: &mut Option<PoolEntry>| {
+                if let Some(entry) = entry {
+                    entry.last_seen = None;
+                }
+            };
+            self.pools.registry.change(name, forget).await?;
+            self.destroy_open(name, slot.set, pool, permit).await?;
+        } else {
+            self.forget_pool(name).await?;
         }
-        self.pools.map_caches.borrow_mut().remove(name);
-        self.pools.record(name, None).await?;
-        self.pools.set_log_path(name, None);
-        self.pools.slots.borrow_mut().remove(name);
-        tracing::info!("pool {name} was destroyed");
         Ok(outcome)
     }
 
@@ -410,6 +511,21 @@ impl Server {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits a limited time for the task of a change.
+async fn end_of_change(
+    name: &str,
+    what: &str,
+    task: JoinHandle<Result<(), Problem>>,
+) -> Result<(), Problem> {
+    match time::timeout(CHANGE_PATIENCE, task).await {
+        Ok(done) => done.unwrap_or_else(|_| Err(failed("the server is stopping"))),
+        Err(_) => Err(failed(format!(
+            "pool {name} is not open: {what}; this continues when they do, or fails when they are \
+             detached: see flagstone pool status {name}"
+        ))),
     }
 }
 

@@ -5,7 +5,7 @@
 //! because the commands could change it afterwards. Then it is served as the pool has it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -131,24 +131,31 @@ impl Server {
             }
         };
         let _ = time::timeout(RETIRE_PATIENCE, ended).await;
-        self.serve_again_after_end();
+        self.serve_again_after_end(|number, _| own.contains(&number));
     }
 
     /// Serves volumes whose commands have ended.
-    pub(super) async fn serve_ended(&self) {
-        if self.pools.endings.borrow().values().any(|ending| !ending.is_busy) {
-            let _order = self.pools.order().await;
-            self.serve_again_after_end();
+    pub(super) fn serve_ended(&self) {
+        let pools: BTreeSet<String> = {
+            let endings = self.pools.endings.borrow();
+            let ended = endings.values().filter(|ending| !ending.is_busy);
+            ended.map(|ending| ending.pool.clone()).collect()
+        };
+        for pool in pools {
+            // If an order has the pool, the next look serves them.
+            if let Some(_order) = self.pools.try_lock(&pool) {
+                self.serve_again_after_end(|_, ending| ending.pool == pool);
+            }
         }
     }
 
-    /// The caller has the order.
-    fn serve_again_after_end(&self) {
+    /// The caller has the lock of their pools.
+    fn serve_again_after_end(&self, is_meant: impl Fn(usize, &Ending) -> bool) {
         let ended: Vec<usize> = {
             let endings = self.pools.endings.borrow();
             endings
                 .iter()
-                .filter(|(_, ending)| !ending.is_busy)
+                .filter(|(number, ending)| !ending.is_busy && is_meant(**number, ending))
                 .map(|(&number, _)| number)
                 .collect()
         };

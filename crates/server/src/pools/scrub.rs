@@ -128,7 +128,7 @@ impl Server {
         scrub: ScrubOrder,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order(name).await?;
         let pool = self.pools.open_pool(name)?;
         let now = self.pools.scrub(name);
         let (is_running, may_continue) = match &now {

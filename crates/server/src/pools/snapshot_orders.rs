@@ -35,6 +35,11 @@ fn parts(full: &str) -> Result<(&str, &str), Problem> {
     })
 }
 
+/// The volume of a snapshot, whose name may be wrong.
+fn volume_of(full: &str) -> &str {
+    full.split_once('@').map_or(full, |(volume, _)| volume)
+}
+
 /// Names that are plain in a path, a shell and a log.
 pub(super) fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || "-_.:".contains(c);
@@ -82,7 +87,8 @@ impl Server {
         names: &[String],
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let named: Vec<&str> = names.iter().map(|full| volume_of(full)).collect();
+        let _order = self.pools.order_on(&named, None).await?;
         let mut volumes = Vec::new();
         let mut existing = Vec::new();
         let mut pools: Vec<(String, Pool)> = Vec::new();
@@ -144,7 +150,7 @@ impl Server {
         force: bool,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[parts(full)?.0], None).await?;
         let (volume, own) = parts(full)?;
         self.settle(volume).await;
         let (found, snapshot) = self.find_snapshot(full)?;
@@ -186,7 +192,7 @@ impl Server {
         full: &str,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[volume_of(full)], None).await?;
         // A pool from elsewhere may have any name: it can at least be deleted.
         let (volume, _) = full.split_once('@').map_or_else(|| parts(full), Ok)?;
         let found = self.find_in_pools(volume)?;
@@ -220,7 +226,7 @@ impl Server {
 
     /// Creates a volume that begins as a snapshot, and serves it.
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
         let (Found { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
@@ -255,7 +261,7 @@ impl Server {
         name: &str,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[name], None).await?;
         let found = self.required(name)?;
         found.check(VolumeOrder::Promote)?;
         let Found { pool_name, pool, info, .. } = found;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_config::names::check_volume_name;
-use flagstone_pool::DeviceSet;
 use flagstone_pool::limits::{DEVICES_MAX, MAP_CACHE_BYTES, POOL_NAME_MAX};
+use flagstone_pool::{DeviceSet, PoolIdentity};
 use flagstone_runtime::{spawn_blocking, time};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,28 @@ const VERSION: u32 = 1;
 /// How long to wait for the lock of a server that is stopping, and between two attempts.
 const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Identity of a pool when it was open last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LastSeen {
+    /// Its identifier, a UUID.
+    id: String,
+    /// Last update of its superblock.
+    update: u64,
+}
+
+impl From<PoolIdentity> for LastSeen {
+    fn from(identity: PoolIdentity) -> LastSeen {
+        LastSeen { id: identity.id.to_string(), update: identity.update }
+    }
+}
+
+impl LastSeen {
+    /// None if the identifier is none.
+    pub(crate) fn identity(&self) -> Option<PoolIdentity> {
+        Some(PoolIdentity { id: self.id.parse().ok()?, update: self.update })
+    }
+}
 
 /// A pool and the paths of its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +57,9 @@ pub(crate) struct PoolEntry {
     /// Memory of its map cache, unless it is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) map_cache_bytes: Option<u64>,
+    /// None before it was open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) last_seen: Option<LastSeen>,
     /// One of the devices, which an order is adding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) adding: Option<String>,
@@ -46,7 +71,14 @@ pub(crate) struct PoolEntry {
 impl PoolEntry {
     pub(crate) fn new(name: &str, set: &DeviceSet<String>, log: Option<String>) -> PoolEntry {
         let DeviceSet { devices, adding, removing } = set.clone();
-        PoolEntry { name: name.to_owned(), devices, log, map_cache_bytes: None, adding, removing }
+        let (name, map_cache_bytes, last_seen) = (name.to_owned(), None, None);
+        PoolEntry { name, devices, log, map_cache_bytes, last_seen, adding, removing }
+    }
+
+    /// Changes its devices.
+    pub(crate) fn set_devices(&mut self, set: &DeviceSet<String>) {
+        let DeviceSet { devices, adding, removing } = set.clone();
+        (self.devices, self.adding, self.removing) = (devices, adding, removing);
     }
 
     /// Its devices.
@@ -220,6 +252,9 @@ pub(crate) fn check_entry(pool: &PoolEntry) -> Result<(), String> {
     if pool.map_cache_bytes.is_some_and(|bytes| !MAP_CACHE_BYTES.contains(&bytes)) {
         return Err("a map cache has 1 MiB to 64 GiB".to_owned());
     }
+    if pool.last_seen.as_ref().is_some_and(|seen| seen.identity().is_none()) {
+        return Err("the identifier of a pool is a UUID".to_owned());
+    }
     for (index, device) in devices.iter().enumerate() {
         if !Path::new(device).is_absolute() || device.contains('\0') {
             return Err(format!("`{device}` is not the absolute path of a disk or file"));
@@ -248,6 +283,7 @@ fn replace(path: &Path, name: &str, text: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flagstone_pool::PoolId;
 
     fn entry(name: &str, devices: &[&str]) -> PoolEntry {
         let devices: Vec<_> = devices.iter().map(|device| (*device).to_owned()).collect();
@@ -266,6 +302,9 @@ mod tests {
             pools[0].removing = Some("/dev/y".to_owned());
             pools[0].log = Some("/dev/z".to_owned());
             pools[0].map_cache_bytes = Some(1 << 20);
+            let identity = PoolIdentity { id: PoolId::random(), update: 7 };
+            pools[0].last_seen = Some(identity.into());
+            assert_eq!(pools[0].last_seen.as_ref().unwrap().identity(), Some(identity));
             directory.write(pools.clone()).await.unwrap();
             assert!(matches!(open_now(path.clone()), Err((true, _))));
             drop(directory);
@@ -289,6 +328,11 @@ mod tests {
             (
                 "{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[\"/x\"],\"adding\":\"/y\"}]}",
                 "not among",
+            ),
+            (
+                "{\"version\":1,\"pools\":[{\"name\":\"a\",\"devices\":[\"/x\"],\
+                 \"last_seen\":{\"id\":\"x\",\"update\":1}}]}",
+                "UUID",
             ),
         ] {
             let refused = parse(text.as_bytes()).unwrap_err();

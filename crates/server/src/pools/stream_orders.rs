@@ -56,8 +56,8 @@ impl Server {
         &self,
         part: ReceivePart<'_>,
     ) -> Result<ReceiveDocument, Problem> {
-        let _order = self.pools.order().await;
         let ReceivePart { name, bytes, .. } = part;
+        let _order = self.pools.order_on(&[name], part.pool).await?;
         let mut rest = bytes;
         let mut receiver = self.pools.receivers.borrow_mut().remove(name);
         while !rest.is_empty() {

@@ -86,7 +86,7 @@ impl Server {
                 all.extend(self.pools.slots().into_iter().filter_map(
                     |(name, slot)| match slot.state {
                         PoolState::Open(pool) => Some((name, pool)),
-                        PoolState::Closed { .. } => None,
+                        PoolState::Changing { .. } | PoolState::Closed { .. } => None,
                     },
                 ))
             }
@@ -141,7 +141,7 @@ impl Server {
 
     /// Creates a volume and serves it.
     pub(crate) async fn create_volume(&self, order: MakeVolume) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[&order.name], Some(&order.pool)).await?;
         let MakeVolume { name, pool: pool_name, size_bytes, thick, settings, dry_run } = &order;
         let pool = self.pools.open_pool(pool_name)?;
         let mut settings = settings.clone();
@@ -214,7 +214,7 @@ impl Server {
         size_bytes: Option<u64>,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[name], None).await?;
         let is_plain = |volume: &&Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
         if let Some(served) = self.volumes().iter().find(is_plain) {
             return self.resize_plain(served, size_bytes, dry_run);
@@ -309,7 +309,7 @@ impl Server {
     /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume out
     /// of service for a moment, and so needs detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[&order.name], None).await?;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
         self.settle(name).await;
         let found = self.required(name)?;
@@ -410,7 +410,7 @@ impl Server {
         force: bool,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[name, to], only).await?;
         self.settle(name).await;
         self.settle(to).await;
         if self.find_in(only, name)?.is_none() && self.find_in_pools(to)?.is_some() {
@@ -452,7 +452,7 @@ impl Server {
         force: bool,
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
-        let _order = self.pools.order().await;
+        let _order = self.pools.order_on(&[name], only).await?;
         let Some(found) = self.find_in(only, name)? else {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };

@@ -1,0 +1,133 @@
+//! Growth of a closed pool: the way out of one that is too full to be opened.
+//!
+//! The new device becomes part of the table by an update of the superblock that changes nothing else:
+//! log, checkpoint and marks stay, and the next opening replays the log as before. Nothing in the log is
+//! written, so the tail of a log device stays where it is.
+//!
+//! A crash leaves the pool with the new device or without, as during the growth of an open pool.
+
+use flagstone_blockdev::IoError;
+
+use super::create::wipe;
+use super::devices::{DeviceOrderError, check_addition, write_first_copies};
+use super::open::{Found, LogUse, OpenOptions, find_devices};
+use super::pool::Pool;
+use crate::error::PoolError;
+use crate::limits::SEGMENTS_MIN;
+use crate::ondisk::superblock::Superblock;
+use crate::recover::superblocks::repair;
+use crate::storage::NamedDevice;
+
+impl Pool {
+    /// Adds a device to the closed pool whose devices these are. `overwrite` allows a device that
+    /// contains data. The caller is a task that nothing drops.
+    ///
+    /// # Errors
+    /// As [`Pool::open_with`] and [`Pool::grow`]. After an error of a device, the pool has the new
+    /// device or not: both sets are to be tried.
+    pub async fn grow_closed(
+        devices: &[NamedDevice],
+        options: &OpenOptions,
+        new: NamedDevice,
+        overwrite: bool,
+    ) -> Result<(), DeviceOrderError> {
+        let Found { storage, superblock, superblocks, .. } =
+            find_devices(devices, options, LogUse::Continue).await?;
+        let record = check_addition(&new, &superblock, overwrite).await?;
+        if record.segments < SEGMENTS_MIN {
+            let reason =
+                "the first checkpoint of a full pool needs 32 segments, of 8 MiB by default";
+            return Err(PoolError::Unsuitable { device: new.name, reason }.into());
+        }
+        repair(&storage, &superblock, &superblocks).await?;
+        wipe(&new).await?;
+        let mut next = Superblock { update: superblock.update + 1, ..superblock };
+        next.devices.push(record);
+        let (index, device) = (next.devices.len() - 1, new.name.clone());
+        let failure = |error: IoError| PoolError::Device { device: device.clone(), error };
+        write_first_copies(&new, index, &next).await.map_err(failure)?;
+        storage.layout.push(&record).map_err(|_| DeviceOrderError::TooMany)?;
+        storage.devices.push(new);
+        let written = storage.write_superblock_after(&next, Some(index)).await;
+        written.map_err(|error| {
+            let device = format!("a device of pool {}", next.name);
+            PoolError::Device { device, error }.into()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
+    use flagstone_runtime::{Buf, block_on, buf};
+
+    use crate::limits::BLOCK_BYTES;
+    use crate::log::append::chunk_memory;
+    use crate::{CreateOptions, VolumeOptions};
+
+    const SEGMENTS: u64 = 64;
+
+    fn memory(name: &str, segments: u64) -> NamedDevice {
+        let size = (1 << 20) + segments * 16 * BLOCK_BYTES as u64;
+        let device = MemoryDevice::new(size, 512).unwrap();
+        NamedDevice { name: name.to_owned(), device: Arc::new(device) }
+    }
+
+    /// A pool whose log has all segments, with one block written.
+    async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>) {
+        let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+        let made = Pool::create_with_log(vec![device.clone()], log, &options).await;
+        let pool = made.unwrap();
+        let size = VolumeOptions { size_bytes: 1 << 20, ..VolumeOptions::default() };
+        let db = pool.create_volume("db", &size).await.unwrap();
+        db.write(0, Buf::copy_of(&[7; BLOCK_BYTES]).unwrap(), false).await.unwrap();
+        // No checkpoint, and no admission: the log takes every segment.
+        let turn = pool.keeper_turn().await.unwrap();
+        let shared = pool.shared();
+        while let Ok(appended) = shared.append(Vec::new(), chunk_memory(0).await).await {
+            assert!(appended.sequence < 100_000, "the log takes no more");
+        }
+        shared.flush().await.unwrap();
+        drop((db, turn));
+    }
+
+    async fn opens_whole(devices: &[NamedDevice], log: Option<NamedDevice>) {
+        let options = OpenOptions { log, ..OpenOptions::default() };
+        let pool = Pool::open_with(devices.to_vec(), &options).await.unwrap();
+        assert_eq!(pool.status().devices.len(), devices.len());
+        let db = pool.open_volume("db").unwrap();
+        for (offset, byte) in [(0, 7), (BLOCK_BYTES as u64, 0)] {
+            let read = db.read(offset, buf::alloc(BLOCK_BYTES).await).await.unwrap();
+            assert!(read.iter().all(|found| *found == byte), "block at {offset}");
+        }
+        db.write(4096, Buf::copy_of(&[8; BLOCK_BYTES]).unwrap(), true).await.unwrap();
+        pool.close().await.unwrap();
+        drop((db, pool));
+        let report = Pool::check_devices(devices.to_vec(), &mut |_, _| {}).await.unwrap();
+        assert_eq!(report.damage, []);
+    }
+
+    #[test]
+    fn full_pool_opens_with_an_added_device() {
+        block_on(async {
+            let (device, new) = (memory("/a", SEGMENTS), memory("/b", SEGMENTS));
+            full_pool(&device, None).await;
+            let devices = [device.clone()];
+            let refused = Pool::open(devices.to_vec()).await.unwrap_err();
+            assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+            let grow = async |new: &NamedDevice| {
+                Pool::grow_closed(&devices, &OpenOptions::default(), new.clone(), false).await
+            };
+            let small = grow(&memory("/c", 8)).await.unwrap_err();
+            assert!(small.to_string().contains("32 segments"), "{small}");
+            let own = grow(&NamedDevice { name: "/d".to_owned(), ..device.clone() }).await;
+            assert!(own.unwrap_err().to_string().contains("already"));
+            grow(&new).await.unwrap();
+            opens_whole(&[device.clone(), new], None).await;
+        })
+        .unwrap();
+    }
+}

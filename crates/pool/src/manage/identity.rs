@@ -1,0 +1,92 @@
+//! Identity of a pool: which pool some devices are, and how recent its state on them is.
+//!
+//! An opening compares the devices with each other. That finds neither an old copy of all of them nor
+//! another pool of the same name, so a server remembers the identity of each pool.
+
+use super::pool::Pool;
+use crate::error::PoolError;
+use crate::id::PoolId;
+use crate::ondisk::superblock::Superblock;
+use crate::recover::superblocks::{assemble, read_superblock};
+use crate::storage::NamedDevice;
+
+/// A pool at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolIdentity {
+    /// Identifier of the pool.
+    pub id: PoolId,
+    /// Number of the last update of its superblock. Each opening adds at least one.
+    pub update: u64,
+}
+
+/// What the devices have to be, before anything is written to them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// Name of the pool.
+    pub name: Option<String>,
+    /// The pool, with this update or a later one.
+    pub identity: Option<PoolIdentity>,
+}
+
+/// The pool that some devices are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExaminedPool {
+    /// Its identity.
+    pub identity: PoolIdentity,
+    /// Identifiers of its devices, without removed ones and the log device.
+    pub devices: Vec<PoolId>,
+}
+
+impl Expected {
+    /// # Errors
+    /// [`PoolError::Unexpected`] and [`PoolError::OldCopy`].
+    pub(crate) fn check(
+        &self,
+        found: &Superblock,
+        devices: &[NamedDevice],
+    ) -> Result<(), PoolError> {
+        let names = || {
+            let names: Vec<&str> = devices.iter().map(|named| named.name.as_str()).collect();
+            names.join(", ")
+        };
+        if let Some(name) = self.name.as_ref().filter(|name| **name != found.name) {
+            let (found, expected) = (found.name.clone(), name.clone());
+            return Err(PoolError::Unexpected { devices: names(), found, expected });
+        }
+        let Some(PoolIdentity { id, update }) = self.identity else { return Ok(()) };
+        let pool = found.name.clone();
+        if found.pool != id {
+            let (found, expected) = (format!("{pool} ({})", found.pool), id.to_string());
+            return Err(PoolError::Unexpected { devices: names(), found, expected });
+        }
+        if found.update < update {
+            let (found, seen) = (found.update, update);
+            return Err(PoolError::OldCopy { devices: names(), pool, found, seen });
+        }
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// Reads which pool these devices are. Writes nothing.
+    ///
+    /// # Errors
+    /// As [`Pool::open`], for devices that are not one complete and current pool.
+    pub async fn examine(devices: &[NamedDevice]) -> Result<ExaminedPool, PoolError> {
+        let mut found = Vec::with_capacity(devices.len());
+        for named in devices {
+            found.push((named.clone(), read_superblock(named).await?));
+        }
+        let (_, superblock, _) = assemble(&found)?;
+        let present = superblock.devices.iter().filter(|record| !record.is_removed());
+        let devices = present.map(|record| record.id).collect();
+        let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
+        Ok(ExaminedPool { identity, devices })
+    }
+
+    /// Its identity now, which is durable.
+    pub fn identity(&self) -> PoolIdentity {
+        let state = self.shared().state.lock();
+        PoolIdentity { id: state.superblock.pool, update: state.superblock.update }
+    }
+}

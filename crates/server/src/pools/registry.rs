@@ -1,0 +1,111 @@
+//! Registry: the pools that the state directory has.
+//!
+//! Invariants: memory has what the file has, and one change at a time is written, whichever pool it is
+//! about.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+use flagstone_pool::PoolIdentity;
+use flagstone_runtime::sync::Semaphore;
+
+use super::failed;
+use super::state_directory::{LastSeen, PoolEntry, StateDirectory};
+use crate::http::Problem;
+use crate::limits::POOLS_MAX;
+
+pub(super) struct Registry {
+    /// Why there are no pools, without a usable directory.
+    directory: Result<StateDirectory, String>,
+    entries: RefCell<BTreeMap<String, PoolEntry>>,
+    turn: Rc<Semaphore>,
+}
+
+impl Registry {
+    /// Locks the directory and reads it.
+    pub(super) async fn read(path: Option<PathBuf>) -> Registry {
+        let read = match &path {
+            Some(path) => StateDirectory::open(path).await,
+            None => Err("this server has no state directory: start it with --state DIRECTORY, or \
+                         write `state` in [server]"
+                .to_owned()),
+        };
+        if let (Err(why), Some(_)) = (&read, &path) {
+            tracing::error!("no pools are served: {why}");
+        }
+        let (directory, entries) = match read {
+            Ok((directory, entries)) => (Ok(directory), entries),
+            Err(why) => (Err(why), Vec::new()),
+        };
+        let entries = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
+        Registry { directory, entries: RefCell::new(entries), turn: Semaphore::new(1) }
+    }
+
+    /// The state directory, if there is a usable one.
+    pub(super) fn path(&self) -> Option<&Path> {
+        self.directory.as_ref().ok().map(StateDirectory::path)
+    }
+
+    /// The directory that an order writes to.
+    ///
+    /// # Errors
+    /// 409 without a usable one.
+    pub(super) fn writable(&self) -> Result<&StateDirectory, Problem> {
+        self.directory.as_ref().map_err(|why| Problem::conflict(why.clone()))
+    }
+
+    pub(super) fn entries(&self) -> Vec<PoolEntry> {
+        self.entries.borrow().values().cloned().collect()
+    }
+
+    pub(super) fn entry(&self, name: &str) -> Option<PoolEntry> {
+        self.entries.borrow().get(name).cloned()
+    }
+
+    /// Identity of a pool when it was open last.
+    pub(super) fn identity(&self, name: &str) -> Option<PoolIdentity> {
+        self.entry(name)?.last_seen?.identity()
+    }
+
+    /// Adds, changes or removes the entry of a pool, durably.
+    ///
+    /// # Errors
+    /// 409 without a directory or for too many pools, 500 if it cannot be written: the entry is as it
+    /// was.
+    pub(super) async fn change(
+        &self,
+        name: &str,
+        change: impl FnOnce(&mut Option<PoolEntry>),
+    ) -> Result<(), Problem> {
+        let directory = self.writable()?;
+        let _turn = self.turn.acquire(1).await;
+        let mut entries = self.entries.borrow().clone();
+        let mut entry = entries.remove(name);
+        change(&mut entry);
+        entries.extend(entry.map(|entry| (name.to_owned(), entry)));
+        if entries.len() > POOLS_MAX {
+            return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
+        }
+        if entries == *self.entries.borrow() {
+            return Ok(());
+        }
+        directory.write(entries.values().cloned().collect()).await.map_err(failed)?;
+        *self.entries.borrow_mut() = entries;
+        Ok(())
+    }
+
+    /// Records the identity of a pool. A failure keeps no pool from being served: an earlier identity
+    /// of it still fits.
+    pub(super) async fn remember(&self, name: &str, identity: impl Fn() -> Option<PoolIdentity>) {
+        let change = |entry: &mut Option<PoolEntry>| {
+            if let (Some(entry), Some(identity)) = (entry, identity()) {
+                entry.last_seen = Some(LastSeen::from(identity));
+            }
+        };
+        if let Err(problem) = self.change(name, change).await {
+            tracing::warn!("the identity of pool {name} is not recorded: {}", problem.detail);
+        }
+    }
+}

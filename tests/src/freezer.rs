@@ -1,0 +1,66 @@
+//! Disk that hangs: a file on a file system that can be frozen. Reads are answered, and writes and
+//! flushes wait until it is thawed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::scratch::Scratch;
+use crate::tools::{find, unable};
+
+/// Space for the file system itself.
+const EXTRA_BYTES: u64 = 64 << 20;
+
+/// A mounted file system. Dropping it thaws and unmounts it; programs may still use its files.
+#[derive(Debug)]
+pub struct Freezer(PathBuf);
+
+impl Freezer {
+    /// A file system with a sparse file of `size_bytes`, and the path of the file. None where file
+    /// systems cannot be mounted.
+    ///
+    /// # Panics
+    /// If a file cannot be made.
+    pub fn new(test: &str, scratch: &Scratch, size_bytes: u64) -> Option<(Freezer, PathBuf)> {
+        let image = scratch.disk("frozen.img", size_bytes + EXTRA_BYTES);
+        let folder = scratch.join("frozen");
+        std::fs::create_dir(&folder).expect("scratch directories are writable");
+        let is_mounted = done("mkfs.ext4", &["-q".as_ref(), &image])
+            && done("mount", &["-o".as_ref(), "loop".as_ref(), &image, &folder]);
+        if !is_mounted {
+            unable(test, "file systems cannot be mounted");
+            return None;
+        }
+        let (freezer, path) = (Freezer(folder.clone()), folder.join("disk"));
+        let made = std::fs::File::create_new(&path).and_then(|file| file.set_len(size_bytes));
+        made.expect("the file system is writable");
+        Some((freezer, path))
+    }
+
+    /// Lets writes wait.
+    ///
+    /// # Panics
+    /// If it cannot be frozen.
+    pub fn freeze(&self) {
+        assert!(done("fsfreeze", &["-f".as_ref(), &self.0]), "{} is not frozen", self.0.display());
+    }
+
+    /// Lets waiting writes continue.
+    ///
+    /// # Panics
+    /// If it cannot be thawed.
+    pub fn thaw(&self) {
+        assert!(done("fsfreeze", &["-u".as_ref(), &self.0]), "{} is frozen", self.0.display());
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        done("fsfreeze", &["-u".as_ref(), &self.0]);
+        done("umount", &["-l".as_ref(), &self.0]);
+    }
+}
+
+fn done(program: &str, arguments: &[&Path]) -> bool {
+    let Some(program) = find(program) else { return false };
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+}

@@ -1,0 +1,138 @@
+//! Orders on pools while a disk of one of them answers no writes.
+
+use std::process::{Child, Output};
+
+use flagstone_tests::freezer::Freezer;
+use flagstone_tests::http::{ask, get};
+use flagstone_tests::pools::Bed;
+use flagstone_tests::process::until;
+
+const SIZE: u64 = 1 << 30;
+
+fn has_ended(child: &mut Child) -> bool {
+    child.try_wait().unwrap().is_some()
+}
+
+/// The output of an order that may never end.
+#[track_caller]
+fn end(mut order: Child, what: &str) -> Output {
+    until(what, || has_ended(&mut order), String::new);
+    order.wait_with_output().unwrap()
+}
+
+/// Orders that have nothing to do with a pool that hangs.
+#[track_caller]
+fn order_elsewhere(bed: &Bed, number: usize) {
+    for line in [
+        format!("volume create new{number} --pool other --size 64MiB"),
+        format!("volume resize new{number} 128MiB"),
+        format!("snapshot create new{number}@a"),
+        format!("volume rename new{number} old{number}"),
+        format!("pool create more{number} {}", bed.device(&format!("more{number}")).display()),
+        "pool scrub other".to_owned(),
+    ] {
+        let done = end(bed.start_order(&line), &line);
+        assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+}
+
+fn is_served(bed: &Bed, name: &str) -> bool {
+    ask(&bed.server.api(), "GET", &format!("/v1/volumes/{name}")).status == 200
+}
+
+#[test]
+fn hung_disk_holds_up_orders_on_its_pool_only() {
+    let bed = Bed::start();
+    let Some((freezer, disk)) = Freezer::new("hung pool", &bed.scratch, SIZE) else { return };
+    bed.run(&format!("pool create fast {}", disk.display()));
+    bed.run(&format!("pool create other {}", bed.device("other").display()));
+    bed.run("volume create db --pool fast --size 64MiB");
+    freezer.freeze();
+    // One has the pool and hangs with it, the other one waits for it.
+    let mut orders = ["a", "b"]
+        .map(|name| bed.start_order(&format!("volume create {name} --pool fast --size 64MiB")));
+    until("an order is refused", || orders.iter_mut().any(has_ended), String::new);
+    let [mut a, b] = orders;
+    let (hung, refused, name) = if has_ended(&mut a) { (b, a, "b") } else { (a, b, "a") };
+    let refused = refused.wait_with_output().unwrap();
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(printed.contains("another order on pool fast has not ended"), "{printed}");
+    order_elsewhere(&bed, 0);
+    assert!(!is_served(&bed, name));
+    freezer.thaw();
+    until("the order continues", || is_served(&bed, name), String::new);
+    end(hung, "its client ends");
+    bed.run("volume resize db 128MiB");
+}
+
+#[test]
+fn log_device_without_writes_is_not_replaced() {
+    let bed = Bed::start();
+    let Some((freezer, log)) = Freezer::new("hung log device", &bed.scratch, SIZE) else { return };
+    let disk = bed.device("disk");
+    bed.run(&format!("pool create fast {} --log-device {} --yes", disk.display(), log.display()));
+    bed.run(&format!("pool create other {}", bed.device("other").display()));
+    bed.run("volume create db --pool fast --size 64MiB");
+    freezer.freeze();
+    let refused = end(bed.start_order("pool set-log fast --none --yes"), "the order is refused");
+    let printed = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && printed.contains("takes no writes"), "{printed}");
+    assert!(is_served(&bed, "db"));
+    assert_eq!(bed.pool()["state"], "open");
+    order_elsewhere(&bed, 0);
+    freezer.thaw();
+    bed.run("pool set-log fast --none --yes");
+    assert!(bed.pool()["log_device"].is_null());
+    assert!(is_served(&bed, "db"));
+}
+
+#[test]
+fn change_of_the_log_device_survives_a_hung_disk() {
+    let bed = Bed::start();
+    let Some((freezer, disk)) = Freezer::new("hung disk", &bed.scratch, SIZE) else { return };
+    let log = bed.device("log");
+    bed.run(&format!("pool create fast {} --log-device {} --yes", disk.display(), log.display()));
+    bed.run(&format!("pool create other {}", bed.device("other").display()));
+    bed.run("volume create db --pool fast --size 64MiB");
+    freezer.freeze();
+    let late = end(bed.start_order("pool set-log fast --none --yes"), "the order gives up");
+    let printed = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(!late.status.success() && printed.contains("this continues"), "{printed}");
+    let pool = bed.pool();
+    assert_eq!(pool["state"], "changing", "{pool:#}");
+    assert!(pool["reason"].as_str().unwrap().contains("log device is being changed"), "{pool:#}");
+    for line in ["pool reopen fast", "volume create a --pool fast --size 64MiB", "pool scrub fast"]
+    {
+        let refused = bed.refused(line);
+        assert!(refused.contains("log device is being changed"), "{line}: {refused}");
+    }
+    order_elsewhere(&bed, 0);
+    freezer.thaw();
+    let is_open = || bed.pool()["state"] == "open";
+    until("the change ends", is_open, || format!("{:#}", get(&bed.server.api(), "/v1/pools/fast")));
+    assert!(bed.pool()["log_device"].is_null());
+    assert!(is_served(&bed, "db"));
+    bed.run("volume resize db 128MiB");
+}
+
+#[test]
+fn hung_disk_holds_up_its_destruction_only() {
+    let mut bed = Bed::start();
+    let Some((freezer, disk)) = Freezer::new("hung destruction", &bed.scratch, SIZE) else {
+        return;
+    };
+    bed.run(&format!("pool create fast {}", disk.display()));
+    bed.run(&format!("pool create other {}", bed.device("other").display()));
+    freezer.freeze();
+    let late = end(bed.start_order("pool destroy fast --yes"), "the order gives up");
+    let printed = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(!late.status.success() && printed.contains("this continues"), "{printed}");
+    assert_eq!(bed.pool()["state"], "changing");
+    order_elsewhere(&bed, 0);
+    freezer.thaw();
+    let is_gone = || ask(&bed.server.api(), "GET", "/v1/pools/fast").status == 404;
+    until("the pool is destroyed", is_gone, String::new);
+    let disk = disk.display();
+    bed.run(&format!("pool create fast {disk} --destroy-data={disk} --yes"));
+    assert!(bed.server.terminate().success());
+}
