@@ -32,8 +32,12 @@ fn automatic(test: &str) -> Option<(Etcd, Pair)> {
 
 /// A pair in sync with this etcd, with further lines of `[arbiter]`.
 fn pair_with(etcd: &Etcd, more: &str, network: Option<Network>) -> Pair {
+    pair_after(etcd, more, network, AFTER)
+}
+
+fn pair_after(etcd: &Etcd, more: &str, network: Option<Network>, after: Duration) -> Pair {
     let arbiter = etcd.arbiter() + more;
-    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
+    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", after.as_secs());
     let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), arbiter.as_str());
     Pair::set_up(Setup { size_bytes, options, peer, network, ..Setup::default() }).synchronized()
 }
@@ -155,6 +159,54 @@ fn wrong_password_is_reported_and_corrected() {
     end(pair, load);
 }
 
+/// Space of etcd was used up: reads succeeded, so that both nodes promised a failover that could not
+/// be recorded.
+#[test]
+fn etcd_without_space_is_reported() {
+    let test = "an etcd without space";
+    let Some(etcd) = Etcd::with_quota(test, 4 << 20) else { return };
+    let mut pair = pair_with(&etcd, "", None);
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    etcd.fill();
+    for node in [source, 1 - source] {
+        until_failover(&pair, node, "obstacle", "arbiter-silent");
+        let status = pair.status(node);
+        assert!(status["failover"]["denial"].to_string().contains("space exceeded"), "{status:#}");
+    }
+    until_failover(&pair, source, "peer_obstacle", "arbiter-silent");
+    served_again(&mut load, &state);
+    etcd.free();
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// A user of etcd who may only read was not noticed before the nodes parted.
+#[test]
+fn etcd_user_without_write_permission_is_reported() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(etcd) = Etcd::start("an etcd user without write permission") else { return };
+    etcd.require_password("right");
+    let scratch = Scratch::new();
+    let file = scratch.join("password");
+    std::fs::write(&file, "right\n").expect("it can be written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("own file");
+    let user = format!("user = \"flagstone\"\npassword_file = {file:?}\n");
+    let mut pair = pair_with(&etcd, &user, None);
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    etcd.permit("READ");
+    for node in [source, 1 - source] {
+        until_failover(&pair, node, "obstacle", "arbiter-silent");
+        let status = pair.status(node);
+        assert!(status["failover"]["denial"].to_string().contains("permission denied"), "{status:#}");
+    }
+    served_again(&mut load, &state);
+    etcd.permit("READWRITE");
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
 /// While failover is suspended, no node takes over; afterwards the same death is handled.
 #[test]
 fn suspended_failover_waits_for_operator() {
@@ -182,6 +234,47 @@ fn suspended_failover_waits_for_operator() {
     pair.order(source, "maintenance", &["off"]);
     killed_and_replaced(&mut pair, &mut load, &state);
     end(pair, load);
+}
+
+/// Stops a node in order, and returns its log.
+fn stop(pair: &mut Pair, node: usize) -> String {
+    let status = pair.node(node).terminate();
+    let log = pair.node(node).output();
+    assert!(status.success(), "{status}\n{log}");
+    log
+}
+
+/// Hosts waited for the whole `failover_after` when their source was stopped on purpose.
+#[test]
+fn stopped_source_hands_over_first() {
+    let after = Duration::from_secs(20);
+    let Some(etcd) = Etcd::start("a planned stop") else { return };
+    let mut pair = pair_after(&etcd, "", None, after);
+    let (mut load, state) = start_load(&pair);
+    for _ in 0..2 {
+        let source = armed(&pair);
+        stop(&mut pair, source);
+        let took = served_again(&mut load, &state);
+        eprintln!("served {took:?} after the source had stopped");
+        assert!(took < after / 2, "{took:?}");
+        pair.restart(source);
+        assert_eq!(pair.source(), 1 - source, "it comes back as the target");
+    }
+    end(pair, load);
+}
+
+/// The peer hangs: the source stops all the same, and says why it has not handed over.
+#[test]
+fn failed_hand_over_is_logged_and_stops() {
+    let Some((_etcd, mut pair)) = automatic("a planned stop without a peer") else { return };
+    let source = armed(&pair);
+    pair.stall(1 - source, true);
+    let log = stop(&mut pair, source);
+    assert!(log.contains("not handed over before the stop"), "{log}");
+    pair.stall(1 - source, false);
+    pair.restart(source);
+    let source = pair.source();
+    pair.end(source);
 }
 
 /// A second peer would be out of the arbiter's sight: each of two targets could take over.

@@ -12,10 +12,12 @@
 //!
 //! Without an arbiter nothing here has an effect.
 
+mod leave;
 mod maintenance;
 pub(crate) mod renew;
 pub(crate) mod task;
 
+pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
 
 use std::sync::Arc;
@@ -37,7 +39,6 @@ use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{
     Exclusion, Situation, Standing, Step, Timing, compared_again_at, step,
 };
-use crate::state::machine::Handover;
 use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{Offer, RequestError};
@@ -173,34 +174,42 @@ impl Failover {
                 Standing::Alone(Exclusion::Ordered)
             }
             // Also if the record excluded the peer once: it may say otherwise by now.
-            Promotion::Resumed | Promotion::Agreed => {
-                Standing::Contested { since_ns: Inner::boot_ns() }
+            Promotion::Resumed | Promotion::Agreed | Promotion::HandedOver { .. } => {
+                let peer_left = matches!(promotion, Promotion::HandedOver { leaves: true, .. });
+                Standing::Contested { since_ns: Inner::boot_ns(), peer_left }
             }
         }
     }
 
     /// The mark of a node that begins to serve.
     pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
+        let served = ArbiterMark { source_asks: false, ..before };
         match promotion {
             _ if !self.is_automatic() => ArbiterMark::default(),
             Promotion::Granted { revision, .. } => {
                 let revision = revision.max(before.revision);
                 let standing = RecordedStanding::Alone;
-                ArbiterMark { revision, standing, suspended: false, ..before }
+                ArbiterMark { revision, standing, suspended: false, ..served }
             }
             Promotion::Alone | Promotion::Overriding => {
-                ArbiterMark { standing: RecordedStanding::Ordered, ..before }
+                ArbiterMark { standing: RecordedStanding::Ordered, ..served }
             }
-            Promotion::Resumed => before,
-            Promotion::Agreed if before.standing.is_alone() => before,
-            Promotion::Agreed => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            // Nothing was granted since the former source had seen this revision.
+            Promotion::HandedOver { revision, .. } if revision > 0 && revision >= before.revision => {
+                ArbiterMark { revision, standing: RecordedStanding::Succeeded, ..served }
+            }
+            Promotion::Resumed => served,
+            Promotion::Agreed if before.standing.is_of_source() => served,
+            Promotion::Agreed | Promotion::HandedOver { .. } => {
+                ArbiterMark { standing: RecordedStanding::Unknown, ..served }
+            }
         }
     }
 
     /// The mark of a target that a source attaches to.
-    pub(crate) fn mark_attached(&self, before: ArbiterMark) -> ArbiterMark {
+    pub(crate) fn mark_attached(&self, before: ArbiterMark, source_asks: bool) -> ArbiterMark {
         match self.is_automatic() {
-            true => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            true => ArbiterMark { standing: RecordedStanding::Unknown, source_asks, ..before },
             false => ArbiterMark::default(),
         }
     }
@@ -275,7 +284,7 @@ impl Inner {
         let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
         let offered = session_id.map(|session_id| self.offer(&state, session_id));
         let report = *self.failover.peer_report.lock();
-        peer_obstacle(offered.unwrap_or_default()).or(report)
+        peer_obstacle(offered.unwrap_or(Offer::Unrecorded { asks: false })).or(report)
     }
 
     fn situation(&self) -> Situation {
@@ -301,7 +310,7 @@ impl Inner {
             now_ns,
             lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
             ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
-            was_renewed: self.failover.offer.lock().is_some(),
+            source_asks: mark.source_asks,
             watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
             timing: self.failover.timing(),
         }
@@ -416,14 +425,10 @@ impl Inner {
         };
         session.flush().await.map_err(RequestError::from)?;
         let epoch = least_epoch(self.local.superblock().epoch);
-        let offer = RoleOffer { leg, session, session_id, local_device_failed: true, epoch };
-        match self.promote_peer(&offer).await {
-            // Not served through the peer, which may serve by itself as soon as this node is silent.
-            (Handover::Declined, promoted) => promoted,
-            (outcome, promoted) => {
-                self.end_hand_over(&offer, outcome).await?;
-                promoted
-            }
-        }
+        let offer =
+            RoleOffer { leg, session, session_id, local_device_failed: true, epoch, leaves: true };
+        let (outcome, promoted) = self.promote_peer(&offer).await;
+        self.end_hand_over(&offer, outcome).await?;
+        promoted
     }
 }

@@ -58,7 +58,7 @@ impl Obstacle {
             Obstacle::NotInSync => "its source has not recorded it as in sync",
             Obstacle::Manual => "an operator decides there (failover = \"manual\")",
             Obstacle::Suspended => "automatic failover is suspended for maintenance",
-            Obstacle::ArbiterSilent => "the arbiter does not answer",
+            Obstacle::ArbiterSilent => "the arbiter does not answer, or takes no writes",
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
             Obstacle::Lost => "the arbiter has decided for another node",
             Obstacle::Unknown => "a later release knows why",
@@ -82,7 +82,7 @@ pub struct Outlook<'a> {
 /// Why the attached peer of a source does not take over when the source is lost now.
 pub const fn peer_obstacle(offer: Offer) -> Option<Obstacle> {
     match offer {
-        Offer::Unrecorded => Some(Obstacle::NotInSync),
+        Offer::Unrecorded { .. } => Some(Obstacle::NotInSync),
         Offer::Recorded { .. } => None,
         Offer::Suspended => Some(Obstacle::Suspended),
     }

@@ -22,7 +22,7 @@ fn target_without_obstacle_takes_over() {
     assert_eq!((step(&target), obstacle(&target, &OUTLOOK)), (Step::TakeOver, None));
     for (mark, offer, expected) in [
         (RecordedStanding::Unknown, None, Obstacle::NotInSync),
-        (RecordedStanding::Unknown, Some(Offer::Unrecorded), Obstacle::NotInSync),
+        (RecordedStanding::Unknown, Some(Offer::Unrecorded { asks: true }), Obstacle::NotInSync),
         (RecordedStanding::Unknown, Some(Offer::Suspended), Obstacle::Suspended),
     ] {
         let other = Situation { mark, ..target };

@@ -61,7 +61,7 @@ fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> 
         )),
         Obstacle::ArbiterSilent | Obstacle::RecordUnusable => Some(format!(
             "{peer} does not take {volume} over if {node} fails: for it, {explained}. Check [arbiter] there: \
-             its password, its prefix and the way to the store"
+             its password, its prefix, its permission to write and the way to the store"
         )),
         _ => None,
     }

@@ -29,6 +29,8 @@ pub(super) struct Store {
     memory: RefCell<MemoryStore>,
     backup: RefCell<MemoryStore>,
     pub(super) down: Cell<bool>,
+    /// Reads are answered and writes refused, by storage node: space is used up, or the user may only read.
+    pub(super) read_only: [Cell<bool>; 2],
     /// Longest delay of a message.
     pub(super) slow: Cell<Duration>,
     /// Probability that an answer is lost, in percent.
@@ -41,6 +43,7 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn end_faults(&self) {
         self.down.set(false);
+        self.read_only.iter().for_each(|is| is.set(false));
         self.slow.set(Duration::from_millis(2));
         self.loses.set(0);
         self.cuts.iter().for_each(|cut| cut.set(Cut::default()));
@@ -99,6 +102,7 @@ impl StoreHandle {
             memory: RefCell::default(),
             backup: RefCell::default(),
             down: Cell::new(false),
+            read_only: Default::default(),
             slow: Cell::new(Duration::from_millis(2)),
             loses: Cell::new(0),
             cuts: Default::default(),
@@ -133,7 +137,7 @@ impl Client {
             let remote = store.clone();
             let carried_out = store.world.spawn_on(store.node, async move {
                 time::sleep(remote.delay()).await;
-                if remote.down.get() {
+                if remote.down.get() || (writes && remote.read_only[index].get()) {
                     return None;
                 }
                 let result = work(&mut remote.memory.borrow_mut());
@@ -163,5 +167,9 @@ impl Arbiter for Client {
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written> {
         self.call(true, move |memory| memory.write(volume, expected.as_ref(), bytes))
+    }
+
+    fn rehearse(&self, _: ReplicaId, _: Vec<u8>) -> ArbiterFuture<()> {
+        self.call(true, |_| ())
     }
 }

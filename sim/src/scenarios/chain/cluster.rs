@@ -339,6 +339,12 @@ impl Cluster {
         timing[index].after_ms.set(after_ms);
     }
 
+    /// Size of each node's disk. The superblocks are at its end.
+    #[cfg(test)]
+    pub(super) fn device_bytes(&self) -> u64 {
+        self.device_bytes
+    }
+
     /// Leaves decisions at a node to its operator, from its next start on.
     #[cfg(test)]
     pub(super) fn set_manual(&self, index: usize) {

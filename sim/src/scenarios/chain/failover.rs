@@ -105,6 +105,11 @@ fn step(cluster: &Cluster) {
             note(format!("node {index} loses the arbiter: {cut:?}"));
             store.cuts[index].set(cut);
         }
+        23 if sim.chance(0.5) => {
+            let refuses = !store.read_only[index].get();
+            note(format!("the arbiter refuses writes of node {index}: {refuses}"));
+            store.read_only[index].set(refuses);
+        }
         23 => store.back_up(),
         24 => {
             let seen = |replica: ReplicaId| {
