@@ -89,7 +89,14 @@ impl Etcd {
             Member { child: None, client_port, peer_port }
         });
         let address = address.to_owned();
-        let mut etcd = Etcd { members: members.collect(), place, address, encrypted, quota_bytes: None, scratch };
+        let mut etcd = Etcd {
+            members: members.collect(),
+            place,
+            address,
+            encrypted,
+            quota_bytes: None,
+            scratch,
+        };
         etcd.run();
         Some(etcd)
     }
@@ -219,7 +226,7 @@ impl Etcd {
     /// # Panics
     /// If it refuses.
     pub fn compact(&self) {
-        let key = json!({ "key": "AA==", "range_end": "AA==" });
+        let key = json!({ "key": "AA==", "range_end": "AA==", "count_only": true });
         let revision = self.post(0, "/v3/kv/range", &key)["header"]["revision"].clone();
         let request = json!({ "revision": revision, "physical": true });
         let compacted = self.post(0, "/v3/kv/compaction", &request);
@@ -244,9 +251,10 @@ impl Etcd {
     /// If it takes all writes.
     pub fn fill(&self) {
         // 64 KiB in base64, at another key.
-        let body = json!({ "key": "ZmlsbA==", "value": "A".repeat(87_380) });
-        let refuses = |_: &u32| !self.post(0, "/v3/kv/put", &body)["error"].is_null();
-        assert!((0..10_000).any(|turn| refuses(&turn)), "etcd has no quota");
+        let body = json!({ "key": "ZmlsbA==", "value": "A".repeat(87_380) }).to_string();
+        let port = self.members[0].client_port;
+        let refused = |_| post_port(port, "/v3/kv/put", &body).status != 200;
+        assert!((0..10_000).any(refused), "etcd has no quota");
     }
 
     /// Frees all that [`Etcd::fill`] wrote: writes are taken again.

@@ -35,6 +35,13 @@ fn pair_with(etcd: &Etcd, more: &str, network: Option<Network>) -> Pair {
     pair_after(etcd, more, network, AFTER)
 }
 
+fn pair_fenced(etcd: &Etcd, lines: &str) -> Pair {
+    let peer = format!("{lines}{}", etcd.arbiter());
+    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
+    let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), peer.as_str());
+    Pair::set_up(Setup { size_bytes, options, peer, ..Setup::default() }).synchronized()
+}
+
 fn pair_after(etcd: &Etcd, more: &str, network: Option<Network>, after: Duration) -> Pair {
     let arbiter = etcd.arbiter() + more;
     let options = format!("failover = \"automatic\", failover_after = \"{}s\"", after.as_secs());
@@ -199,7 +206,10 @@ fn etcd_user_without_write_permission_is_reported() {
     for node in [source, 1 - source] {
         until_failover(&pair, node, "obstacle", "arbiter-silent");
         let status = pair.status(node);
-        assert!(status["failover"]["denial"].to_string().contains("permission denied"), "{status:#}");
+        assert!(
+            status["failover"]["denial"].to_string().contains("permission denied"),
+            "{status:#}"
+        );
     }
     served_again(&mut load, &state);
     etcd.permit("READWRITE");
@@ -275,6 +285,78 @@ fn failed_hand_over_is_logged_and_stops() {
     pair.restart(source);
     let source = pair.source();
     pair.end(source);
+}
+
+/// A script that fences: it notes its call, and ends as the file `mode` says.
+struct FenceScript {
+    scratch: Scratch,
+}
+
+impl FenceScript {
+    fn new() -> FenceScript {
+        use std::os::unix::fs::PermissionsExt as _;
+        let scratch = Scratch::new();
+        let (calls, mode) = (scratch.join("calls"), scratch.join("mode"));
+        let text = format!(
+            "#!/bin/sh\necho \"$1 $FLAGSTONE_PEER $FLAGSTONE_VOLUME\" >> {calls:?}\n. {mode:?}\n"
+        );
+        let script = scratch.join("fence");
+        std::fs::write(&script, text).expect("it can be written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).expect("own");
+        let fence = FenceScript { scratch };
+        fence.end_with("exit 0");
+        fence
+    }
+
+    fn end_with(&self, line: &str) {
+        std::fs::write(self.scratch.join("mode"), line).expect("it can be written");
+    }
+
+    /// Lines of `[peer.NAME]`.
+    fn lines(&self) -> String {
+        let script = self.scratch.join("fence");
+        format!("fence_command = [{script:?}, \"vm-1\"]\nfence_timeout = \"1s\"\n")
+    }
+
+    fn calls(&self) -> String {
+        std::fs::read_to_string(self.scratch.join("calls")).unwrap_or_default()
+    }
+}
+
+/// The winner runs the command first, and serves hosts only when it has succeeded.
+#[test]
+fn winner_serves_after_fence_command_succeeds() {
+    let Some(etcd) = Etcd::start("fencing") else { return };
+    let fence = FenceScript::new();
+    let mut pair = pair_fenced(&etcd, &fence.lines());
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    let dry = pair.order(source, "fence", &["--dry-run"]);
+    assert!(dry["outcome"].to_string().contains("'vm-1'"), "{dry:#}");
+    assert_eq!(fence.calls(), "", "a dry run runs nothing");
+    let name = pair.name(source);
+    for (mode, failure) in [("exit 3", "status 3"), ("sleep 60", "killed after 1 s")] {
+        fence.end_with(mode);
+        let (source, target) = (armed(&pair), 1 - armed(&pair));
+        pair.kill(source);
+        let failed = || {
+            let status = pair.status(target);
+            status["failover"]["fencing_failure"].to_string().contains(failure)
+        };
+        until("fencing fails", failed, || format!("{:#}", pair.status(target)));
+        let status = pair.status(target);
+        assert_eq!(status["failover"]["obstacle"], "unfenced", "{status:#}");
+        assert_eq!(status["replica"]["serving"], false, "{status:#}");
+        assert!(status["next"].to_string().contains("fence_command has failed"), "{status:#}");
+        fence.end_with("exit 0");
+        served_again(&mut load, &state);
+        assert_eq!(pair.status(target)["failover"]["fencing"], "succeeded");
+        pair.restart(source);
+        assert_eq!(pair.source(), target);
+    }
+    let first = fence.calls().lines().next().map(str::to_owned);
+    assert_eq!(first, Some(format!("vm-1 {name} db")));
+    end(pair, load);
 }
 
 /// A second peer would be out of the arbiter's sight: each of two targets could take over.

@@ -21,7 +21,15 @@ fn stored(record: &Record) -> Stored {
 }
 
 fn ask(own: ReplicaId, goal: Goal) -> Ask {
-    Ask { volume: VOLUME, own, seen_revision: 7, writer: 2, suspended: false, succeeds: false, goal }
+    Ask {
+        volume: VOLUME,
+        own,
+        seen_revision: 7,
+        writer: 2,
+        suspended: false,
+        succeeds: false,
+        goal,
+    }
 }
 
 fn goals() -> Vec<Goal> {

@@ -12,11 +12,13 @@
 //!
 //! Without an arbiter nothing here has an effect.
 
+mod fence;
 mod leave;
 mod maintenance;
 pub(crate) mod renew;
 pub(crate) mod task;
 
+pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
 
@@ -51,6 +53,8 @@ pub struct FailoverOptions {
     /// A target asks the arbiter for the role this long after it last answered its source: at least
     /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
     pub failover_after: Duration,
+    /// Stops the peer's machine before this node takes over; `None` without such a command.
+    pub fence: Option<SharedFence>,
 }
 
 /// Shortest permitted [`FailoverOptions::failover_after`].
@@ -97,6 +101,7 @@ pub(crate) struct Failover {
     watched_ns: AtomicU64,
     /// Why the peer does not take over, as it has answered last.
     peer_report: Mutex<Option<Obstacle>>,
+    fencing: Mutex<Fencing>,
 }
 
 impl Failover {
@@ -111,6 +116,7 @@ impl Failover {
             source_after_ms: AtomicU64::new(mark.source_after_ms.into()),
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
+            fencing: Mutex::default(),
         };
         // A node that starts gives its peer the same time to be heard.
         failover.answered();
@@ -148,8 +154,17 @@ impl Failover {
     /// A source has attached.
     pub(crate) fn attached(&self) {
         self.watched_ns.store(0, Ordering::Release);
+        self.set_fencing(Fencing::Idle);
         *self.offer.lock() = None;
         self.answered();
+    }
+
+    fn set_fencing(&self, fencing: Fencing) {
+        *self.fencing.lock() = fencing;
+    }
+
+    fn fencing_has_failed(&self) -> bool {
+        self.fencing.lock().failure().is_some()
     }
 
     /// `failover_after` in milliseconds.
@@ -195,7 +210,9 @@ impl Failover {
                 ArbiterMark { standing: RecordedStanding::Ordered, ..served }
             }
             // Nothing was granted since the former source had seen this revision.
-            Promotion::HandedOver { revision, .. } if revision > 0 && revision >= before.revision => {
+            Promotion::HandedOver { revision, .. }
+                if revision > 0 && revision >= before.revision =>
+            {
                 ArbiterMark { revision, standing: RecordedStanding::Succeeded, ..served }
             }
             Promotion::Resumed => served,
@@ -234,13 +251,15 @@ pub struct FailoverStatus {
     pub is_suspended: bool,
     /// Why the arbiter granted nothing the last time it was asked, unless it has granted since.
     pub denial: Option<Denial>,
+    /// Fencing of the peer by this node; `None` without a command.
+    pub fencing: Option<Fencing>,
 }
 
 impl Mirror {
     /// Status of automatic failover; `None` without an arbiter.
     pub fn failover_status(&self) -> Option<FailoverStatus> {
         let inner = &self.0;
-        inner.failover.options.as_ref()?;
+        let options = inner.failover.options.as_ref()?;
         let situation = inner.situation();
         let denial = inner.failover.denial.lock().clone();
         Some(FailoverStatus {
@@ -252,6 +271,7 @@ impl Mirror {
             is_peer_recorded: situation.published_until_ns.is_some(),
             step: step(&situation),
             denial,
+            fencing: options.fence.as_ref().map(|_| inner.failover.fencing.lock().clone()),
         })
     }
 }
@@ -274,7 +294,9 @@ impl Inner {
         let denial = self.failover.denial.lock().clone();
         let offer = *self.failover.offer.lock();
         let is_removed = self.local.superblock().removed;
-        let outlook = Outlook { offer, denial: denial.as_ref(), is_removed, is_attached };
+        let is_unfenced = self.failover.fencing_has_failed();
+        let outlook =
+            Outlook { offer, denial: denial.as_ref(), is_removed, is_attached, is_unfenced };
         obstacle(&situation, &outlook)
     }
 
@@ -329,6 +351,10 @@ impl Inner {
     /// As [`Inner::set_standing`], for a node that begins to serve.
     pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
         let standing = self.failover.standing_after(promotion, &self.local.superblock());
+        if self.failover.fencing_has_failed() {
+            // By the operator's order.
+            self.failover.set_fencing(Fencing::Idle);
+        }
         state.published = None;
         self.set_standing(state, standing);
     }

@@ -85,9 +85,7 @@ impl Inner {
                 }
                 Offer::Recorded { .. } => ArbiterMark { standing, suspended: false, ..known },
                 Offer::Suspended => ArbiterMark { standing, suspended: true, ..known },
-                Offer::Unrecorded { asks } => {
-                    ArbiterMark { standing, source_asks: asks, ..known }
-                }
+                Offer::Unrecorded { asks } => ArbiterMark { standing, source_asks: asks, ..known },
             }
         };
         self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;

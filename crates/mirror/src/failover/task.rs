@@ -17,9 +17,9 @@ use flagstone_arbiter::race::{self, Ask, Denial, Goal};
 use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
 use flagstone_runtime::{random_u64, time};
 
-use crate::failover::Published;
+use crate::failover::{Fencing, Published};
 use crate::id::MirrorId;
-use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS};
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
@@ -54,6 +54,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
                     let pause_ms = match next_step {
                         // Nothing but an answer that was lost is in the way.
                         Step::Reclaim => ARBITER_CHECK_MS,
+                        _ if inner.failover.fencing_has_failed() => FENCE_RETRY_MS,
                         _ => ARBITER_RETRY_MS,
                     };
                     (next_step, Inner::boot_ns().saturating_add(pause_ms * 1_000_000))
@@ -154,6 +155,16 @@ impl Inner {
                     tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
                 }
                 *self.failover.denial.lock() = None;
+                if matches!(now, Step::TakeOver | Step::Reclaim) {
+                    match self.unless_due(now, self.fence_peer()).await {
+                        Ok(true) => {}
+                        Ok(false) => return Err(Denied),
+                        Err(Abandoned) => {
+                            self.failover.set_fencing(Fencing::Idle);
+                            return Ok(());
+                        }
+                    }
+                }
                 self.granted(now, &record, (attachments, session_id)).await
             }
             Err(denial) => {

@@ -597,9 +597,7 @@ impl Inner {
         let (epoch, leaves) = (*epoch, *leaves);
         // Otherwise the target may be of a release that knows no more than the epoch.
         let promote = match self.failover.is_automatic() {
-            true => {
-                PeerRequest::Promote { epoch, revision: superblock.arbiter.revision, leaves }
-            }
+            true => PeerRequest::Promote { epoch, revision: superblock.arbiter.revision, leaves },
             false => PeerRequest::Promote { epoch, revision: 0, leaves: false },
         };
         let promoted = match announced {

@@ -135,7 +135,8 @@ fn restarted_lone_source_asks_at_once() {
 #[test]
 fn successor_of_source_that_left_asks_at_once() {
     let standing = Standing::Contested { since_ns: NOW, peer_left: true };
-    let lost = Situation { standing, lease_until_ns: 0, ..situation(SERVING, LegPhase::Disconnected) };
+    let lost =
+        Situation { standing, lease_until_ns: 0, ..situation(SERVING, LegPhase::Disconnected) };
     assert_eq!(step(&lost), Step::GoAlone);
     let attached = situation(SERVING, LegPhase::InSync);
     let back = Situation { standing, published_until_ns: None, ..attached };

@@ -40,6 +40,8 @@ named! {
         RecordUnusable = "record-unusable",
         /// Another node has won.
         Lost = "lost",
+        /// It has won, and the command that fences its peer fails.
+        Unfenced = "unfenced",
         _ => Unknown
     }
 }
@@ -61,6 +63,7 @@ impl Obstacle {
             Obstacle::ArbiterSilent => "the arbiter does not answer, or takes no writes",
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
             Obstacle::Lost => "the arbiter has decided for another node",
+            Obstacle::Unfenced => "the command that fences its peer has failed",
             Obstacle::Unknown => "a later release knows why",
         }
     }
@@ -77,6 +80,8 @@ pub struct Outlook<'a> {
     pub is_removed: bool,
     /// A source is attached here.
     pub is_attached: bool,
+    /// The command that fences the peer has failed.
+    pub is_unfenced: bool,
 }
 
 /// Why the attached peer of a source does not take over when the source is lost now.
@@ -116,6 +121,9 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Denial::Silent(_) => Obstacle::ArbiterSilent,
     });
     match state.role {
+        Role::Target { .. } | Role::Waiting { .. } if outlook.is_unfenced => {
+            Some(Obstacle::Unfenced)
+        }
         Role::Serving { .. } => match situation.standing {
             // It goes on, and needs nobody.
             Standing::Manual | Standing::Alone(_) => None,

@@ -16,7 +16,9 @@ use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
 use flagstone_mirror::ondisk::newest;
 use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_mirror::state::status::{MirrorState, MirrorStatus};
-use flagstone_mirror::{Ack, FailoverOptions, LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions};
+use flagstone_mirror::{
+    Ack, FailoverOptions, LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions, SharedFence,
+};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -29,7 +31,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::Profile;
-use super::arbiter::{Client, Store, StoreHandle};
+use super::arbiter::{Client, Fencer, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
 use super::tls::{self, LinkTls};
@@ -268,7 +270,12 @@ impl Cluster {
             let FailoverTiming { manual, after_ms, clock } = &timing[index];
             let arbiter = Arc::new(Client { store: store.clone(), index });
             let failover_after = Duration::from_micros(after_ms.get() * clock);
-            (!manual.get()).then_some(FailoverOptions { arbiter, failover_after })
+            let fence = store
+                .get()
+                .fence_fails
+                .get()
+                .map(|_| Arc::new(Fencer { store: store.clone(), index }) as SharedFence);
+            (!manual.get()).then_some(FailoverOptions { arbiter, failover_after, fence })
         });
         let process = node(world, index, (here, mode), (peer, failover), unverified);
         self.sim.spawn_on(self.nodes[index], process);

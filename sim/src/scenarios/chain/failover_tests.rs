@@ -32,8 +32,14 @@ pub(super) fn in_sync(after_ms: [u64; 2]) -> Cluster {
 }
 
 pub(super) fn in_sync_from(seed: u64, after_ms: [u64; 2]) -> Cluster {
+    in_sync_with(seed, after_ms, None)
+}
+
+/// Also with commands that fence the other node, which fail with this probability, in percent.
+pub(super) fn in_sync_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
     let cluster =
         Cluster::new(seed, Profile { automatic: true, ..Profile::new(Mode::Sync, false) });
+    cluster.store().fence_fails.set(fence_fails);
     for (index, after_ms) in after_ms.into_iter().enumerate() {
         cluster.set_failover_after(index, after_ms);
         cluster.start(index);
@@ -67,7 +73,7 @@ pub(super) fn part(cluster: &Cluster) {
     cluster.sim.partition(cluster.nodes[0], cluster.nodes[1]);
 }
 
-fn obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
+pub(super) fn obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
     let mirror = cluster.mirror(index)?;
     cluster.sim.block_on(async move { mirror.failover_status().and_then(|now| now.obstacle) })
 }

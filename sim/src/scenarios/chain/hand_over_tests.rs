@@ -10,8 +10,8 @@ use flagstone_runtime::sim::DiskFaults;
 use super::arbiter::Cut;
 use super::cluster::{Cluster, DATA};
 use super::failover::VOLUME;
-use super::operator;
 use super::failover_tests::{EVERYTHING, FAILOVER_TIME, in_sync, is_suspended, suspend, until};
+use super::operator;
 
 /// Shorter than a lease by far.
 const AT_ONCE: Duration = Duration::from_millis(500);

@@ -36,6 +36,8 @@ mod failover;
 #[cfg(test)]
 mod failover_tests;
 #[cfg(test)]
+mod fence_tests;
+#[cfg(test)]
 mod hand_over_tests;
 mod history;
 mod hosts;
