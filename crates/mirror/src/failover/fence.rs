@@ -69,7 +69,7 @@ impl Inner {
         let Some(fence) = fence else { return true };
         let replica = self.local.superblock().replica;
         let before = self.failover.fencing.lock().failure().cloned();
-        if before.is_some() && self.peer_serves_nobody().await {
+        if before.is_some() && self.peer_is_out_of_service().await {
             tracing::warn!(%replica, "the peer answers that it serves no hosts: it is not fenced");
             self.failover.set_fencing(Fencing::Unneeded);
             return true;
@@ -94,7 +94,7 @@ impl Inner {
         }
     }
 
-    async fn peer_serves_nobody(self: &Arc<Self>) -> bool {
+    async fn peer_is_out_of_service(self: &Arc<Self>) -> bool {
         let [answer, ..] = self.ask_all_peers().await;
         matches!(answer, Some(Answer::Known { serving: false, .. }))
     }

@@ -57,7 +57,7 @@ fn failed_fencing_keeps_winner_from_serving() {
 
 /// The other node has learned that it lost, and answers: it need not be stopped.
 #[test]
-fn peer_that_serves_nobody_needs_no_fencing() {
+fn peer_out_of_service_needs_no_fencing() {
     let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
     cluster.end(0, false);
     cluster.pass(FAILOVER_TIME);

@@ -40,7 +40,7 @@ fn unpublished() -> Cluster {
 }
 
 /// The disk of the source failed while the record listed it alone. The peer had every acknowledged
-/// write and its role, lost at the arbiter, and nobody served.
+/// write and its role, lost at the arbiter, and no node served.
 #[test]
 fn failed_disk_hands_over_while_unpublished() {
     let cluster = unpublished();
@@ -88,7 +88,7 @@ fn successor_loses_to_later_record() {
 }
 
 /// The superblock could not be written during a switchover under maintenance, when no peer takes over
-/// by itself: nobody served.
+/// by itself: no node served.
 #[test]
 fn unwritable_superblock_does_not_stop_switchover() {
     let cluster = in_sync([2000, 2000]);
