@@ -263,13 +263,17 @@ impl Etcd {
     /// If it refuses.
     pub fn free(&self) {
         self.compact();
-        for (path, body) in [
-            ("maintenance/defragment", json!({})),
-            ("maintenance/alarm", json!({ "action": "DEACTIVATE", "alarm": "NOSPACE" })),
-        ] {
-            let answer = self.post(0, &format!("/v3/{path}"), &body);
+        let ask = |path: &str, body: Value| {
+            let answer = self.post(0, &format!("/v3/maintenance/{path}"), &body);
             assert!(answer["error"].is_null(), "{path}: {answer}");
-        }
+            answer
+        };
+        ask("defragment", json!({}));
+        let found = ask("alarm", json!({ "action": "GET", "alarm": "NOSPACE" }));
+        let member = &found["alarms"][0]["memberID"];
+        assert!(member.is_string(), "no alarm is raised: {found}");
+        let off = json!({ "action": "DEACTIVATE", "alarm": "NOSPACE", "memberID": member });
+        ask("alarm", off);
     }
 
     /// From now on user `flagstone` may only read, or also write, after [`Etcd::require_password`].
