@@ -23,6 +23,7 @@ pub struct Etcd {
     place: Place,
     address: String,
     encrypted: bool,
+    quota_bytes: Option<u64>,
     scratch: Scratch,
 }
 
@@ -88,7 +89,14 @@ impl Etcd {
             Member { child: None, client_port, peer_port }
         });
         let address = address.to_owned();
-        let mut etcd = Etcd { members: members.collect(), place, address, encrypted, scratch };
+        let mut etcd = Etcd {
+            members: members.collect(),
+            place,
+            address,
+            encrypted,
+            quota_bytes: None,
+            scratch,
+        };
         etcd.run();
         Some(etcd)
     }
@@ -134,6 +142,9 @@ impl Etcd {
             .args(["--advertise-client-urls", &client, "--listen-peer-urls", &own])
             .args(["--initial-advertise-peer-urls", &own])
             .args(["--initial-cluster", &all.join(",")]);
+        if let Some(bytes) = self.quota_bytes {
+            command.arg(format!("--quota-backend-bytes={bytes}"));
+        }
         if self.encrypted {
             command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(file("ca.pem"));
             command.arg("--cert-file").arg(file("etcd.pem"));
@@ -215,11 +226,71 @@ impl Etcd {
     /// # Panics
     /// If it refuses.
     pub fn compact(&self) {
-        let key = json!({ "key": "AA==", "range_end": "AA==" });
+        let key = json!({ "key": "AA==", "range_end": "AA==", "count_only": true });
         let revision = self.post(0, "/v3/kv/range", &key)["header"]["revision"].clone();
         let request = json!({ "revision": revision, "physical": true });
         let compacted = self.post(0, "/v3/kv/compaction", &request);
         assert!(compacted["header"].is_object(), "{compacted}");
+    }
+
+    /// As [`Etcd::start`], for a member whose store may grow to this size.
+    ///
+    /// # Panics
+    /// If it does not answer.
+    pub fn with_quota(test: &str, bytes: u64) -> Option<Etcd> {
+        let mut etcd = Etcd::with(test, 1, Place::default(), LOOPBACK, false)?;
+        etcd.kill();
+        etcd.quota_bytes = Some(bytes);
+        etcd.run();
+        Some(etcd)
+    }
+
+    /// Writes until the store has no space left: from now on it refuses writes.
+    ///
+    /// # Panics
+    /// If it takes all writes.
+    pub fn fill(&self) {
+        // 64 KiB in base64, at another key.
+        let body = json!({ "key": "ZmlsbA==", "value": "A".repeat(87_380) }).to_string();
+        let port = self.members[0].client_port;
+        let refused = |_| post_port(port, "/v3/kv/put", &body).status != 200;
+        assert!((0..10_000).any(refused), "etcd has no quota");
+    }
+
+    /// Frees all that [`Etcd::fill`] wrote: writes are taken again.
+    ///
+    /// # Panics
+    /// If it refuses.
+    pub fn free(&self) {
+        self.compact();
+        let ask = |path: &str, body: Value| {
+            let answer = self.post(0, &format!("/v3/maintenance/{path}"), &body);
+            assert!(answer["error"].is_null(), "{path}: {answer}");
+            answer
+        };
+        ask("defragment", json!({}));
+        let found = ask("alarm", json!({ "action": "GET", "alarm": "NOSPACE" }));
+        let member = &found["alarms"][0]["memberID"];
+        assert!(member.is_string(), "no alarm is raised: {found}");
+        let off = json!({ "action": "DEACTIVATE", "alarm": "NOSPACE", "memberID": member });
+        ask("alarm", off);
+    }
+
+    /// From now on user `flagstone` may only read, or also write, after [`Etcd::require_password`].
+    ///
+    /// # Panics
+    /// If it refuses.
+    pub fn permit(&self, kind: &str) {
+        self.as_root("role/grant", &grant(kind));
+    }
+
+    fn as_root(&self, path: &str, body: &Value) {
+        let login = json!({ "name": "root", "password": "r" });
+        let token = self.post(0, "/v3/auth/authenticate", &login)["token"].clone();
+        let header = format!("Authorization: {}\r\n", token.as_str().expect("a token"));
+        let (port, path) = (self.members[0].client_port, format!("/v3/auth/{path}"));
+        let answer = crate::http::post_with(port, &path, &header, &body.to_string()).json();
+        assert!(answer["error"].is_null(), "{path}: {answer}");
     }
 
     /// Requires passwords from now on: that of user `flagstone` is `password`.
@@ -233,13 +304,7 @@ impl Etcd {
             ("user/grant", json!({ "user": "root", "role": "root" })),
             ("user/add", json!({ "name": "flagstone", "password": password })),
             ("role/add", json!({ "name": "failover" })),
-            (
-                "role/grant",
-                // All keys from `/flagstone/` up to `/flagstone0`, in base64.
-                json!({ "name": "failover", "perm": {
-                    "permType": "READWRITE", "key": "L2ZsYWdzdG9uZS8=", "range_end": "L2ZsYWdzdG9uZTA="
-                } }),
-            ),
+            ("role/grant", grant("READWRITE")),
             ("user/grant", json!({ "user": "flagstone", "role": "failover" })),
             ("enable", json!({})),
         ] {
@@ -253,14 +318,15 @@ impl Etcd {
     /// # Panics
     /// If it refuses.
     pub fn change_password(&self, password: &str) {
-        let login = json!({ "name": "root", "password": "r" });
-        let token = self.post(0, "/v3/auth/authenticate", &login)["token"].clone();
-        let body = json!({ "name": "flagstone", "password": password }).to_string();
-        let header = format!("Authorization: {}\r\n", token.as_str().expect("a token"));
-        let port = self.members[0].client_port;
-        let answer = crate::http::post_with(port, "/v3/auth/user/changepw", &header, &body).json();
-        assert!(answer["error"].is_null(), "{answer}");
+        self.as_root("user/changepw", &json!({ "name": "flagstone", "password": password }));
     }
+}
+
+/// All keys from `/flagstone/` up to `/flagstone0`, in base64.
+fn grant(kind: &str) -> Value {
+    let (key, range_end) = ("L2ZsYWdzdG9uZS8=", "L2ZsYWdzdG9uZTA=");
+    let perm = json!({ "permType": kind, "key": key, "range_end": range_end });
+    json!({ "name": "failover", "perm": perm })
 }
 
 impl Drop for Etcd {

@@ -32,8 +32,19 @@ fn automatic(test: &str) -> Option<(Etcd, Pair)> {
 
 /// A pair in sync with this etcd, with further lines of `[arbiter]`.
 fn pair_with(etcd: &Etcd, more: &str, network: Option<Network>) -> Pair {
-    let arbiter = etcd.arbiter() + more;
+    pair_after(etcd, more, network, AFTER)
+}
+
+fn pair_fenced(etcd: &Etcd, lines: &str) -> Pair {
+    let peer = format!("{lines}{}", etcd.arbiter());
     let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
+    let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), peer.as_str());
+    Pair::set_up(Setup { size_bytes, options, peer, ..Setup::default() }).synchronized()
+}
+
+fn pair_after(etcd: &Etcd, more: &str, network: Option<Network>, after: Duration) -> Pair {
+    let arbiter = etcd.arbiter() + more;
+    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", after.as_secs());
     let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), arbiter.as_str());
     Pair::set_up(Setup { size_bytes, options, peer, network, ..Setup::default() }).synchronized()
 }
@@ -60,6 +71,13 @@ fn end(pair: Pair, mut load: Load) {
 fn until_failover(pair: &Pair, node: usize, key: &str, value: &str) {
     let says = || pair.status(node)["failover"][key] == value;
     until(&format!("{key} is {value}"), says, || format!("{:#}", pair.status(node)));
+}
+
+/// Waits until the status of a node says that the arbiter is of no use, for this reason.
+fn until_denied(pair: &Pair, node: usize, reason: &str) {
+    until_failover(pair, node, "obstacle", "arbiter-silent");
+    let says = || pair.status(node)["failover"]["denial"].to_string().contains(reason);
+    until(&format!("{reason} is reported"), says, || format!("{:#}", pair.status(node)));
 }
 
 /// Waits until the target may take over.
@@ -145,12 +163,59 @@ fn wrong_password_is_reported_and_corrected() {
     // Tokens become invalid with the password.
     etcd.change_password("other");
     until_failover(&pair, source, "obstacle", "arbiter-silent");
-    let status = pair.status(source);
-    let next = status["next"].to_string();
-    assert!(next.contains("etcd refuses") && next.contains("hosts are served"), "{status:#}");
+    // On a busy machine, an answer may come too late before.
+    let refused = || {
+        let next = pair.status(source)["next"].to_string();
+        next.contains("etcd refuses") && next.contains("hosts are served")
+    };
+    until("the refusal is reported", refused, || format!("{:#}", pair.status(source)));
     let records = Load::records_now(&state);
     load.wait_for_records(&state, records + WRITES);
     std::fs::write(&file, "other\n").expect("it can be written");
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// Space of etcd was used up: reads succeeded, so that both nodes promised a failover that could not
+/// be recorded.
+#[test]
+fn etcd_without_space_is_reported() {
+    let test = "an etcd without space";
+    let Some(etcd) = Etcd::with_quota(test, 4 << 20) else { return };
+    let mut pair = pair_with(&etcd, "", None);
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    etcd.fill();
+    for node in [source, 1 - source] {
+        until_denied(&pair, node, "space exceeded");
+    }
+    until_failover(&pair, source, "peer_obstacle", "arbiter-silent");
+    served_again(&mut load, &state);
+    etcd.free();
+    killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// A user of etcd who may only read was not noticed before the nodes parted.
+#[test]
+fn etcd_user_without_write_permission_is_reported() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(etcd) = Etcd::start("an etcd user without write permission") else { return };
+    etcd.require_password("right");
+    let scratch = Scratch::new();
+    let file = scratch.join("password");
+    std::fs::write(&file, "right\n").expect("it can be written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("own file");
+    let user = format!("user = \"flagstone\"\npassword_file = {file:?}\n");
+    let mut pair = pair_with(&etcd, &user, None);
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    etcd.permit("READ");
+    for node in [source, 1 - source] {
+        until_denied(&pair, node, "permission denied");
+    }
+    served_again(&mut load, &state);
+    etcd.permit("READWRITE");
     killed_and_replaced(&mut pair, &mut load, &state);
     end(pair, load);
 }
@@ -181,6 +246,119 @@ fn suspended_failover_waits_for_operator() {
     until("the source knows", suspended, || format!("{:#}", pair.status(source)));
     pair.order(source, "maintenance", &["off"]);
     killed_and_replaced(&mut pair, &mut load, &state);
+    end(pair, load);
+}
+
+/// Stops a node in order, and returns its log.
+fn stop(pair: &mut Pair, node: usize) -> String {
+    let status = pair.node(node).terminate();
+    let log = pair.node(node).output();
+    assert!(status.success(), "{status}\n{log}");
+    log
+}
+
+/// Hosts waited for the whole `failover_after` when their source was stopped on purpose.
+#[test]
+fn stopped_source_hands_over_first() {
+    let after = Duration::from_secs(20);
+    let Some(etcd) = Etcd::start("a planned stop") else { return };
+    let mut pair = pair_after(&etcd, "", None, after);
+    let (mut load, state) = start_load(&pair);
+    for _ in 0..2 {
+        let source = armed(&pair);
+        stop(&mut pair, source);
+        let took = served_again(&mut load, &state);
+        eprintln!("served {took:?} after the source had stopped");
+        assert!(took < after / 2, "{took:?}");
+        pair.restart(source);
+        assert_eq!(pair.source(), 1 - source, "it comes back as the target");
+    }
+    end(pair, load);
+}
+
+/// The peer hangs: the source stops all the same, and says why it has not handed over.
+#[test]
+fn failed_hand_over_is_logged_and_stops() {
+    let Some((_etcd, mut pair)) = automatic("a planned stop without a peer") else { return };
+    let source = armed(&pair);
+    pair.stall(1 - source, true);
+    let log = stop(&mut pair, source);
+    assert!(log.contains("not handed over before the stop"), "{log}");
+    pair.stall(1 - source, false);
+    pair.restart(source);
+    let source = pair.source();
+    pair.end(source);
+}
+
+/// A script that fences: it notes its call, and ends as the file `mode` says.
+struct FenceScript {
+    scratch: Scratch,
+}
+
+impl FenceScript {
+    fn new() -> FenceScript {
+        use std::os::unix::fs::PermissionsExt as _;
+        let scratch = Scratch::new();
+        let (calls, mode) = (scratch.join("calls"), scratch.join("mode"));
+        let text = format!(
+            "#!/bin/sh\necho \"$1 $FLAGSTONE_PEER $FLAGSTONE_VOLUME\" >> {calls:?}\n. {mode:?}\n"
+        );
+        let script = scratch.join("fence");
+        std::fs::write(&script, text).expect("it can be written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).expect("own");
+        let fence = FenceScript { scratch };
+        fence.end_with("exit 0");
+        fence
+    }
+
+    fn end_with(&self, line: &str) {
+        std::fs::write(self.scratch.join("mode"), line).expect("it can be written");
+    }
+
+    /// Lines of `[peer.NAME]`.
+    fn lines(&self) -> String {
+        let script = self.scratch.join("fence");
+        format!("fence_command = [{script:?}, \"vm-1\"]\nfence_timeout = \"1s\"\n")
+    }
+
+    fn calls(&self) -> String {
+        std::fs::read_to_string(self.scratch.join("calls")).unwrap_or_default()
+    }
+}
+
+/// The winner runs the command first, and serves hosts only when it has succeeded.
+#[test]
+fn winner_serves_after_fence_command_succeeds() {
+    let Some(etcd) = Etcd::start("fencing") else { return };
+    let fence = FenceScript::new();
+    let mut pair = pair_fenced(&etcd, &fence.lines());
+    let (mut load, state) = start_load(&pair);
+    let source = armed(&pair);
+    let dry = pair.order(source, "fence", &["--dry-run"]);
+    assert!(dry["outcome"].to_string().contains("'vm-1'"), "{dry:#}");
+    assert_eq!(fence.calls(), "", "a dry run runs nothing");
+    let name = pair.name(source);
+    for (mode, failure) in [("exit 3", "status 3"), ("sleep 60", "killed after 1 s")] {
+        fence.end_with(mode);
+        let (source, target) = (armed(&pair), 1 - armed(&pair));
+        pair.kill(source);
+        let failed = || {
+            let status = pair.status(target);
+            status["failover"]["fencing_failure"].to_string().contains(failure)
+        };
+        until("fencing fails", failed, || format!("{:#}", pair.status(target)));
+        let status = pair.status(target);
+        assert_eq!(status["failover"]["obstacle"], "unfenced", "{status:#}");
+        assert_eq!(status["replica"]["serving"], false, "{status:#}");
+        assert!(status["next"].to_string().contains("fence_command has failed"), "{status:#}");
+        fence.end_with("exit 0");
+        served_again(&mut load, &state);
+        assert_eq!(pair.status(target)["failover"]["fencing"], "succeeded");
+        pair.restart(source);
+        assert_eq!(pair.source(), target);
+    }
+    let first = fence.calls().lines().next().map(str::to_owned);
+    assert_eq!(first, Some(format!("vm-1 {name} db")));
     end(pair, load);
 }
 

@@ -29,6 +29,9 @@ pub struct Ask {
     pub writer: u64,
     /// Of a source: the operator has suspended automatic failover, and the record is to say so.
     pub suspended: bool,
+    /// The former source has handed its role to this node, and `seen_revision` is the revision that it
+    /// had seen. A record of exactly that revision may list it alone: nothing was granted since.
+    pub succeeds: bool,
     /// Purpose.
     pub goal: Goal,
 }
@@ -90,6 +93,14 @@ pub enum Goal {
     },
 }
 
+impl Goal {
+    /// It is pursued while both nodes see each other, to find out what would happen when they part. A
+    /// store may answer reads and refuse writes: its space is used up, or the user may only read.
+    const fn rehearses(&self) -> bool {
+        matches!(self, Goal::Watch | Goal::Publish { .. })
+    }
+}
+
 /// Why a race grants nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
@@ -138,7 +149,8 @@ pub enum Denial {
 pub enum Decision {
     /// Try to store this record.
     Write(Record),
-    /// The record says so already, and nothing depends on who wrote it.
+    /// The record says so already, and nothing depends on who wrote it. A node that only compares the
+    /// record also finds out whether it could write: see [`Action::Rehearse`].
     Keep(Record),
     /// Nothing is granted.
     Deny(Denial),
@@ -185,7 +197,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
         Goal::GoAlone { epoch } => match found {
             // It was never shared, so no other node has been granted anything.
             None if ask.seen_revision == 0 => proposal(epoch, vec![ask.own], ask.suspended),
-            found => match listed(ask, found) {
+            found => match unless_succeeded(ask, found, listed) {
                 Ok(_) => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
                 Err(denial) => Decision::Deny(denial),
             },
@@ -212,7 +224,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
             Ok(_) => Decision::Deny(Denial::NotSole),
             Err(denial) => Decision::Deny(denial),
         },
-        Goal::TakeOver { seen_epoch, rank } => match eligible(ask, found) {
+        Goal::TakeOver { seen_epoch, rank } => match unless_succeeded(ask, found, eligible) {
             Ok(found) if found.maintenance => Decision::Deny(Denial::Maintenance),
             Ok(found) => {
                 let epoch = next_epoch(seen_epoch.max(found.epoch), rank);
@@ -260,6 +272,25 @@ fn eligible(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
     listed(ask, found)
 }
 
+/// The record, if it is the one that the former source had seen when it handed over (see
+/// [`Ask::succeeds`]), or by this rule.
+fn unless_succeeded(
+    ask: &Ask,
+    found: Option<Record>,
+    rule: fn(&Ask, Option<Record>) -> Result<Record, Denial>,
+) -> Result<Record, Denial> {
+    match found {
+        Some(found)
+            if ask.succeeds
+                && found.revision == ask.seen_revision
+                && found.in_sync == [found.source] =>
+        {
+            Ok(found)
+        }
+        found => rule(ask, found),
+    }
+}
+
 /// The record, if it is no older than what this node has seen, and lists it as in sync.
 fn listed(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
     let found = found.ok_or(Denial::Missing)?;
@@ -282,6 +313,13 @@ pub enum State {
         /// The attempt.
         attempt: Attempt,
         /// The proposal.
+        record: Record,
+    },
+    /// The record is kept, and a rehearsed write of it is in flight.
+    Rehearsing {
+        /// The attempt.
+        attempt: Attempt,
+        /// The record.
         record: Record,
     },
     /// The store did not answer, and is asked again after a pause.
@@ -308,6 +346,8 @@ pub enum Event {
     Read(Result<Option<Stored>, NoAnswer>),
     /// Result of [`Action::Write`].
     Written(Result<Written, NoAnswer>),
+    /// Result of [`Action::Rehearse`].
+    Rehearsed(Result<(), NoAnswer>),
     /// End of [`Action::Pause`].
     Paused,
 }
@@ -324,6 +364,8 @@ pub enum Action {
         /// The proposal.
         record: Record,
     },
+    /// See [`Arbiter::rehearse`](crate::Arbiter::rehearse).
+    Rehearse(Record),
     /// Wait, in milliseconds.
     Pause(u64),
 }
@@ -355,6 +397,12 @@ pub fn next(state: State, event: Event) -> (State, Option<Action>) {
             }
             failed(attempt, silence)
         }
+        (State::Rehearsing { record, .. }, Event::Rehearsed(Ok(()))) => {
+            (State::Ended(Ok(record)), None)
+        }
+        (State::Rehearsing { attempt, .. }, Event::Rehearsed(Err(silence))) => {
+            failed(attempt, silence)
+        }
         (State::Pausing(attempt), Event::Paused) => (State::Reading(attempt), Some(Action::Read)),
         (state, _) => (state, None),
     }
@@ -375,6 +423,10 @@ fn read(attempt: Attempt, stored: Option<Stored>) -> (State, Option<Action>) {
         Decision::Write(record) => {
             let action = Action::Write { expected: stored, record: record.clone() };
             (State::Writing { attempt, record }, Some(action))
+        }
+        Decision::Keep(record) if attempt.ask.goal.rehearses() => {
+            let action = Action::Rehearse(record.clone());
+            (State::Rehearsing { attempt, record }, Some(action))
         }
         Decision::Keep(record) => (State::Ended(Ok(record)), None),
         Decision::Deny(denial) => (State::Ended(Err(denial)), None),

@@ -21,7 +21,15 @@ fn stored(record: &Record) -> Stored {
 }
 
 fn ask(own: ReplicaId, goal: Goal) -> Ask {
-    Ask { volume: VOLUME, own, seen_revision: 7, writer: 2, suspended: false, goal }
+    Ask {
+        volume: VOLUME,
+        own,
+        seen_revision: 7,
+        writer: 2,
+        suspended: false,
+        succeeds: false,
+        goal,
+    }
 }
 
 fn goals() -> Vec<Goal> {
@@ -53,6 +61,8 @@ fn findings() -> Vec<(&'static str, u64, Option<Record>)> {
         ("only this node", 7, Some(record(A, &[A]))),
         ("only this node, newer than seen", 6, Some(record(A, &[A]))),
         ("only the peer", 7, Some(record(B, &[B]))),
+        ("only the peer, which has handed over since", 7, Some(record(B, &[B]))),
+        ("only the peer, newer than it had handed over", 6, Some(record(B, &[B]))),
         ("both in sync, older than seen", 8, Some(both)),
         ("another volume", 7, Some(foreign)),
     ]
@@ -85,8 +95,9 @@ fn decisions() -> String {
     let names: Vec<String> = goals().iter().map(Goal::to_string).collect();
     table += &format!("{} |\n| --- |{}\n", names.join(" | "), " --- |".repeat(names.len()));
     for (name, seen_revision, found) in findings() {
+        let succeeds = name.contains("handed over");
         let cells = goals().into_iter().map(|goal| {
-            let ask = Ask { seen_revision, ..ask(A, goal) };
+            let ask = Ask { seen_revision, succeeds, ..ask(A, goal) };
             shown(&decide(&ask, found.as_ref().map(stored).as_ref()))
         });
         table += &format!("| {name} | {} |\n", cells.collect::<Vec<_>>().join(" | "));
@@ -108,6 +119,8 @@ fn events() -> Vec<(&'static str, Event)> {
         ("written", Event::Written(Ok(Written::Yes))),
         ("conflict", Event::Written(Ok(Written::Conflict))),
         ("write: no answer", Event::Written(Err(silence()))),
+        ("a write would be accepted", Event::Rehearsed(Ok(()))),
+        ("a write would be refused", Event::Rehearsed(Err(silence()))),
         ("pause ended", Event::Paused),
     ]
 }
@@ -126,6 +139,7 @@ fn states() -> Vec<(&'static str, State)> {
             "writing, last attempt",
             State::Writing { attempt: attempt(last, vec![]), record: own.clone() },
         ),
+        ("rehearsing", State::Rehearsing { attempt: attempt(0, vec![]), record: own.clone() }),
         ("pausing", State::Pausing(attempt(1, vec![]))),
         ("ended", State::Ended(Ok(own))),
     ]
@@ -138,6 +152,7 @@ fn named(state: &State) -> String {
         }
         State::Reading(_) => "reading".into(),
         State::Writing { .. } => "writing".into(),
+        State::Rehearsing { .. } => "rehearsing".into(),
         State::Pausing(_) => "pausing".into(),
         State::Ended(Ok(_)) => "**granted**".into(),
         State::Ended(Err(Denial::Lost { .. })) => "**denied**: the peer has won".into(),
@@ -230,6 +245,10 @@ fn step(node: &mut Node, store: &mut MemoryStore, fate: Fate) {
                 node.event(Event::Written(if lost { Err(silence()) } else { Ok(written) }));
             }
         },
+        Some(Action::Rehearse(_)) => node.event(Event::Rehearsed(match fate {
+            Fate::Answered => Ok(()),
+            Fate::AnswerLost | Fate::Delayed => Err(silence()),
+        })),
         Some(Action::Pause(_)) => node.event(Event::Paused),
         None => {}
     }
@@ -356,6 +375,50 @@ fn paused_source_keeps_the_win_of_its_peer() {
     assert!(matches!(publish(6, true), Decision::Write(_)));
     // Restored from a backup.
     assert!(matches!(publish(8, false), Decision::Write(_)));
+}
+
+/// Space for writes was used up, and reads succeeded: the nodes believed that one of them would go on.
+#[test]
+fn store_that_refuses_writes_is_noticed_by_watch() {
+    let refused = || NoAnswer("no space".to_owned());
+    let publish = Goal::Publish { peer: Some(B), epoch: 5, first: false };
+    for goal in [Goal::Watch, publish] {
+        let mut node = Node::new(ask(A, goal));
+        let found = stored(&record(A, &[A, B]));
+        while let Some(action) = node.action.take() {
+            match action {
+                Action::Read => node.event(Event::Read(Ok(Some(found.clone())))),
+                Action::Rehearse(_) => node.event(Event::Rehearsed(Err(refused()))),
+                Action::Pause(_) => node.event(Event::Paused),
+                Action::Write { .. } => panic!("nothing is to be written"),
+            }
+        }
+        assert_eq!(node.state, State::Ended(Err(Denial::Silent(refused()))));
+    }
+}
+
+/// A node to which the former source has handed over goes on from the record that the former source had
+/// seen, and from no other.
+#[test]
+fn successor_replaces_only_record_of_hand_over() {
+    let goals = [Goal::GoAlone { epoch: 9 }, Goal::TakeOver { seen_epoch: 9, rank: 3 }];
+    for goal in goals {
+        let granted = |seen_revision, succeeds, found: &Record| {
+            let ask = Ask { seen_revision, succeeds, ..ask(A, goal.clone()) };
+            matches!(decide(&ask, Some(&stored(found))), Decision::Write(_))
+        };
+        let alone = record(B, &[B]);
+        assert!(granted(7, true, &alone));
+        assert!(!granted(7, false, &alone));
+        assert!(!granted(6, true, &alone), "the peer was granted the role again");
+        assert!(!granted(8, true, &alone), "restored from a backup");
+        assert!(!granted(7, true, &record(B, &[B, C])));
+        assert!(!granted(7, true, &record(B, &[C])));
+    }
+    let maintenance = Goal::Maintenance { epoch: 5, on: true };
+    let ask = Ask { succeeds: true, ..ask(A, maintenance) };
+    let found = stored(&record(B, &[B]));
+    assert!(matches!(decide(&ask, Some(&found)), Decision::Deny(Denial::Lost { .. })));
 }
 
 #[test]

@@ -204,6 +204,7 @@ fn cli_reference_matches_clap() {
         ("options:mirror-resync".to_owned(), mirror_peer("resync")),
         ("options:mirror-switchover".to_owned(), mirror_peer("switchover")),
         ("options:mirror-failover".to_owned(), mirror("failover")),
+        ("options:mirror-fence".to_owned(), mirror("fence")),
         ("options:mirror-verify".to_owned(), mirror_peer("verify")),
         ("options:mirror-resolve".to_owned(), mirror_peer("resolve")),
         ("options:mirror-grow".to_owned(), mirror("grow")),

@@ -13,10 +13,10 @@ use super::diagnostic::{Located, Place, Report};
 use super::model::{Layer, Mirror, Peer};
 use super::performance;
 use super::profile::Catalogs;
-use super::read::key_path;
+use super::read::{file_path, key_path};
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
-use crate::limits::{MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
+use crate::limits::{MAX_FENCE_WORDS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
 use crate::listen_spec::{ListenSpec, Listener};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
@@ -104,6 +104,8 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
     let tls_key_file = reader.parsed("tls_key_file", key_path).map(|path| path.value);
     let tls_optional = reader.choice("tls") == "allowed";
     let insecure = reader.boolean("insecure");
+    let fence_command = fence_command(reader);
+    let fence_timeout = reader.time_or_default("fence_timeout");
     move |name, address| Peer {
         name,
         key_file,
@@ -116,7 +118,29 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         timeout,
         compression,
         max_bytes_per_s,
+        fence_command,
+        fence_timeout,
     }
+}
+
+/// Program and arguments of `fence_command`; empty without one.
+fn fence_command(reader: &Reader<'_>) -> Vec<String> {
+    let word = |text: &str| match text.contains('\0') {
+        true => Err("write no zero byte"),
+        false => Ok(text.to_owned()),
+    };
+    let key = "fence_command";
+    if reader.has("fence_timeout") && !reader.has(key) {
+        let message = "`fence_timeout` has no effect without `fence_command`";
+        reader.report().error(&reader.key_place("fence_timeout"), message, "remove it");
+    }
+    let Some(list) = reader.list(key, MAX_FENCE_WORDS, word) else { return Vec::new() };
+    let program = list.entries.first().map_or("", |program| &program.value);
+    if file_path(program).is_err() {
+        let help = "write [\"/usr/local/sbin/stop-machine\", \"ARGUMENT\"]";
+        reader.report().error(&list.place, "`fence_command` begins with no absolute path", help);
+    }
+    list.entries.into_iter().map(|word| word.value).collect()
 }
 
 impl Peer {
@@ -277,6 +301,7 @@ pub(crate) fn check_mirrors(
             check_failover(raw, mirror, &peers, report);
         }
     }
+    check_fencing(raw, report);
     check_groups(raw, report);
     peers
 }
@@ -475,6 +500,24 @@ fn check_queue(raw: &RawConfig, mirror: &RawMirror, report: &Report) {
         let help =
             format!("write buffer_memory = \"{}\" in [server], or less", format_size(2 * queue));
         report.error(&mirror.place, message, help);
+    }
+}
+
+/// Only automatic failover fences a peer: an operator who orders a failover knows what the other machine
+/// does.
+fn check_fencing(raw: &RawConfig, report: &Report) {
+    for (name, peer) in &raw.peers {
+        let fenced = peer.as_ref().is_some_and(|peer| !peer.fence_command.is_empty());
+        let is_used = raw.volumes.iter().flat_map(mirrors).any(|mirror| {
+            mirror.mirror.failover == FailoverMode::Automatic
+                && mirror.peers.iter().any(|peer| peer.value == name.value)
+        });
+        if fenced && !is_used {
+            let message = format!("`fence_command` of peer `{}` is never run", name.value);
+            let help =
+                "write failover = \"automatic\" in a volume that is mirrored to it, or remove it";
+            report.error(&name.place, message, help);
+        }
     }
 }
 

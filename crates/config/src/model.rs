@@ -235,6 +235,10 @@ pub struct Peer {
     pub compression: Option<Codec>,
     /// Highest rate of data sent to it, in bytes a second.
     pub max_bytes_per_s: Option<u64>,
+    /// Program by its absolute path, and its arguments, that stops its machine; empty for none.
+    pub fence_command: Vec<String>,
+    /// How long the command may run.
+    pub fence_timeout: Duration,
 }
 
 impl Peer {

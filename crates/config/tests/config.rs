@@ -248,11 +248,19 @@ fn mirror_with(key: &str, value: &str) -> String {
     )
 }
 
+/// A file with a command that fences peer `b`, and more lines of that peer.
+fn fenced(more: &str) -> String {
+    let file = mirror_with("failover", "\"automatic\"");
+    let peer = "address = \"127.0.0.2\"\n";
+    file.replace(peer, &format!("{peer}fence_command = [\"/bin/fence\", \"b\"]\n{more}"))
+}
+
 /// A file that writes `key` of the section at `path`, and is otherwise the least there is.
 fn file_with(path: &str, key: &str, value: &str) -> String {
     let volume = "[volume.NAME]\ndevice = \"/dev/nvme0n1\"\n";
     match path {
         "volume.NAME" => format!("{volume}{key} = {value}\n"),
+        "peer.NAME" if key == "fence_timeout" => fenced(&format!("{key} = {value}\n")),
         // Without a key file, `tls` is refused.
         "peer.NAME" if key == "tls" => {
             file_with(path, "tls_key_file", "\"/k\"") + &format!("{key} = {value}\n")
@@ -355,11 +363,17 @@ fn automatic_failover_is_refused_without_its_conditions() {
         ("[arbiter]\netcd = [\"http://a\"]\nca_file = \"/c\"", "", automatic, "no effect"),
         ("[arbiter]\netcd = [\"https://a\"]\nkey_file = \"/k\"", "", automatic, "belong together"),
         ("[arbiter]\netcd = []", "", automatic, "no etcd"),
+        (etcd, "fence_command = [\"fence\"]", automatic, "no absolute path"),
+        (etcd, "fence_command = []", automatic, "no absolute path"),
+        (etcd, "fence_timeout = \"9s\"", automatic, "no effect"),
+        (etcd, "fence_command = [\"/f\"]", "peer = \"b\"", "is never run"),
         ("[arbiter]\netcd = [\"http://e\"]\nuser = \"u\"", "", automatic, "belong together"),
     ] {
         let refused = Config::parse("f", &file(arbiter, peer, mirror)).expect_err(named);
         assert!(refused.to_string().contains(named), "{named}: {refused}");
     }
+    let config = Config::parse("f", &fenced("")).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(config.peers[0].fence_command, ["/bin/fence", "b"]);
     let encrypted = "[arbiter]\netcd = [\"https://a\"]\nca_file = \"/c\"\n\
                      certificate_file = \"/d\"\nkey_file = \"/k\"";
     let config =
@@ -438,6 +452,7 @@ fn parser_accepts_schema_ranges_and_defaults() {
                 "peer.NAME" if key.name == "tls" => {
                     file_with(section.path, "tls_key_file", "\"/k\"")
                 }
+                "peer.NAME" if key.name == "fence_timeout" => fenced(""),
                 "peer.NAME" => file_with(section.path, "address", "\"10.0.0.2\"").replacen(
                     "address = \"10.0.0.2\"\n",
                     "",

@@ -29,7 +29,10 @@ pub mod state;
 pub mod wire;
 
 pub use agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
-pub use failover::{FailoverOptions, FailoverStatus, MaintenanceError};
+pub use failover::{
+    FailoverOptions, FailoverStatus, Fence, FenceError, FenceFuture, Fencing, LeaveError,
+    MaintenanceError, SharedFence,
+};
 pub use group::{ConsistencyGroup, Membership};
 pub use io::deliver::Undelivered;
 pub use manage::command::CommandError;

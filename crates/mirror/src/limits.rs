@@ -180,6 +180,13 @@ pub const DEPOSE_MS: u64 = 2000;
 /// disk may hang.
 pub const REFUSAL_MS: u64 = 500;
 
+/// Pause before a peer is fenced again after the command failed, in milliseconds.
+pub const FENCE_RETRY_MS: u64 = 5000;
+
+/// How long a planned stop waits for the hand-over to the peer, in milliseconds: longer than the default
+/// timeout of a link, and well below the 90 s of service managers.
+pub const LEAVE_MS: u64 = 10_000;
+
 /// Interval at which a source compares the arbiter's record while its peer is in sync, in
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;

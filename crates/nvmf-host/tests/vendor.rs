@@ -199,7 +199,8 @@ async fn conversation() {
     for (page, answer) in (1..=60u8).zip(pages.collect::<Vec<_>>()) {
         assert!(answer.await.unwrap().data.unwrap().iter().all(|&byte| byte == page));
     }
-    let fenced = ask(&session, Request::Promote { epoch: 9 }).await.unwrap();
+    let fenced =
+        ask(&session, Request::Promote { epoch: 9, revision: 0, leaves: false }).await.unwrap();
     let expected = Refusal::FENCED.status().more();
     assert_eq!((fenced.status, fenced.result), (expected, u64::MAX - 1));
     let broken = Request::SetState { state: State::EndResync, generation: 1 };

@@ -32,7 +32,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
             let encoded =
                 wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
             let encoded = encoded.of_size(attach.usable_bytes).of_version(attach.version.0);
-            wire::Request::Attach(encoded.of_group(attach.group))
+            wire::Request::Attach(encoded.of_group(attach.group).asking(attach.asks))
         }
         PeerRequest::Ancestors { generations } => {
             let encoded = generations.0.map(|generation| generation.0);
@@ -46,7 +46,9 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
         PeerRequest::RunDegraded { generation, lost } => {
             wire::Request::RunDegraded { lost: lost.0, generation: generation.0 }
         }
-        PeerRequest::Promote { epoch } => wire::Request::Promote { epoch },
+        PeerRequest::Promote { epoch, revision, leaves } => {
+            wire::Request::Promote { epoch, revision, leaves }
+        }
         PeerRequest::HandOver => wire::Request::HandOver,
         PeerRequest::Depose { volume, epoch } => wire::Request::Depose { volume: volume.0, epoch },
         PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
@@ -73,7 +75,7 @@ pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
 
 fn offer_to_wire(offer: Offer) -> wire::Offer {
     match offer {
-        Offer::Unrecorded => wire::Offer::Unrecorded,
+        Offer::Unrecorded { asks } => wire::Offer::Unrecorded { asks },
         Offer::Recorded { revision } => wire::Offer::Recorded { revision },
         Offer::Suspended => wire::Offer::Suspended,
     }
@@ -81,7 +83,7 @@ fn offer_to_wire(offer: Offer) -> wire::Offer {
 
 fn offer_from_wire(offer: wire::Offer) -> Offer {
     match offer {
-        wire::Offer::Unrecorded => Offer::Unrecorded,
+        wire::Offer::Unrecorded { asks } => Offer::Unrecorded { asks },
         wire::Offer::Recorded { revision } => Offer::Recorded { revision },
         wire::Offer::Suspended => Offer::Suspended,
     }
@@ -125,6 +127,7 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
             usable_bytes: attach.usable_bytes.get(),
             version: LinkVersion(attach.version()),
             group: attach.group.get(),
+            asks: attach.asks(),
         }),
         wire::Request::Ancestors(encoded) => PeerRequest::Ancestors {
             generations: GenerationList(
@@ -143,7 +146,9 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
         wire::Request::RunDegraded { lost, generation } => {
             PeerRequest::RunDegraded { generation: Generation(generation), lost: MirrorId(lost) }
         }
-        wire::Request::Promote { epoch } => PeerRequest::Promote { epoch },
+        wire::Request::Promote { epoch, revision, leaves } => {
+            PeerRequest::Promote { epoch, revision, leaves }
+        }
         wire::Request::HandOver => PeerRequest::HandOver,
         wire::Request::Depose { volume, epoch } => {
             PeerRequest::Depose { volume: MirrorId(volume), epoch }

@@ -196,6 +196,7 @@ pub async fn serve(
     };
     manager.stopping().await;
     drop(control);
+    server.leave().await;
     tracing::info!(signal, "stopping: completing requests in progress");
     drop((nvme, waits));
     for socket in bound.iter().filter_map(ListenSpec::socket_path) {
@@ -374,6 +375,17 @@ impl Server {
                 drop(place);
             });
             turn = (turn + 1) % self.cores.len();
+        }
+    }
+
+    /// Hands volumes over to their peers while hosts are still connected, so that they change paths
+    /// before their connections end.
+    async fn leave(&self) {
+        let mirrors = self.mirrors.borrow().clone();
+        let leaving: Vec<JoinHandle<()>> =
+            mirrors.into_iter().map(|mirror| spawn(async move { mirror.leave().await })).collect();
+        for mirror in leaving {
+            let _ = mirror.await;
         }
     }
 

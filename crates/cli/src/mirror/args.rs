@@ -34,6 +34,8 @@ pub(crate) enum MirrorCommand {
     Failover(ForceArgs),
     /// Suspend automatic failover for maintenance, or resume it
     Maintenance(MaintenanceArgs),
+    /// Run the command that stops the machine of the peer; --dry-run checks it
+    Fence(FenceArgs),
     /// Compare the checksums of both replicas while hosts are served
     Verify(VerifyArgs),
     /// End a split brain by choosing the data to keep
@@ -133,6 +135,15 @@ pub(crate) struct MaintenanceArgs {
     /// `on` suspends automatic failover, `off` resumes it
     #[arg(value_name = "on|off", action = clap::ArgAction::Set, value_parser = one_of(ON_OFF))]
     pub(crate) suspend: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct FenceArgs {
+    /// Skip the confirmation
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) on: VolumeArgs,
 }
 
 #[derive(Debug, Clone, Args)]

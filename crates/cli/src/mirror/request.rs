@@ -18,7 +18,7 @@ pub(super) struct ActionRequest {
     /// The action may lose data and the user has not confirmed it.
     pub(super) asks_first: bool,
     pub(super) dry_run: bool,
-    /// The server answers when it has read a whole device, or asked the arbiter.
+    /// The server answers when it has read a whole device, asked the arbiter, or run a command.
     pub(super) waits: bool,
     pub(super) query: QueryArgs,
 }
@@ -97,6 +97,10 @@ pub(super) fn request(command: &MirrorCommand) -> Option<ActionRequest> {
             let request = ActionRequest::new(MirrorAction::Maintenance, &args.on);
             // The arbiter may take longer to answer than the server does.
             ActionRequest { waits: true, ..request }.with("on", Some(args.suspend))
+        }
+        MirrorCommand::Fence(args) => {
+            let request = ActionRequest::new(MirrorAction::Fence, &args.on);
+            ActionRequest { asks_first: !args.yes, waits: true, ..request }
         }
         MirrorCommand::Verify(args) => ActionRequest::of(MirrorAction::Verify, &args.of)
             .with_true("repair", args.repair)
@@ -246,6 +250,8 @@ mod tests {
             ("demote db", "demote", json!({}), false),
             ("maintenance db on", "maintenance", json!({ "on": true }), false),
             ("maintenance db off", "maintenance", json!({ "on": false }), false),
+            ("fence db", "fence", json!({}), true),
+            ("fence db --yes", "fence", json!({}), false),
             ("grow db", "grow", json!({}), false),
             ("grow db --size 2GiB", "grow", json!({ "size_bytes": 2u64 << 30 }), false),
             (

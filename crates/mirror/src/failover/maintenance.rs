@@ -9,7 +9,7 @@ use flagstone_runtime::random_u64;
 
 use super::task::{id, run_race};
 use crate::mirror::{Inner, Mirror};
-use crate::ondisk::superblock::ArbiterMark;
+use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
 
 /// Why automatic failover is neither suspended nor resumed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -51,6 +51,7 @@ impl Inner {
             seen_revision: superblock.arbiter.revision,
             writer: random_u64(),
             suspended: on,
+            succeeds: false,
             goal: Goal::Maintenance { epoch: superblock.epoch, on },
         };
         let raced = run_race(&options.arbiter, ask).await;
@@ -59,6 +60,11 @@ impl Inner {
         let mark = move |before: ArbiterMark| ArbiterMark {
             revision: before.revision.max(record.revision),
             suspended: on,
+            // The record lists this node.
+            standing: match before.standing {
+                RecordedStanding::Succeeded => RecordedStanding::Unknown,
+                standing => standing,
+            },
             ..before
         };
         self.store_mark(mark).await.map_err(MaintenanceError::Device)?;

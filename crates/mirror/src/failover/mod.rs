@@ -12,10 +12,14 @@
 //!
 //! Without an arbiter nothing here has an effect.
 
+mod fence;
+mod leave;
 mod maintenance;
 pub(crate) mod renew;
 pub(crate) mod task;
 
+pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
+pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
 
 use std::sync::Arc;
@@ -37,7 +41,6 @@ use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{
     Exclusion, Situation, Standing, Step, Timing, compared_again_at, step,
 };
-use crate::state::machine::Handover;
 use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{Offer, RequestError};
@@ -50,6 +53,8 @@ pub struct FailoverOptions {
     /// A target asks the arbiter for the role this long after it last answered its source: at least
     /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
     pub failover_after: Duration,
+    /// Stops the peer's machine before this node takes over; `None` without such a command.
+    pub fence: Option<SharedFence>,
 }
 
 /// Shortest permitted [`FailoverOptions::failover_after`].
@@ -96,6 +101,7 @@ pub(crate) struct Failover {
     watched_ns: AtomicU64,
     /// Why the peer does not take over, as it has answered last.
     peer_report: Mutex<Option<Obstacle>>,
+    fencing: Mutex<Fencing>,
 }
 
 impl Failover {
@@ -110,6 +116,7 @@ impl Failover {
             source_after_ms: AtomicU64::new(mark.source_after_ms.into()),
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
+            fencing: Mutex::default(),
         };
         // A node that starts gives its peer the same time to be heard.
         failover.answered();
@@ -147,8 +154,17 @@ impl Failover {
     /// A source has attached.
     pub(crate) fn attached(&self) {
         self.watched_ns.store(0, Ordering::Release);
+        self.set_fencing(Fencing::Idle);
         *self.offer.lock() = None;
         self.answered();
+    }
+
+    fn set_fencing(&self, fencing: Fencing) {
+        *self.fencing.lock() = fencing;
+    }
+
+    fn fencing_has_failed(&self) -> bool {
+        self.fencing.lock().failure().is_some()
     }
 
     /// `failover_after` in milliseconds.
@@ -173,34 +189,44 @@ impl Failover {
                 Standing::Alone(Exclusion::Ordered)
             }
             // Also if the record excluded the peer once: it may say otherwise by now.
-            Promotion::Resumed | Promotion::Agreed => {
-                Standing::Contested { since_ns: Inner::boot_ns() }
+            Promotion::Resumed | Promotion::Agreed | Promotion::HandedOver { .. } => {
+                let peer_left = matches!(promotion, Promotion::HandedOver { leaves: true, .. });
+                Standing::Contested { since_ns: Inner::boot_ns(), peer_left }
             }
         }
     }
 
     /// The mark of a node that begins to serve.
     pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
+        let served = ArbiterMark { source_asks: false, ..before };
         match promotion {
             _ if !self.is_automatic() => ArbiterMark::default(),
             Promotion::Granted { revision, .. } => {
                 let revision = revision.max(before.revision);
                 let standing = RecordedStanding::Alone;
-                ArbiterMark { revision, standing, suspended: false, ..before }
+                ArbiterMark { revision, standing, suspended: false, ..served }
             }
             Promotion::Alone | Promotion::Overriding => {
-                ArbiterMark { standing: RecordedStanding::Ordered, ..before }
+                ArbiterMark { standing: RecordedStanding::Ordered, ..served }
             }
-            Promotion::Resumed => before,
-            Promotion::Agreed if before.standing.is_alone() => before,
-            Promotion::Agreed => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            // Nothing was granted since the former source had seen this revision.
+            Promotion::HandedOver { revision, .. }
+                if revision > 0 && revision >= before.revision =>
+            {
+                ArbiterMark { revision, standing: RecordedStanding::Succeeded, ..served }
+            }
+            Promotion::Resumed => served,
+            Promotion::Agreed if before.standing.is_of_source() => served,
+            Promotion::Agreed | Promotion::HandedOver { .. } => {
+                ArbiterMark { standing: RecordedStanding::Unknown, ..served }
+            }
         }
     }
 
     /// The mark of a target that a source attaches to.
-    pub(crate) fn mark_attached(&self, before: ArbiterMark) -> ArbiterMark {
+    pub(crate) fn mark_attached(&self, before: ArbiterMark, source_asks: bool) -> ArbiterMark {
         match self.is_automatic() {
-            true => ArbiterMark { standing: RecordedStanding::Unknown, ..before },
+            true => ArbiterMark { standing: RecordedStanding::Unknown, source_asks, ..before },
             false => ArbiterMark::default(),
         }
     }
@@ -225,13 +251,15 @@ pub struct FailoverStatus {
     pub is_suspended: bool,
     /// Why the arbiter granted nothing the last time it was asked, unless it has granted since.
     pub denial: Option<Denial>,
+    /// Fencing of the peer by this node; `None` without a command.
+    pub fencing: Option<Fencing>,
 }
 
 impl Mirror {
     /// Status of automatic failover; `None` without an arbiter.
     pub fn failover_status(&self) -> Option<FailoverStatus> {
         let inner = &self.0;
-        inner.failover.options.as_ref()?;
+        let options = inner.failover.options.as_ref()?;
         let situation = inner.situation();
         let denial = inner.failover.denial.lock().clone();
         Some(FailoverStatus {
@@ -243,6 +271,7 @@ impl Mirror {
             is_peer_recorded: situation.published_until_ns.is_some(),
             step: step(&situation),
             denial,
+            fencing: options.fence.as_ref().map(|_| inner.failover.fencing.lock().clone()),
         })
     }
 }
@@ -265,7 +294,9 @@ impl Inner {
         let denial = self.failover.denial.lock().clone();
         let offer = *self.failover.offer.lock();
         let is_removed = self.local.superblock().removed;
-        let outlook = Outlook { offer, denial: denial.as_ref(), is_removed, is_attached };
+        let is_unfenced = self.failover.fencing_has_failed();
+        let outlook =
+            Outlook { offer, denial: denial.as_ref(), is_removed, is_attached, is_unfenced };
         obstacle(&situation, &outlook)
     }
 
@@ -275,7 +306,7 @@ impl Inner {
         let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
         let offered = session_id.map(|session_id| self.offer(&state, session_id));
         let report = *self.failover.peer_report.lock();
-        peer_obstacle(offered.unwrap_or_default()).or(report)
+        peer_obstacle(offered.unwrap_or(Offer::Unrecorded { asks: false })).or(report)
     }
 
     fn situation(&self) -> Situation {
@@ -301,7 +332,7 @@ impl Inner {
             now_ns,
             lease_until_ns: self.failover.renewed_until_ns.load(Ordering::Acquire),
             ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
-            was_renewed: self.failover.offer.lock().is_some(),
+            source_asks: mark.source_asks,
             watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
             timing: self.failover.timing(),
         }
@@ -320,6 +351,10 @@ impl Inner {
     /// As [`Inner::set_standing`], for a node that begins to serve.
     pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
         let standing = self.failover.standing_after(promotion, &self.local.superblock());
+        if self.failover.fencing_has_failed() {
+            // By the operator's order.
+            self.failover.set_fencing(Fencing::Idle);
+        }
         state.published = None;
         self.set_standing(state, standing);
     }
@@ -416,14 +451,10 @@ impl Inner {
         };
         session.flush().await.map_err(RequestError::from)?;
         let epoch = least_epoch(self.local.superblock().epoch);
-        let offer = RoleOffer { leg, session, session_id, local_device_failed: true, epoch };
-        match self.promote_peer(&offer).await {
-            // Not served through the peer, which may serve by itself as soon as this node is silent.
-            (Handover::Declined, promoted) => promoted,
-            (outcome, promoted) => {
-                self.end_hand_over(&offer, outcome).await?;
-                promoted
-            }
-        }
+        let offer =
+            RoleOffer { leg, session, session_id, local_device_failed: true, epoch, leaves: true };
+        let (outcome, promoted) = self.promote_peer(&offer).await;
+        self.end_hand_over(&offer, outcome).await?;
+        promoted
     }
 }

@@ -9,6 +9,7 @@ use flagstone_runtime::time;
 
 use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
+use crate::state::arbitration::{Exclusion, Standing};
 use crate::state::prospect::Obstacle;
 use crate::wire::peer::{Offer, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession};
 
@@ -20,8 +21,19 @@ impl Inner {
             // Also before the record says so: the peer must know it, should it become the source.
             (true, _) => Offer::Suspended,
             (false, Some(published)) => Offer::Recorded { revision: published.revision },
-            (false, None) => Offer::Unrecorded,
+            (false, None) => Offer::Unrecorded { asks: self.asks(state) },
         }
+    }
+
+    /// This node, or the source that it is about to be, goes on without its peer only if the arbiter's
+    /// record allows it.
+    pub(crate) fn asks(&self, state: &State) -> bool {
+        let allowed = match state.standing {
+            // A grant is recorded, and excludes the peer.
+            Standing::Contested { .. } | Standing::Alone(Exclusion::Recorded { .. }) => true,
+            Standing::Manual | Standing::Alone(_) => false,
+        };
+        self.failover.is_automatic() && (allowed || !state.serving)
     }
 }
 
@@ -73,7 +85,7 @@ impl Inner {
                 }
                 Offer::Recorded { .. } => ArbiterMark { standing, suspended: false, ..known },
                 Offer::Suspended => ArbiterMark { standing, suspended: true, ..known },
-                Offer::Unrecorded => ArbiterMark { standing, ..known },
+                Offer::Unrecorded { asks } => ArbiterMark { standing, source_asks: asks, ..known },
             }
         };
         self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;

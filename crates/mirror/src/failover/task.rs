@@ -17,9 +17,9 @@ use flagstone_arbiter::race::{self, Ask, Denial, Goal};
 use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
 use flagstone_runtime::{random_u64, time};
 
-use crate::failover::Published;
+use crate::failover::{Fencing, Published};
 use crate::id::MirrorId;
-use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS};
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
@@ -54,6 +54,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
                     let pause_ms = match next_step {
                         // Nothing but an answer that was lost is in the way.
                         Step::Reclaim => ARBITER_CHECK_MS,
+                        _ if inner.failover.fencing_has_failed() => FENCE_RETRY_MS,
                         _ => ARBITER_RETRY_MS,
                     };
                     (next_step, Inner::boot_ns().saturating_add(pause_ms * 1_000_000))
@@ -141,6 +142,7 @@ impl Inner {
             seen_revision: superblock.arbiter.revision,
             writer: random_u64(),
             suspended: superblock.arbiter.suspended,
+            succeeds: superblock.arbiter.standing == RecordedStanding::Succeeded,
             goal,
         };
         let race = run_race(arbiter, ask.clone());
@@ -153,6 +155,16 @@ impl Inner {
                     tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
                 }
                 *self.failover.denial.lock() = None;
+                if matches!(now, Step::TakeOver | Step::Reclaim) {
+                    match self.unless_due(now, self.fence_peer()).await {
+                        Ok(true) => {}
+                        Ok(false) => return Err(Denied),
+                        Err(Abandoned) => {
+                            self.failover.set_fencing(Fencing::Idle);
+                            return Ok(());
+                        }
+                    }
+                }
                 self.granted(now, &record, (attachments, session_id)).await
             }
             Err(denial) => {
@@ -194,14 +206,21 @@ impl Inner {
     /// From now on the record may list the peer as in sync. False if this cannot be recorded, or the
     /// role has changed.
     async fn contest(&self) -> bool {
-        let mark = |before| ArbiterMark { standing: RecordedStanding::Unknown, ..before };
+        let mark = |before: ArbiterMark| ArbiterMark {
+            standing: match before.standing {
+                // It is relied on for an exact revision only.
+                RecordedStanding::Succeeded => RecordedStanding::Succeeded,
+                _ => RecordedStanding::Unknown,
+            },
+            ..before
+        };
         if self.store_mark(mark).await.is_err() {
             return false;
         }
         self.change(|state| {
             if state.serving && matches!(state.standing, Standing::Alone(_)) {
                 let since_ns = Inner::boot_ns();
-                self.set_standing(state, Standing::Contested { since_ns });
+                self.set_standing(state, Standing::Contested { since_ns, peer_left: false });
             }
             state.serving
         })
@@ -218,7 +237,12 @@ impl Inner {
         match now {
             Step::Publish { in_sync: true } => {
                 self.store_mark(mark(RecordedStanding::Unknown)).await.map_err(|_| Denied)?;
-                self.change(|state| state.published = Some(Published::now(session_id, revision)));
+                self.change(|state| {
+                    state.published = Some(Published::now(session_id, revision));
+                    if let Standing::Contested { peer_left, .. } = &mut state.standing {
+                        *peer_left = false;
+                    }
+                });
             }
             Step::TakeOver | Step::Reclaim => return self.take_over(record, attachments).await,
             Step::Watch => self.watched(),
@@ -335,6 +359,11 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record
                 let write = arbiter.write(volume, expected, record.encode());
                 let written = time::timeout(limit, write).await;
                 race::Event::Written(written.unwrap_or_else(|_| Err(silent())))
+            }
+            race::Action::Rehearse(record) => {
+                let rehearsal = arbiter.rehearse(volume, record.encode());
+                let rehearsed = time::timeout(limit, rehearsal).await;
+                race::Event::Rehearsed(rehearsed.unwrap_or_else(|_| Err(silent())))
             }
             race::Action::Pause(ms) => {
                 time::sleep(Duration::from_millis(ms)).await;

@@ -435,6 +435,8 @@ pub(crate) struct Offer {
     pub(crate) local_device_failed: bool,
     /// The lowest epoch that the peer may take.
     pub(crate) epoch: u64,
+    /// See [`PeerRequest::Promote`].
+    pub(crate) leaves: bool,
 }
 
 impl Inner {
@@ -530,8 +532,13 @@ impl Inner {
     }
 
     /// Transfers the role to a peer. The caller holds the role lock, and host calls are drained.
-    pub(crate) async fn hand_over_to(self: &Arc<Self>, leg: usize) -> Result<(), CommandError> {
+    pub(crate) async fn hand_over_to(
+        self: &Arc<Self>,
+        leg: usize,
+        leaves: bool,
+    ) -> Result<(), CommandError> {
         let offer = self.offer_role(leg).await?;
+        let offer = Offer { leaves: leaves || offer.leaves, ..offer };
         let (outcome, promoted) = self.promote_peer(&offer).await;
         self.end_hand_over(&offer, outcome).await?;
         promoted
@@ -567,22 +574,34 @@ impl Inner {
             && let Err(error) =
                 self.record_unused(ReplicaRole::Source, Some(designated_successor)).await
         {
-            if self.run_degraded(Some((leg, session_id)), error).await.is_err() {
+            if self.failover.is_automatic() {
+                // As by `leave_service`: the peer asks the arbiter before it acknowledges a write.
+                tracing::error!("the local leg has failed ({error}): handing over to the peer");
+                self.change(|state| state.local_device_failed = true);
+            } else if self.run_degraded(Some((leg, session_id)), error).await.is_err() {
                 self.disconnect(leg, session_id);
                 return Err(RoleError::Io(error).into());
             }
             local_device_failed = true;
         }
         let epoch = least_epoch(self.local.superblock().epoch);
-        Ok(Offer { leg, session, session_id, local_device_failed, epoch })
+        let leaves = local_device_failed;
+        Ok(Offer { leg, session, session_id, local_device_failed, epoch, leaves })
     }
 
     /// Asks the peer of an offer to become the source.
     pub(crate) async fn promote_peer(&self, offer: &Offer) -> (Handover, Result<(), CommandError>) {
-        let Offer { session, epoch, .. } = offer;
-        let announced = send_ancestors(session, &self.local.superblock()).await;
+        let Offer { session, epoch, leaves, .. } = offer;
+        let superblock = self.local.superblock();
+        let announced = send_ancestors(session, &superblock).await;
+        let (epoch, leaves) = (*epoch, *leaves);
+        // Otherwise the target may be of a release that knows no more than the epoch.
+        let promote = match self.failover.is_automatic() {
+            true => PeerRequest::Promote { epoch, revision: superblock.arbiter.revision, leaves },
+            false => PeerRequest::Promote { epoch, revision: 0, leaves: false },
+        };
         let promoted = match announced {
-            Ok(()) => execute(session, PeerRequest::Promote { epoch: *epoch }).await,
+            Ok(()) => execute(session, promote).await,
             Err(error) => Err(error),
         };
         match promoted {
@@ -601,6 +620,14 @@ impl Inner {
         offer: &Offer,
         outcome: Handover,
     ) -> Result<(), CommandError> {
+        if self.failover.is_automatic()
+            && offer.local_device_failed
+            && outcome == Handover::Declined
+        {
+            // Not served through the peer, which may serve by itself as soon as this node is silent.
+            self.disconnect(offer.leg, offer.session_id);
+            return Ok(());
+        }
         // A source whose leg has failed serves on through this session if the peer declined.
         if !(offer.local_device_failed && outcome == Handover::Declined) {
             self.disconnect(offer.leg, offer.session_id);

@@ -93,6 +93,10 @@ pub(crate) struct Progress {
     pub(super) announcement: Option<Announcement>,
     /// Epoch and revision that the arbiter has recorded.
     granted: Option<(u64, u64)>,
+    /// Terms on which the source has handed its role to this node.
+    handed_over: Option<Promotion>,
+    /// This node stops after it has handed its role over.
+    leaves: bool,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     pub(crate) undelivered: Vec<Undelivered>,
 }
@@ -101,6 +105,17 @@ impl Progress {
     /// For a transition that takes an epoch after `seen`.
     pub(crate) fn after(seen: u64) -> Progress {
         Progress { seen, ..Progress::default() }
+    }
+
+    /// For a transition of a target to which its source hands over, as [`Progress::after`].
+    pub(crate) fn handed_over(seen: u64, revision: u64, leaves: bool) -> Progress {
+        let handed_over = Some(Promotion::HandedOver { revision, leaves });
+        Progress { handed_over, ..Progress::after(seen) }
+    }
+
+    /// For an order to hand the role over, of a node that stops afterwards.
+    pub(crate) fn leaving() -> Progress {
+        Progress { leaves: true, ..Progress::default() }
     }
 
     /// For a transition that the arbiter has granted.
@@ -317,7 +332,7 @@ impl Inner {
                         Promotion::Granted { epoch, revision }
                     }
                     (Claim::Resumed, _) => Promotion::Resumed,
-                    (Claim::Agreed, _) => Promotion::Agreed,
+                    (Claim::Agreed, _) => progress.handed_over.unwrap_or(Promotion::Agreed),
                     (Claim::Forced, false) => Promotion::Alone,
                     (Claim::Forced, true) => Promotion::Overriding,
                 };
@@ -325,7 +340,7 @@ impl Inner {
                 self.reconnect_all();
             }
             Action::HandOver(leg) => {
-                let done = self.hand_over_to(leg).await;
+                let done = self.hand_over_to(leg, progress.leaves).await;
                 // The peer may serve, and has the same time to be heard as a source.
                 self.failover.answered();
                 done?;

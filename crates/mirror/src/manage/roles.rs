@@ -57,6 +57,8 @@ pub(crate) enum Promotion {
     Resumed,
     /// The peers agree, or are recorded as out of date.
     Agreed,
+    /// The source has handed its role over: see [`PeerRequest::Promote`].
+    HandedOver { revision: u64, leaves: bool },
     /// The arbiter has excluded the peer, under this epoch, in this revision of its record.
     Granted { epoch: u64, revision: u64 },
     /// By force, without contact to a source.

@@ -33,6 +33,7 @@ const REMOVED_AT: usize = NOT_RECEIVED_COUNT_AT + 2;
 const ARBITER_REVISION_AT: usize = REMOVED_AT + 6;
 const ARBITER_STANDING_AT: usize = ARBITER_REVISION_AT + 8;
 const ARBITER_SUSPENDED_AT: usize = ARBITER_STANDING_AT + 1;
+const ARBITER_SOURCE_ASKS_AT: usize = ARBITER_SUSPENDED_AT + 1;
 const ARBITER_LEASE_AT: usize = ARBITER_STANDING_AT + 4;
 const _: () = assert!(ARBITER_LEASE_AT + 4 <= NOT_RECEIVED_AT);
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
@@ -68,6 +69,9 @@ pub struct ArbiterMark {
     /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A target
     /// asks no earlier, also after a restart.
     pub source_after_ms: u32,
+    /// Of a target: the source that has attached last goes on without it only if the arbiter's record
+    /// allows it. So a grant to this node that it has dropped is still valid if it is recorded.
+    pub source_asks: bool,
 }
 
 /// See [`ArbiterMark::standing`].
@@ -82,19 +86,29 @@ pub enum RecordedStanding {
     Alone,
     /// As `Alone`, by an order of the operator that the record does not say yet.
     Ordered,
+    /// A source to which the former one has handed over, when it had seen this revision. A record of
+    /// exactly this revision that lists only the former source is out of date: each grant since has
+    /// a later one.
+    Succeeded,
 }
 
 impl RecordedStanding {
-    const ALL: [RecordedStanding; 4] = [
+    const ALL: [RecordedStanding; 5] = [
         RecordedStanding::Unknown,
         RecordedStanding::InSync,
         RecordedStanding::Alone,
         RecordedStanding::Ordered,
+        RecordedStanding::Succeeded,
     ];
 
     /// A source that may have acknowledged writes which its peers lack.
     pub fn is_alone(self) -> bool {
         matches!(self, RecordedStanding::Alone | RecordedStanding::Ordered)
+    }
+
+    /// It says nothing about a target.
+    pub fn is_of_source(self) -> bool {
+        self.is_alone() || self == RecordedStanding::Succeeded
     }
 }
 
@@ -365,6 +379,7 @@ impl Superblock {
         put(&mut page, ARBITER_REVISION_AT, &self.arbiter.revision.to_le_bytes());
         put(&mut page, ARBITER_STANDING_AT, &[self.arbiter.standing as u8]);
         put(&mut page, ARBITER_SUSPENDED_AT, &[u8::from(self.arbiter.suspended)]);
+        put(&mut page, ARBITER_SOURCE_ASKS_AT, &[u8::from(self.arbiter.source_asks)]);
         put(&mut page, ARBITER_LEASE_AT, &self.arbiter.source_after_ms.to_le_bytes());
         debug_assert!(self.members.len() <= MEMBERS_MAX, "the members fit");
         let places = page[MEMBERS_AT..].chunks_exact_mut(MEMBER_BYTES);
@@ -454,6 +469,11 @@ impl Superblock {
                 _ => return Err(FormatError::Field("arbiter suspended")),
             },
             source_after_ms: u32::from_le_bytes(fields.bytes(ARBITER_LEASE_AT)),
+            source_asks: match fields.bytes(ARBITER_SOURCE_ASKS_AT) {
+                [0] => false,
+                [1] => true,
+                _ => return Err(FormatError::Field("arbiter source_asks")),
+            },
         };
         let places = page[MEMBERS_AT..].chunks_exact(MEMBER_BYTES).take(MEMBERS_MAX);
         let members = places.map(Member::decode).filter_map(Result::transpose);
@@ -585,6 +605,7 @@ pub(crate) mod tests {
                 prop::sample::select(&RecordedStanding::ALL[..]),
                 any::<bool>(),
                 any::<u32>(),
+                any::<bool>(),
             ),
             members in prop::collection::vec(any_member(), 0..=MEMBERS_MAX),
             not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
@@ -629,6 +650,7 @@ pub(crate) mod tests {
                     standing: arbiter.1,
                     suspended: arbiter.2,
                     source_after_ms: arbiter.3,
+                    source_asks: arbiter.4,
                 },
             }
         }

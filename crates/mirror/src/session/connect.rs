@@ -343,6 +343,7 @@ async fn lead(
     let phase = amount.map_or(LegPhase::Resync(ResyncAmount::Partial), LegPhase::Resync);
     let session_id = inner.install_session(leg, &session, &peers, phase)?;
     let _disconnect = DisconnectOnDrop { inner: inner.clone(), leg, session_id };
+    let version = inner.versions.highest_common(peers.versions).map_err(RequestError::from)?;
     let attach = AttachRequest {
         volume: superblock.volume,
         source: superblock.replica,
@@ -350,8 +351,9 @@ async fn lead(
         expected: peers.view.generations.current,
         in_sync: amount.is_none(),
         usable_bytes: superblock.geometry.usable_bytes,
-        version: inner.versions.highest_common(peers.versions).map_err(RequestError::from)?,
+        version,
         group: inner.group_tag(),
+        asks: version >= LinkVersion::RENEWS && inner.asks(&inner.lock()),
     };
     // A target of another size adopts the source's size first and is back a moment later.
     let sent_ns = Inner::boot_ns();

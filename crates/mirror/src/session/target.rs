@@ -271,10 +271,11 @@ impl TargetSession {
             PeerRequest::RunDegraded { generation, lost: _ } => {
                 inner.adopt_generation(generation, false).await
             }
-            PeerRequest::Promote { epoch } => {
+            PeerRequest::Promote { epoch, revision, leaves } => {
                 // This is the last call of its session.
                 drop(served);
-                inner.promote(epoch, attached).await
+                let progress = Progress::handed_over(epoch.saturating_sub(1), revision, leaves);
+                inner.promote(progress, attached).await
             }
             _ => Err(PeerRefusal::NotNow),
         }
@@ -299,7 +300,7 @@ impl TargetSession {
         if !asker.is_none() && inner.local.superblock().epoch > told {
             return Err(PeerRefusal::Changed);
         }
-        let mark = inner.failover.mark_attached(inner.local.superblock().arbiter);
+        let mark = inner.failover.mark_attached(inner.local.superblock().arbiter, attach.asks);
         let admit = move |superblock: &mut Superblock, slot: usize| {
             superblock.arbiter = mark;
             (superblock.role, superblock.designated_successor) = (ReplicaRole::Target, None);
@@ -648,7 +649,7 @@ impl Inner {
         Ok(PeerReply::Done)
     }
 
-    async fn promote(self: &Arc<Self>, epoch: u64, by: AttachedSource) -> PeerAnswer {
+    async fn promote(self: &Arc<Self>, progress: Progress, by: AttachedSource) -> PeerAnswer {
         let _role_change = self.begin_role_change().await;
         if self.lock().attached != Some(by) {
             return Err(PeerRefusal::NotNow);
@@ -661,8 +662,7 @@ impl Inner {
                 member.local.check_log().await.map_err(|_| PeerRefusal::Failed)?;
             }
         }
-        let done =
-            self.perform(after, actions.iter(), Progress::after(epoch.saturating_sub(1))).await;
+        let done = self.perform(after, actions.iter(), progress).await;
         done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)
     }
 

@@ -38,6 +38,8 @@ pub enum Standing {
     Contested {
         /// Since when, in nanoseconds of the runtime's clock.
         since_ns: u64,
+        /// The former source handed over and left: it is not waited for.
+        peer_left: bool,
     },
     /// The peer may not take over.
     Alone(Exclusion),
@@ -122,8 +124,8 @@ pub struct Situation {
     pub lease_until_ns: u64,
     /// A node that does not serve does not ask earlier.
     pub ask_not_before_ns: u64,
-    /// The source that was attached last asks the arbiter, too: it has renewed its lease here.
-    pub was_renewed: bool,
+    /// See [`ArbiterMark::source_asks`](crate::ondisk::superblock::ArbiterMark::source_asks).
+    pub source_asks: bool,
     /// When an attached target last compared the record; 0 if it has not since it was attached.
     pub watched_ns: u64,
     /// Derived from the configuration.
@@ -176,14 +178,14 @@ pub fn step(situation: &Situation) -> Step {
         // It was never shared, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
-        Role::Target { .. } if situation.mark.is_alone() => Step::Wait(None),
+        Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
         Role::Target { attached: true, .. } if situation.mark == RecordedStanding::Unknown => {
             Step::Wait(None)
         }
         Role::Target { attached: true, .. } => watching(situation),
         _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
         Role::Target { .. } if situation.mark == RecordedStanding::Unknown => {
-            if situation.was_renewed { Step::Reclaim } else { Step::Wait(None) }
+            if situation.source_asks { Step::Reclaim } else { Step::Wait(None) }
         }
         Role::Target { .. } | Role::Waiting { .. } => {
             debug_assert!(timing.lease_ns() < timing.failover_after_ns);
@@ -223,7 +225,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                 due => Step::Wait(Some(due)),
             }
         }
-        Standing::Contested { since_ns } => {
+        Standing::Contested { since_ns, peer_left } => {
             let lease_until_ns = lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
             let ask_at = lease_until_ns.saturating_sub(timing.margin_ns());
             let stop_at = lease_until_ns.saturating_add(timing.grace_ns());
@@ -237,7 +239,9 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 // It was alone before it restarted, so its peer is no part of the decision.
                 _ if !attached && situation.mark.is_alone() => Step::GoAlone,
-                _ if !attached && (situation.write_waits || now_ns >= ask_at) => Step::GoAlone,
+                _ if !attached && (situation.write_waits || peer_left || now_ns >= ask_at) => {
+                    Step::GoAlone
+                }
                 _ => Step::Wait(Some(ask_at)),
             }
         }
@@ -246,7 +250,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
 
 /// When a source that asks for the right to go on alone stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
-    let Standing::Contested { since_ns } = situation.standing else { return None };
+    let Standing::Contested { since_ns, .. } = situation.standing else { return None };
     let Role::Serving { .. } = situation.state.role else { return None };
     let timing = situation.timing;
     let granted = situation.lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));

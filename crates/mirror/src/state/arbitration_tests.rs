@@ -17,7 +17,7 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
     let disk = Disk::Consistent;
     Situation {
         state: State { role, disk, legs, records, promised: 0, announced: 0, leader: None },
-        standing: Standing::Contested { since_ns: 0 },
+        standing: Standing::Contested { since_ns: 0, peer_left: false },
         is_admitted: true,
         changes_role: false,
         mark: RecordedStanding::InSync,
@@ -27,7 +27,7 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         now_ns: NOW,
         lease_until_ns: NOW + TIMING.lease_ns(),
         ask_not_before_ns: NOW,
-        was_renewed: true,
+        source_asks: true,
         watched_ns: NOW,
         timing: TIMING,
     }
@@ -99,10 +99,11 @@ fn only_target_that_was_in_sync_takes_over() {
     };
     waits(|other| other.mark = RecordedStanding::Alone);
     waits(|other| other.mark = RecordedStanding::Ordered);
+    waits(|other| other.mark = RecordedStanding::Succeeded);
     let unknown = Situation { mark: RecordedStanding::Unknown, ..target };
     assert_eq!(step(&unknown), Step::Reclaim);
     // A source without an arbiter may have gone on alone.
-    assert_eq!(step(&Situation { was_renewed: false, ..unknown }), Step::Wait(None));
+    assert_eq!(step(&Situation { source_asks: false, ..unknown }), Step::Wait(None));
     waits(|other| other.revision = 0);
     waits(|other| other.ask_not_before_ns += 1);
     waits(|other| other.changes_role = true);
@@ -128,6 +129,18 @@ fn restarted_lone_source_asks_at_once() {
     for mark in [RecordedStanding::Alone, RecordedStanding::Ordered] {
         assert_eq!(step(&Situation { mark, ..lost }), Step::GoAlone);
     }
+}
+
+/// Without a lease of the former source, which does not come back, reads waited.
+#[test]
+fn successor_of_source_that_left_asks_at_once() {
+    let standing = Standing::Contested { since_ns: NOW, peer_left: true };
+    let lost =
+        Situation { standing, lease_until_ns: 0, ..situation(SERVING, LegPhase::Disconnected) };
+    assert_eq!(step(&lost), Step::GoAlone);
+    let attached = situation(SERVING, LegPhase::InSync);
+    let back = Situation { standing, published_until_ns: None, ..attached };
+    assert_eq!(step(&back), Step::Publish { in_sync: true });
 }
 
 #[test]

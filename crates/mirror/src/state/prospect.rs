@@ -40,6 +40,8 @@ named! {
         RecordUnusable = "record-unusable",
         /// Another node has won.
         Lost = "lost",
+        /// It has won, and the command that fences its peer fails.
+        Unfenced = "unfenced",
         _ => Unknown
     }
 }
@@ -58,9 +60,10 @@ impl Obstacle {
             Obstacle::NotInSync => "its source has not recorded it as in sync",
             Obstacle::Manual => "an operator decides there (failover = \"manual\")",
             Obstacle::Suspended => "automatic failover is suspended for maintenance",
-            Obstacle::ArbiterSilent => "the arbiter does not answer",
+            Obstacle::ArbiterSilent => "the arbiter does not answer, or takes no writes",
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
             Obstacle::Lost => "the arbiter has decided for another node",
+            Obstacle::Unfenced => "the command that fences its peer has failed",
             Obstacle::Unknown => "a later release knows why",
         }
     }
@@ -77,12 +80,14 @@ pub struct Outlook<'a> {
     pub is_removed: bool,
     /// A source is attached here.
     pub is_attached: bool,
+    /// The command that fences the peer has failed.
+    pub is_unfenced: bool,
 }
 
 /// Why the attached peer of a source does not take over when the source is lost now.
 pub const fn peer_obstacle(offer: Offer) -> Option<Obstacle> {
     match offer {
-        Offer::Unrecorded => Some(Obstacle::NotInSync),
+        Offer::Unrecorded { .. } => Some(Obstacle::NotInSync),
         Offer::Recorded { .. } => None,
         Offer::Suspended => Some(Obstacle::Suspended),
     }
@@ -116,6 +121,9 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Denial::Silent(_) => Obstacle::ArbiterSilent,
     });
     match state.role {
+        Role::Target { .. } | Role::Waiting { .. } if outlook.is_unfenced => {
+            Some(Obstacle::Unfenced)
+        }
         Role::Serving { .. } => match situation.standing {
             // It goes on, and needs nobody.
             Standing::Manual | Standing::Alone(_) => None,

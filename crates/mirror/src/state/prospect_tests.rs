@@ -7,8 +7,13 @@ use super::super::arbitration::{Exclusion, Step, step};
 use super::super::status::LegPhase;
 use super::*;
 
-const OUTLOOK: Outlook<'_> =
-    Outlook { offer: None, denial: None, is_removed: false, is_attached: false };
+const OUTLOOK: Outlook<'_> = Outlook {
+    offer: None,
+    denial: None,
+    is_removed: false,
+    is_attached: false,
+    is_unfenced: false,
+};
 
 fn silent() -> Denial {
     Denial::Silent(NoAnswer("refused".into()))
@@ -22,7 +27,7 @@ fn target_without_obstacle_takes_over() {
     assert_eq!((step(&target), obstacle(&target, &OUTLOOK)), (Step::TakeOver, None));
     for (mark, offer, expected) in [
         (RecordedStanding::Unknown, None, Obstacle::NotInSync),
-        (RecordedStanding::Unknown, Some(Offer::Unrecorded), Obstacle::NotInSync),
+        (RecordedStanding::Unknown, Some(Offer::Unrecorded { asks: true }), Obstacle::NotInSync),
         (RecordedStanding::Unknown, Some(Offer::Suspended), Obstacle::Suspended),
     ] {
         let other = Situation { mark, ..target };
@@ -71,4 +76,13 @@ fn lone_source_has_no_obstacle() {
     let contested = situation(SERVING, LegPhase::Disconnected);
     let standing = Standing::Alone(Exclusion::Unshared);
     assert_eq!(obstacle(&Situation { standing, ..contested }, &outlook), None);
+}
+
+#[test]
+fn failed_fencing_is_the_obstacle_of_the_winner() {
+    let outlook = Outlook { is_unfenced: true, ..OUTLOOK };
+    let target = situation(TARGET, LegPhase::Disconnected);
+    assert_eq!(obstacle(&target, &outlook), Some(Obstacle::Unfenced));
+    let source = situation(SERVING, LegPhase::Disconnected);
+    assert_eq!(obstacle(&source, &outlook), None);
 }

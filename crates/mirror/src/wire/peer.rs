@@ -124,11 +124,13 @@ pub trait PeerSession: Send + Sync + 'static {
 }
 
 /// What a source allows its attached peer when it is lost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
     /// Nothing: the arbiter's record does not list the peer as in sync yet.
-    #[default]
-    Unrecorded,
+    Unrecorded {
+        /// See [`AttachRequest::asks`].
+        asks: bool,
+    },
     /// To ask the arbiter for the role.
     Recorded {
         /// Revision of the record that lists the peer as in sync; not 0.
@@ -201,6 +203,12 @@ pub enum PeerRequest {
     Promote {
         /// Higher than any epoch that either has seen.
         epoch: u64,
+        /// With automatic failover: the highest revision of the arbiter's record that the asker has
+        /// seen. A record of that revision may list the asker alone, although this replica has every
+        /// acknowledged write. 0 without.
+        revision: u64,
+        /// The asker does not attach as a target at once: its device has failed, or its server stops.
+        leaves: bool,
     },
     /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
     HandOver,
@@ -289,6 +297,9 @@ pub struct AttachRequest {
     /// Tag of the consistency group, by its name and volumes; 0 without one. Else
     /// [`PeerRefusal::Group`].
     pub group: u16,
+    /// The source goes on without the target only if the arbiter's record allows it. Requires
+    /// [`LinkVersion::RENEWS`].
+    pub asks: bool,
 }
 
 /// One of the ranges in [`PeerRequest::BadRange`]. The list is sent in order; when the last range

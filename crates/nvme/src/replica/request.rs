@@ -18,7 +18,7 @@ wire! {
         32 => pub epoch: U64, "The source's epoch.";
         /// Generation of the target's data on which the source based its decision.
         40 => pub expected: U64;
-        48 => flags: U32, "Bit 0: the source decided that both are in sync.";
+        48 => flags: U32, "Bit 0: both are in sync. Bit 1: the source asks the arbiter.";
         52 => version: U16, "Version of the link protocol chosen by the source; 0 means 2.";
         54 => pub group: U16, "Tag of the consistency group; 0 without one.";
         /// Size of the volume at the source, in bytes; 0 if not reported.
@@ -28,6 +28,8 @@ wire! {
 
 /// Both are in sync.
 const IN_SYNC: u32 = 1;
+/// The source goes on without the target only if the arbiter's record allows it.
+const ASKS: u32 = 1 << 1;
 /// Version of a request without a version: targets of that version refuse requests with one.
 const IMPLIED_VERSION: u16 = 2;
 
@@ -77,6 +79,17 @@ impl Attach {
         Attach { usable_bytes: U64::new(usable_bytes), ..self }
     }
 
+    /// Sets that the source goes on without the target only if the arbiter's record allows it.
+    pub fn asking(self, asks: bool) -> Attach {
+        let flags = self.flags.get() & !ASKS | if asks { ASKS } else { 0 };
+        Attach { flags: U32::new(flags), ..self }
+    }
+
+    /// The source goes on without the target only if the arbiter's record allows it.
+    pub const fn asks(&self) -> bool {
+        self.flags.get() & ASKS != 0
+    }
+
     /// The source decided that both are in sync.
     pub const fn in_sync(&self) -> bool {
         self.flags.get() & IN_SYNC != 0
@@ -84,7 +97,7 @@ impl Attach {
 
     fn check(&self) -> Result<(), Status> {
         let named = self.volume != [0; 16] && self.source != [0; 16];
-        let rest = self.flags.get() & !IN_SYNC == 0;
+        let rest = self.flags.get() & !(IN_SYNC | ASKS) == 0;
         if named && rest { Ok(()) } else { Err(Status::INVALID_FIELD.dnr()) }
     }
 }
@@ -130,7 +143,10 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
     /// Nothing: the arbiter's record does not list the replica as in sync yet.
-    Unrecorded,
+    Unrecorded {
+        /// The source goes on without the replica only if the record allows it.
+        asks: bool,
+    },
     /// To ask the arbiter for the role when the source is lost.
     Recorded {
         /// Revision of the record; not 0.
@@ -143,7 +159,8 @@ pub enum Offer {
 impl Offer {
     const fn fields(self) -> (u64, u32) {
         match self {
-            Offer::Unrecorded => (0, 0),
+            Offer::Unrecorded { asks: false } => (0, 0),
+            Offer::Unrecorded { asks: true } => (0, 3),
             Offer::Recorded { revision } => (revision, 1),
             Offer::Suspended => (0, 2),
         }
@@ -151,7 +168,8 @@ impl Offer {
 
     const fn of(revision: u64, code: u32) -> Option<Offer> {
         match (revision, code) {
-            (0, 0) => Some(Offer::Unrecorded),
+            (0, 0) => Some(Offer::Unrecorded { asks: false }),
+            (0, 3) => Some(Offer::Unrecorded { asks: true }),
             (1.., 1) => Some(Offer::Recorded { revision }),
             (0, 2) => Some(Offer::Suspended),
             _ => None,
@@ -196,6 +214,10 @@ pub enum Request {
     Promote {
         /// Lowest permitted epoch.
         epoch: u64,
+        /// The highest revision of the arbiter's record that the sender has seen; 0 for none.
+        revision: u64,
+        /// The sender's device has failed, or its server stops.
+        leaves: bool,
     },
     /// Requests the role of source from the serving replica.
     HandOver,
@@ -340,10 +362,14 @@ impl Request {
         match *self {
             Request::Identify { asker } => set(0, &asker),
             Request::Bitmap { page: number }
-            | Request::Promote { epoch: number }
             | Request::JoinGroup { session: number }
             | Request::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
+            }
+            Request::Promote { epoch, revision, leaves } => {
+                set(0, &epoch.to_le_bytes());
+                set(8, &revision.to_le_bytes());
+                set(16, &u32::from(leaves).to_le_bytes());
             }
             Request::Renew { offer, failover_after_ms } => {
                 let (revision, code) = offer.fields();
@@ -407,7 +433,14 @@ impl Request {
             admin::BITMAP => (Request::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),
-            admin::PROMOTE => (Request::Promote { epoch: fields.u64(0) }, 8),
+            admin::PROMOTE => {
+                let leaves = match fields.u32(16) {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(INVALID),
+                };
+                (Request::Promote { epoch: fields.u64(0), revision: fields.u64(8), leaves }, 20)
+            }
             admin::RENEW => {
                 let offer = Offer::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
                 let failover_after_ms = fields.u32(12);
@@ -521,7 +554,7 @@ mod tests {
 
     fn any_offer() -> impl Strategy<Value = Offer> {
         prop_oneof![
-            Just(Offer::Unrecorded),
+            any::<bool>().prop_map(|asks| Offer::Unrecorded { asks }),
             Just(Offer::Suspended),
             (1u64..).prop_map(|revision| Offer::Recorded { revision }),
         ]
@@ -538,9 +571,9 @@ mod tests {
         ];
         prop_oneof![
             any::<[u8; 16]>().prop_map(|asker| Request::Identify { asker }),
-            (uuid(), uuid(), any::<[u64; 3]>(), any::<bool>(), any::<u16>()).prop_map(
-                |(a, b, [c, d, size], e, version)| {
-                    let attach = Attach::new(a, b, c, d, e).of_size(size);
+            (uuid(), uuid(), any::<[u64; 3]>(), any::<[bool; 2]>(), any::<u16>()).prop_map(
+                |(a, b, [c, d, size], [e, asks], version)| {
+                    let attach = Attach::new(a, b, c, d, e).of_size(size).asking(asks);
                     Request::Attach(attach.of_version(version))
                 }
             ),
@@ -550,7 +583,9 @@ mod tests {
                 Request::Checksum { offset, len, unit_bytes }
             }),
             (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
-            any::<u64>().prop_map(|epoch| Request::Promote { epoch }),
+            any::<(u64, u64, bool)>().prop_map(|(epoch, revision, leaves)| {
+                Request::Promote { epoch, revision, leaves }
+            }),
             (any_offer(), 1..=FAILOVER_AFTER_MAX_MS).prop_map(|(offer, failover_after_ms)| {
                 Request::Renew { offer, failover_after_ms }
             }),

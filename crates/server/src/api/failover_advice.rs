@@ -13,8 +13,11 @@ pub(super) fn advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Op
 
 /// What is wrong: the arbiter's own words, if it was asked.
 fn cause(failover: &FailoverDocument, obstacle: Obstacle) -> String {
-    match &failover.denial {
-        Some(denial) if asks_arbiter(obstacle) => denial.clone(),
+    match (&failover.denial, &failover.fencing_failure) {
+        (_, Some(failure)) if obstacle == Obstacle::Unfenced => {
+            format!("fence_command has failed ({failure})")
+        }
+        (Some(denial), _) if asks_arbiter(obstacle) => denial.clone(),
         _ => obstacle.explanation().to_owned(),
     }
 }
@@ -61,7 +64,7 @@ fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> 
         )),
         Obstacle::ArbiterSilent | Obstacle::RecordUnusable => Some(format!(
             "{peer} does not take {volume} over if {node} fails: for it, {explained}. Check [arbiter] there: \
-             its password, its prefix and the way to the store"
+             its password, its prefix, its permission to write and the way to the store"
         )),
         _ => None,
     }
@@ -84,6 +87,11 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
         Obstacle::RecordUnusable => format!(
             "{cause}, so it does not say who has every acknowledged write: {node} does not serve {volume} \
              by itself. To decide, {decide}"
+        ),
+        Obstacle::Unfenced => format!(
+            "{cause}: {node} serves {volume} as soon as the command succeeds, which is repeated, or the other \
+             node answers. Check it with `flagstone mirror fence {volume} --dry-run`. If the other machine is \
+             certainly stopped, run `flagstone mirror failover {volume} --force`"
         ),
         Obstacle::NotInSync | Obstacle::Lost => format!(
             "{cause}: {node} may lack acknowledged writes, and does not serve {volume} by itself. To decide, \

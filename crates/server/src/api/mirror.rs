@@ -162,6 +162,11 @@ impl Api {
             return Ok(move_log(mirrored, to.clone(), request.dry_run).await?);
         }
         let dry_run = request.dry_run;
+        if request.action == Action::Fence {
+            let outcome = mirrored.fence(dry_run).await?;
+            let data_loss = Some("whatever that machine has not written to its disks".to_owned());
+            return Ok(ActionPreview { changed: true, outcome, data_loss, effect: None });
+        }
         let peers = match &request.action {
             Action::AddPeer { name, address, insecure } => {
                 let config = &self.server.config;

@@ -35,6 +35,7 @@ pub(super) enum Action {
     Maintenance {
         on: bool,
     },
+    Fence,
     Verify {
         repair: bool,
         bytes_per_second: Option<u64>,
@@ -83,7 +84,7 @@ impl MirrorAction {
             MirrorAction::Failover | MirrorAction::Delete => &["force"],
             MirrorAction::Verify => &["peer", "repair", "bytes_per_second", "stop"],
             MirrorAction::Resolve => &["peer", "keep"],
-            MirrorAction::Demote => &[],
+            MirrorAction::Demote | MirrorAction::Fence => &[],
             MirrorAction::Maintenance => &["on"],
             MirrorAction::Grow => &["size_bytes"],
             MirrorAction::MoveLog => &["to", "to_data_device"],
@@ -159,6 +160,7 @@ impl ActionRequest {
                 let on = body.on.ok_or_else(|| missing("on", ["true", "false"]))?;
                 Action::Maintenance { on }
             }
+            MirrorAction::Fence => Action::Fence,
             MirrorAction::Verify => verify(&body)?,
             MirrorAction::Resolve => {
                 let missing = || missing("keep", ResolveKeep::ALL.map(ResolveKeep::name));
@@ -270,6 +272,7 @@ mod tests {
             ("failover", json!({ "force": true }), Action::Failover { force: true }),
             ("maintenance", json!({ "on": true }), Action::Maintenance { on: true }),
             ("maintenance", json!({ "on": false }), Action::Maintenance { on: false }),
+            ("fence", json!({}), Action::Fence),
             (
                 "verify",
                 json!({ "repair": true, "bytes_per_second": 5 }),

@@ -78,6 +78,8 @@ named! {
         Failover = "failover",
         /// Suspend automatic failover, or resume it.
         Maintenance = "maintenance",
+        /// Stop the machine of the peer.
+        Fence = "fence",
         /// Compare both replicas by checksums.
         Verify = "verify",
         /// End a split brain by choosing the data to keep.
@@ -102,6 +104,22 @@ impl MirrorAction {
     pub fn concerns_group(self) -> bool {
         use MirrorAction::*;
         matches!(self, Pause | Continue | Break | Switchover | Failover | Demote)
+    }
+}
+
+named! {
+    /// Progress of `fence_command`.
+    pub enum FencingState {
+        /// This node has not taken over since it last had a source.
+        Idle = "idle",
+        /// It runs.
+        Running = "running",
+        /// It has succeeded.
+        Succeeded = "succeeded",
+        /// It had failed, and the peer answers that it serves no hosts.
+        Unneeded = "unneeded",
+        /// It has failed, and is repeated.
+        Failed = "failed",
     }
 }
 
@@ -176,6 +194,10 @@ pub struct FailoverDocument {
     pub revision: u64,
     /// Why the arbiter granted nothing when it was asked last; `null` if it has granted since.
     pub denial: Option<String>,
+    /// Progress of `fence_command`; `null` without one.
+    pub fencing: Option<FencingState>,
+    /// Why `fence_command` has failed; `null` if it has not.
+    pub fencing_failure: Option<String>,
 }
 
 /// Progress of reopening a replica whose device failed.

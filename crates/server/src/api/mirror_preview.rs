@@ -75,7 +75,7 @@ pub(super) fn not_created(volume: &str) -> Problem {
 }
 
 /// Outcome of a request on a mirror in state `now`; not for [`Action::Create`], `Grow`, `MoveLog`,
-/// `AddPeer` and `RemovePeer`.
+/// `AddPeer`, `RemovePeer` and `Fence`.
 pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
@@ -93,7 +93,8 @@ pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionReque
         | Action::Grow { .. }
         | Action::MoveLog { .. }
         | Action::AddPeer { .. }
-        | Action::RemovePeer { .. } => {
+        | Action::RemovePeer { .. }
+        | Action::Fence => {
             Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
         }
         Action::Pause => set_desired_state(open, peer()?, DesiredState::Paused),

@@ -5,13 +5,13 @@ use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::session::bad_ranges::BadRange;
 use flagstone_mirror::state::status::{MirrorPeerStatus, MirrorState, MirrorStatus};
 use flagstone_mirror::wire::peer::ReplicaIdentity;
-use flagstone_mirror::{FailoverStatus, LinkVersions, Mirror};
+use flagstone_mirror::{FailoverStatus, Fencing, LinkVersions, Mirror};
 use flagstone_runtime::time;
 
 use super::mirror_advice::{log_missing_advice, missing_advice, next};
 use super::mirror_document::{
-    BadRangeDocument, FailoverDocument, GroupDocument, HandshakeDocument, LinkDocument,
-    MirrorDocument, PeerDocument, ReopeningDocument, ReplicaDocument, ReportedState,
+    BadRangeDocument, FailoverDocument, FencingState, GroupDocument, HandshakeDocument,
+    LinkDocument, MirrorDocument, PeerDocument, ReopeningDocument, ReplicaDocument, ReportedState,
     ResyncDocument, VerifyDocument,
 };
 use crate::mirrors::MirroredVolume;
@@ -114,6 +114,18 @@ fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
         suspended: failover.is_suspended,
         revision: failover.mark.revision,
         denial: failover.denial.as_ref().map(Denial::to_string),
+        fencing: failover.fencing.as_ref().map(|fencing| match fencing {
+            Fencing::Idle => FencingState::Idle,
+            Fencing::Running { .. } => FencingState::Running,
+            Fencing::Succeeded => FencingState::Succeeded,
+            Fencing::Unneeded => FencingState::Unneeded,
+            Fencing::Failed(_) => FencingState::Failed,
+        }),
+        fencing_failure: failover
+            .fencing
+            .as_ref()
+            .and_then(Fencing::failure)
+            .map(ToString::to_string),
     }
 }
 

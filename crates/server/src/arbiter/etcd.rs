@@ -154,6 +154,22 @@ impl Etcd {
         })
     }
 
+    /// A transaction that puts `bytes`, and whose comparison is never true. etcd checks its space and the
+    /// user's permission before it compares.
+    pub(super) async fn rehearse(&self, volume: ReplicaId, bytes: &[u8]) -> Result<(), NoAnswer> {
+        let key = self.key(volume);
+        let request = json!({
+            "compare": [{ "target": "VERSION", "result": "LESS", "key": key, "version": "0" }],
+            "success": [{ "requestPut": { "key": key, "value": Base64::encode_string(bytes) } }],
+        });
+        let reply = self.call("/v3/kv/txn", &request, true).await?;
+        let compared = reply.get("succeeded").and_then(Value::as_bool);
+        match reply.get("header").is_some() && compared != Some(true) {
+            true => Ok(()),
+            false => Err(NoAnswer("etcd's answer to a transaction is invalid".to_owned())),
+        }
+    }
+
     /// Sends a request, with a new token if the last one has expired.
     async fn call(&self, path: &str, body: &Value, repeatable: bool) -> Result<Value, NoAnswer> {
         if self.user.is_some() && self.token.borrow().is_none() {
@@ -261,13 +277,16 @@ impl Etcd {
         let unknown = |what: String| Failure::Unknown(format!("{endpoint}: {what}"));
         let (status, body) =
             answer.map_err(|_| unknown("no answer in time".to_owned()))?.map_err(unknown)?;
+        let text = || {
+            let text = String::from_utf8_lossy(&body);
+            text.chars().filter(|c| !c.is_control()).take(200).collect::<String>()
+        };
         if status == StatusCode::UNAUTHORIZED || status == StatusCode::BAD_REQUEST {
-            let text = String::from_utf8_lossy(&body).chars().take(200).collect();
-            return Err(Failure::Refused(status, text));
+            return Err(Failure::Refused(status, text()));
         }
         if !status.is_success() {
-            // Such as a member without a leader, which may still complete the proposal.
-            return Err(unknown(format!("status {status}")));
+            // Such as a member without a leader, which may still complete the proposal, or without space.
+            return Err(unknown(format!("etcd refuses with status {status}: {}", text())));
         }
         serde_json::from_slice(&body).map_err(|error| unknown(error.to_string()))
     }

@@ -31,6 +31,7 @@ type Answer<T> = oneshot::Sender<Result<T, NoAnswer>>;
 enum Call {
     Read(ReplicaId, Answer<Option<Stored>>),
     Write(ReplicaId, Option<Stored>, Vec<u8>, Answer<Written>),
+    Rehearse(ReplicaId, Vec<u8>, Answer<()>),
 }
 
 /// Handle of the thread, which ends when the last one is dropped.
@@ -64,6 +65,9 @@ async fn answer(client: Rc<Etcd>, call: Call) {
         Call::Write(volume, expected, bytes, answer) => {
             let written = bounded(client.write(volume, expected, bytes)).await;
             drop(answer.send(written));
+        }
+        Call::Rehearse(volume, bytes, answer) => {
+            drop(answer.send(bounded(client.rehearse(volume, &bytes)).await));
         }
     }
 }
@@ -99,5 +103,9 @@ impl Arbiter for ArbiterThread {
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written> {
         self.call(|answer| Call::Write(volume, expected, bytes, answer))
+    }
+
+    fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()> {
+        self.call(|answer| Call::Rehearse(volume, bytes, answer))
     }
 }

@@ -12,6 +12,7 @@
 
 mod create;
 mod failover;
+mod fence;
 mod granularity;
 mod grow;
 mod handle;

@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use flagstone_arbiter::store::MemoryStore;
 use flagstone_arbiter::{Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, Stored, Written};
+use flagstone_mirror::{Fence, FenceError, FenceFuture};
 use flagstone_runtime::sim::{NodeId, Simulation, World};
 use flagstone_runtime::{CoreLocal, time};
 
 /// Longer than any caller waits.
 const NEVER: Duration = Duration::from_secs(3600);
+
+/// Longest run of a fencing command.
+const FENCE_MAX: Duration = Duration::from_secs(2);
 
 /// Loss of messages between a storage node and the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,11 +33,17 @@ pub(super) struct Store {
     memory: RefCell<MemoryStore>,
     backup: RefCell<MemoryStore>,
     pub(super) down: Cell<bool>,
+    /// Reads are answered and writes refused, by storage node: space is used up, or the user may only read.
+    pub(super) read_only: [Cell<bool>; 2],
     /// Longest delay of a message.
     pub(super) slow: Cell<Duration>,
     /// Probability that an answer is lost, in percent.
     pub(super) loses: Cell<u64>,
     pub(super) cuts: [Cell<Cut>; 2],
+    /// Probability that a fencing command fails, in percent; `None` without such commands.
+    pub(super) fence_fails: Cell<Option<u64>>,
+    /// Commands of each node that have succeeded.
+    pub(super) fenced: [Cell<u64>; 2],
     /// A backup was restored, or the record was lost.
     pub(super) was_restored: Cell<bool>,
 }
@@ -41,6 +51,7 @@ pub(super) struct Store {
 impl Store {
     pub(super) fn end_faults(&self) {
         self.down.set(false);
+        self.read_only.iter().for_each(|is| is.set(false));
         self.slow.set(Duration::from_millis(2));
         self.loses.set(0);
         self.cuts.iter().for_each(|cut| cut.set(Cut::default()));
@@ -99,9 +110,12 @@ impl StoreHandle {
             memory: RefCell::default(),
             backup: RefCell::default(),
             down: Cell::new(false),
+            read_only: Default::default(),
             slow: Cell::new(Duration::from_millis(2)),
             loses: Cell::new(0),
             cuts: Default::default(),
+            fence_fails: Cell::new(None),
+            fenced: Default::default(),
             was_restored: Cell::new(false),
         });
         StoreHandle(Arc::new(local))
@@ -133,7 +147,7 @@ impl Client {
             let remote = store.clone();
             let carried_out = store.world.spawn_on(store.node, async move {
                 time::sleep(remote.delay()).await;
-                if remote.down.get() {
+                if remote.down.get() || (writes && remote.read_only[index].get()) {
                     return None;
                 }
                 let result = work(&mut remote.memory.borrow_mut());
@@ -163,5 +177,31 @@ impl Arbiter for Client {
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written> {
         self.call(true, move |memory| memory.write(volume, expected.as_ref(), bytes))
+    }
+
+    fn rehearse(&self, _: ReplicaId, _: Vec<u8>) -> ArbiterFuture<()> {
+        self.call(true, |_| ())
+    }
+}
+
+/// Command of a storage node that fences the other one. It stops nothing: what is simulated is that the
+/// other machine was no danger.
+pub(super) struct Fencer {
+    pub(super) store: StoreHandle,
+    pub(super) index: usize,
+}
+
+impl Fence for Fencer {
+    fn fence(&self) -> FenceFuture {
+        let (store, index) = (self.store.get(), self.index);
+        Box::pin(async move {
+            time::sleep(store.world.random_span(Duration::from_millis(1), FENCE_MAX)).await;
+            let fails = store.fence_fails.get().unwrap_or(0);
+            if store.world.random_between(1, 100) <= fails {
+                return Err(FenceError("it ended with status 1".to_owned()));
+            }
+            store.fenced[index].set(store.fenced[index].get() + 1);
+            Ok(())
+        })
     }
 }

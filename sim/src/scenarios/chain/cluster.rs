@@ -16,7 +16,9 @@ use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
 use flagstone_mirror::ondisk::newest;
 use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_mirror::state::status::{MirrorState, MirrorStatus};
-use flagstone_mirror::{Ack, FailoverOptions, LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions};
+use flagstone_mirror::{
+    Ack, FailoverOptions, LinkVersions, Mirror, Mode, OnPeerLoss, PeerOptions, SharedFence,
+};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
 use flagstone_nvmf_host::HostOptions;
@@ -29,7 +31,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{spawn_detached, time};
 
 use super::Profile;
-use super::arbiter::{Client, Store, StoreHandle};
+use super::arbiter::{Client, Fencer, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
 use super::tls::{self, LinkTls};
@@ -268,7 +270,12 @@ impl Cluster {
             let FailoverTiming { manual, after_ms, clock } = &timing[index];
             let arbiter = Arc::new(Client { store: store.clone(), index });
             let failover_after = Duration::from_micros(after_ms.get() * clock);
-            (!manual.get()).then_some(FailoverOptions { arbiter, failover_after })
+            let fence = store
+                .get()
+                .fence_fails
+                .get()
+                .map(|_| Arc::new(Fencer { store: store.clone(), index }) as SharedFence);
+            (!manual.get()).then_some(FailoverOptions { arbiter, failover_after, fence })
         });
         let process = node(world, index, (here, mode), (peer, failover), unverified);
         self.sim.spawn_on(self.nodes[index], process);
@@ -337,6 +344,12 @@ impl Cluster {
     pub(super) fn set_failover_after(&self, index: usize, after_ms: u64) {
         let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
         timing[index].after_ms.set(after_ms);
+    }
+
+    /// Size of each node's disk. The superblocks are at its end.
+    #[cfg(test)]
+    pub(super) fn device_bytes(&self) -> u64 {
+        self.device_bytes
     }
 
     /// Leaves decisions at a node to its operator, from its next start on.

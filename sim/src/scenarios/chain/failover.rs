@@ -38,6 +38,9 @@ pub(super) fn run(seed: u64, profile: &Profile) -> Outcome {
     let cluster = Cluster::new(seed, *profile);
     let sim = &cluster.sim;
     (profile.sabotage)(&cluster);
+    if seed.is_multiple_of(5) {
+        cluster.store().fence_fails.set(Some(30));
+    }
     (0..2).for_each(|index| cluster.start(index));
     cluster.start_hosts();
     if sim.chance(0.9) {
@@ -104,6 +107,11 @@ fn step(cluster: &Cluster) {
             };
             note(format!("node {index} loses the arbiter: {cut:?}"));
             store.cuts[index].set(cut);
+        }
+        23 if sim.chance(0.5) => {
+            let refuses = !store.read_only[index].get();
+            note(format!("the arbiter refuses writes of node {index}: {refuses}"));
+            store.read_only[index].set(refuses);
         }
         23 => store.back_up(),
         24 => {

@@ -13,9 +13,9 @@ use super::failover::{FAILOVER, VOLUME};
 use super::{Profile, operator};
 use crate::runner::run_seed;
 
-const EVERYTHING: Cut = Cut { requests: true, answers: true, written: false };
+pub(super) const EVERYTHING: Cut = Cut { requests: true, answers: true, written: false };
 /// Longer than any `failover_after` here, with the call to the arbiter.
-const FAILOVER_TIME: Duration = Duration::from_secs(8);
+pub(super) const FAILOVER_TIME: Duration = Duration::from_secs(8);
 
 #[test]
 fn automatic_failover_keeps_guarantees_and_replays() {
@@ -27,13 +27,19 @@ fn automatic_failover_keeps_guarantees_and_replays() {
 
 /// A cluster under load and in sync, whose nodes have these `failover_after`, in milliseconds. Node 0
 /// serves, and node 1 may take over.
-fn in_sync(after_ms: [u64; 2]) -> Cluster {
+pub(super) fn in_sync(after_ms: [u64; 2]) -> Cluster {
     in_sync_from(7, after_ms)
 }
 
-fn in_sync_from(seed: u64, after_ms: [u64; 2]) -> Cluster {
+pub(super) fn in_sync_from(seed: u64, after_ms: [u64; 2]) -> Cluster {
+    in_sync_with(seed, after_ms, None)
+}
+
+/// Also with commands that fence the other node, which fail with this probability, in percent.
+pub(super) fn in_sync_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
     let cluster =
         Cluster::new(seed, Profile { automatic: true, ..Profile::new(Mode::Sync, false) });
+    cluster.store().fence_fails.set(fence_fails);
     for (index, after_ms) in after_ms.into_iter().enumerate() {
         cluster.set_failover_after(index, after_ms);
         cluster.start(index);
@@ -50,7 +56,7 @@ fn is_armed(cluster: &Cluster, source: usize) -> bool {
     cluster.active() == Some(source) && target == Some(in_sync)
 }
 
-fn until(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool) {
+pub(super) fn until(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool) {
     let deadline = cluster.sim.now() + Duration::from_secs(60);
     while !is(cluster) {
         assert!(cluster.sim.now() < deadline, "not {what}: {}", cluster.describe());
@@ -63,11 +69,11 @@ fn step(cluster: &Cluster) {
     cluster.pass(Duration::from_millis(20));
 }
 
-fn part(cluster: &Cluster) {
+pub(super) fn part(cluster: &Cluster) {
     cluster.sim.partition(cluster.nodes[0], cluster.nodes[1]);
 }
 
-fn obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
+pub(super) fn obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
     let mirror = cluster.mirror(index)?;
     cluster.sim.block_on(async move { mirror.failover_status().and_then(|now| now.obstacle) })
 }
@@ -77,14 +83,14 @@ fn peer_obstacle(cluster: &Cluster, index: usize) -> Option<Obstacle> {
     cluster.sim.block_on(async move { mirror.failover_status().and_then(|now| now.peer_obstacle) })
 }
 
-fn suspend(cluster: &Cluster, index: usize, on: bool) {
+pub(super) fn suspend(cluster: &Cluster, index: usize, on: bool) {
     cluster.command(index, "maintenance", async move |mirror| {
         mirror.suspend_failover(on).await.expect("the arbiter answers");
     });
     cluster.pass(Duration::from_secs(1));
 }
 
-fn is_suspended(cluster: &Cluster) -> bool {
+pub(super) fn is_suspended(cluster: &Cluster) -> bool {
     cluster.store().record(VOLUME).is_some_and(|record| record.maintenance)
 }
 
@@ -201,6 +207,24 @@ fn target_without_arbiter_is_reported_by_source() {
     assert_eq!(peer_obstacle(&cluster, 0), None);
 }
 
+/// The arbiter answered reads and refused writes, as an etcd without space: both nodes promised a failover
+/// that could not be recorded.
+#[test]
+fn arbiter_that_refuses_writes_is_reported() {
+    let cluster = in_sync([2000, 2000]);
+    until(&cluster, "compared", |cluster| peer_obstacle(cluster, 0).is_none());
+    cluster.store().read_only.iter().for_each(|is| is.set(true));
+    cluster.pass(Duration::from_secs(40));
+    for index in 0..2 {
+        assert_eq!(obstacle(&cluster, index), Some(Obstacle::ArbiterSilent), "node {index}");
+    }
+    assert_eq!(peer_obstacle(&cluster, 0), Some(Obstacle::ArbiterSilent));
+    assert_eq!(cluster.active(), Some(0), "hosts are served");
+    cluster.store().read_only.iter().for_each(|is| is.set(false));
+    cluster.pass(Duration::from_secs(20));
+    assert_eq!((obstacle(&cluster, 0), peer_obstacle(&cluster, 0)), (None, None));
+}
+
 /// A target whose operator decides was reported as one that takes over.
 #[test]
 fn manual_target_is_reported_by_source() {
@@ -234,17 +258,30 @@ fn failed_disk_hands_over_during_maintenance() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
+/// End of the session in which a target has dropped its grant.
+#[derive(Clone, Copy)]
+enum Parting {
+    /// The link is lost after some renewals.
+    Late,
+    /// The link is lost before a renewal.
+    Early,
+    /// The link is lost, and the target restarts.
+    Restart,
+}
+
 /// The target's grant was stored, and its answer lost. The source came back before the target read
 /// the record, and was lost again before it could publish. Which node leads when both meet depends on
 /// the seed.
 #[test]
 fn abandoned_grant_does_not_strand_the_volume() {
-    let led = (0..12).filter(|seed| abandoned_grant(*seed)).take(2).count();
-    assert!(led > 0, "the former source leads with one of the seeds");
+    for parting in [Parting::Late, Parting::Early, Parting::Restart] {
+        let led = (0..12).filter(|seed| abandoned_grant(*seed, parting)).take(2).count();
+        assert!(led > 0, "the former source leads with one of the seeds");
+    }
 }
 
 /// False if the target becomes the source as soon as both nodes meet.
-fn abandoned_grant(seed: u64) -> bool {
+fn abandoned_grant(seed: u64, parting: Parting) -> bool {
     let cluster = in_sync_from(seed, [2000, 2000]);
     let store = cluster.store();
     part(&cluster);
@@ -258,10 +295,24 @@ fn abandoned_grant(seed: u64) -> bool {
     store.cuts[1].set(EVERYTHING);
     cluster.sim.heal_all();
     let attached = |cluster: &Cluster| cluster.mirror(1).is_some_and(|mirror| mirror.has_source());
-    until(&cluster, "met", |cluster| attached(cluster) || cluster.serves(1));
-    cluster.pass(Duration::from_millis(200));
+    let met = |cluster: &Cluster| attached(cluster) || cluster.serves(1);
+    match parting {
+        Parting::Early => {
+            while !met(&cluster) {
+                cluster.sim.run_for(Duration::from_micros(20));
+            }
+        }
+        Parting::Late | Parting::Restart => {
+            until(&cluster, "met", met);
+            cluster.pass(Duration::from_millis(200));
+        }
+    }
     let led = attached(&cluster);
     part(&cluster);
+    if matches!(parting, Parting::Restart) {
+        cluster.end(1, false);
+        cluster.restart(1);
+    }
     store.cuts.iter().for_each(|cut| cut.set(Cut::default()));
     until(&cluster, "served", |cluster| cluster.active().is_some());
     cluster.sim.heal_all();

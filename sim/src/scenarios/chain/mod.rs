@@ -35,6 +35,10 @@ mod cluster;
 mod failover;
 #[cfg(test)]
 mod failover_tests;
+#[cfg(test)]
+mod fence_tests;
+#[cfg(test)]
+mod hand_over_tests;
 mod history;
 mod hosts;
 mod operator;

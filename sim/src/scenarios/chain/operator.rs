@@ -234,8 +234,10 @@ fn repair(cluster: &Cluster, index: usize) {
 pub(super) fn stop(cluster: &Cluster, index: usize) {
     let Some(mirror) = cluster.mirror(index) else { return };
     cluster.world.history.note(format!("operator: node {index} stops"));
-    let stopped =
-        cluster.sim.spawn_on(cluster.nodes[index], async move { mirror.stop().await.is_ok() });
+    let stopped = cluster.sim.spawn_on(cluster.nodes[index], async move {
+        let _ = mirror.leave().await;
+        mirror.stop().await.is_ok()
+    });
     let deadline = cluster.sim.now() + Duration::from_secs(3);
     while !stopped.is_finished() && cluster.sim.now() < deadline {
         cluster.pass(Duration::from_millis(5));

@@ -1,0 +1,101 @@
+//! Fencing: a node to which the arbiter has granted the role stops the other machine before it serves,
+//! if it has a command for that.
+//!
+//! Neither consistency nor the end of the other node's service depends on it, except for what no lease
+//! covers: a hypervisor that pauses a machine together with its clocks. So a command that fails is
+//! repeated, and this node serves no hosts before it has succeeded, or before the other node answers
+//! that it serves none: then it has learned that it lost, and needs a grant of its own to serve again.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::mirror::Inner;
+use crate::state::machine::Answer;
+
+/// Future of a fencing command.
+pub type FenceFuture = Pin<Box<dyn Future<Output = Result<(), FenceError>>>>;
+
+/// A command that stops the peer's machine.
+pub trait Fence: Send + Sync + 'static {
+    /// Runs it. It ends within its own time limit.
+    fn fence(&self) -> FenceFuture;
+}
+
+/// A command that several cores may share.
+pub type SharedFence = Arc<dyn Fence>;
+
+/// Why a fencing command has failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FenceError(pub String);
+
+/// Fencing of the peer by this node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Fencing {
+    /// This node has not taken over since it last had a source.
+    #[default]
+    Idle,
+    /// The command runs.
+    Running {
+        /// Why the run before has failed.
+        before: Option<FenceError>,
+    },
+    /// The command has succeeded.
+    Succeeded,
+    /// The command had failed, and the peer answers that it serves no hosts.
+    Unneeded,
+    /// The command has failed, and is repeated.
+    Failed(FenceError),
+}
+
+impl Fencing {
+    /// Why the last run that has ended has failed.
+    pub fn failure(&self) -> Option<&FenceError> {
+        match self {
+            Fencing::Failed(error) | Fencing::Running { before: Some(error) } => Some(error),
+            Fencing::Idle
+            | Fencing::Running { before: None }
+            | Fencing::Succeeded
+            | Fencing::Unneeded => None,
+        }
+    }
+}
+
+impl Inner {
+    /// Fences the peer, if there is a command. False if it has failed.
+    pub(super) async fn fence_peer(self: &Arc<Self>) -> bool {
+        let fence = self.failover.options.as_ref().and_then(|options| options.fence.clone());
+        let Some(fence) = fence else { return true };
+        let replica = self.local.superblock().replica;
+        let before = self.failover.fencing.lock().failure().cloned();
+        if before.is_some() && self.peer_is_out_of_service().await {
+            tracing::warn!(%replica, "the peer answers that it serves no hosts: it is not fenced");
+            self.failover.set_fencing(Fencing::Unneeded);
+            return true;
+        }
+        tracing::warn!(%replica, "fencing the peer before hosts are served");
+        self.failover.set_fencing(Fencing::Running { before });
+        match fence.fence().await {
+            Ok(()) => {
+                tracing::warn!(%replica, "the peer is fenced");
+                self.failover.set_fencing(Fencing::Succeeded);
+                true
+            }
+            Err(error) => {
+                tracing::error!(
+                    %replica,
+                    "the peer could not be fenced: {error}; hosts are not served, and the command is \
+                     repeated"
+                );
+                self.failover.set_fencing(Fencing::Failed(error));
+                false
+            }
+        }
+    }
+
+    async fn peer_is_out_of_service(self: &Arc<Self>) -> bool {
+        let [answer, ..] = self.ask_all_peers().await;
+        matches!(answer, Some(Answer::Known { serving: false, .. }))
+    }
+}

@@ -1,0 +1,194 @@
+//! Fencing: runs `fence_command` of a peer, which stops the peer's machine before this node serves in
+//! its place.
+//!
+//! The command runs in a process group of its own, on a thread that ends with it: never on an executor.
+//! At its time limit the whole group is killed. Its output goes to the daemon's standard error.
+
+use std::io;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use flagstone_config::Peer;
+use flagstone_mirror::{Fence, FenceError, FenceFuture};
+use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tokio::sync::oneshot;
+
+/// Pause between two looks at a running command.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The command of one peer for one volume.
+pub(crate) struct FenceCommand {
+    words: Vec<String>,
+    limit: Duration,
+    variables: Vec<(&'static str, String)>,
+    /// One run at a time: an earlier one may still be ending.
+    is_running: Arc<AtomicBool>,
+}
+
+impl FenceCommand {
+    /// `None` if the configuration has no command for this peer.
+    pub(crate) fn new(peer: &Peer, node: &str, volume: &str) -> Option<FenceCommand> {
+        let words = peer.fence_command.clone();
+        let variables = vec![
+            ("FLAGSTONE_PEER", peer.name.clone()),
+            ("FLAGSTONE_PEER_ADDRESS", peer.address.to_string()),
+            ("FLAGSTONE_VOLUME", volume.to_owned()),
+            ("FLAGSTONE_NODE", node.to_owned()),
+        ];
+        let limit = peer.fence_timeout;
+        let command = FenceCommand { words, limit, variables, is_running: Arc::default() };
+        (!command.words.is_empty()).then_some(command)
+    }
+
+    /// The command with its variables, as a shell would read it.
+    pub(crate) fn shown(&self) -> String {
+        let quoted = |text: &String| format!("'{}'", text.replace('\'', "'\\''"));
+        let variables =
+            self.variables.iter().map(|(name, value)| format!("{name}={}", quoted(value)));
+        let words = self.words.iter().map(quoted);
+        variables.chain(words).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Time limit of the command.
+    pub(crate) fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// Whether the program is a file that may be executed here. Runs nothing.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        use std::os::unix::fs::PermissionsExt as _;
+        let program = &self.words[0];
+        let found = std::fs::metadata(program).map_err(|error| format!("{program}: {error}"))?;
+        match found.is_file() && found.permissions().mode() & 0o111 != 0 {
+            true => Ok(()),
+            false => Err(format!("{program} is no executable file")),
+        }
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.words[0]);
+        command.args(&self.words[1..]).envs(self.variables.iter().cloned()).process_group(0);
+        command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::inherit());
+        command
+    }
+}
+
+impl Fence for FenceCommand {
+    fn fence(&self) -> FenceFuture {
+        if self.is_running.swap(true, Ordering::AcqRel) {
+            let busy = FenceError("its last run has not ended".to_owned());
+            return Box::pin(async move { Err(busy) });
+        }
+        let (command, limit, running) = (self.command(), self.limit, self.is_running.clone());
+        let (done, ended) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("flagstone-fence".to_owned());
+        let started = thread.spawn(move || {
+            use_all_cores();
+            let result = run(command, limit);
+            running.store(false, Ordering::Release);
+            // The caller may have given up.
+            drop(done.send(result));
+        });
+        if let Err(error) = started {
+            self.is_running.store(false, Ordering::Release);
+            let failed = FenceError(format!("no thread for it: {error}"));
+            return Box::pin(async move { Err(failed) });
+        }
+        Box::pin(async move {
+            ended.await.unwrap_or_else(|_| Err(FenceError("its thread ended".to_owned())))
+        })
+    }
+}
+
+/// Executors are bound to their cores, and their threads and children would be.
+fn use_all_cores() {
+    let mut cores = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|core| cores.set(core));
+    if let Err(error) = sched_setaffinity(None, &cores) {
+        tracing::debug!("the fencing command stays on one core: {error}");
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a thread of its own, which waits for a child")]
+fn run(mut command: Command, limit: Duration) -> Result<(), FenceError> {
+    let started = command.spawn();
+    let mut child =
+        started.map_err(|error| FenceError(format!("it cannot be started: {error}")))?;
+    let end = Instant::now() + limit;
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => return Err(FenceError(ended_with(status))),
+            Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
+            Ok(None) => {
+                kill(&mut child);
+                return Err(FenceError(format!("it was killed after {} s", limit.as_secs())));
+            }
+            Err(error) => return Err(FenceError(format!("its end is not known: {error}"))),
+        }
+    }
+}
+
+fn ended_with(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it ended with status {code}"),
+        (None, Some(signal)) => format!("it was ended by signal {signal}"),
+        (None, None) => "it ended without a status".to_owned(),
+    }
+}
+
+/// Kills the child with all processes of its group, and reaps it.
+fn kill(child: &mut Child) {
+    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit: Duration) -> FenceCommand {
+        let mut peer = Peer::at("b", "10.0.0.2").expect("a sound address");
+        peer.fence_command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
+        peer.fence_timeout = limit;
+        FenceCommand::new(&peer, "a", "db").expect("it has a command")
+    }
+
+    fn fenced(script: &str, limit: Duration) -> Result<(), FenceError> {
+        let command = shell(script, limit);
+        flagstone_runtime::block_on(async move { command.fence().await }).expect("a runtime")
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn fence_command_gets_peer_and_volume() {
+        let all = "$FLAGSTONE_PEER $FLAGSTONE_PEER_ADDRESS $FLAGSTONE_VOLUME $FLAGSTONE_NODE";
+        let test = format!("[ \"{all}\" = 'b 10.0.0.2:4420 db a' ]");
+        assert_eq!(fenced(&test, LONG), Ok(()));
+        assert_eq!(shell("x", LONG).check(), Ok(()));
+        let shown = shell("echo 'x'", LONG).shown();
+        assert!(shown.ends_with("'/bin/sh' '-c' 'echo '\\''x'\\'''"), "{shown}");
+    }
+
+    #[test]
+    fn failed_fence_command_says_why() {
+        let failed = |script, limit| fenced(script, limit).expect_err("a failure").to_string();
+        assert!(failed("exit 7", LONG).contains("status 7"));
+        assert!(failed("kill -9 $$", LONG).contains("signal 9"));
+        // The child of the shell keeps its output open.
+        assert!(failed("sleep 60 & wait", Duration::from_millis(50)).contains("killed after"));
+        let mut peer = Peer::at("b", "10.0.0.2").expect("a sound address");
+        peer.fence_command = vec!["/nonexistent".to_owned()];
+        let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
+        assert!(command.check().is_err());
+    }
+}

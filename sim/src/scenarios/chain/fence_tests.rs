@@ -1,0 +1,82 @@
+//! Histories of automatic failover with a command that fences the other node.
+
+use std::time::Duration;
+
+use flagstone_mirror::state::prospect::Obstacle;
+
+use super::cluster::Cluster;
+use super::failover::VOLUME;
+use super::failover_tests::{FAILOVER_TIME, in_sync_with, obstacle, until};
+use super::operator;
+
+const ALWAYS: Option<u64> = Some(100);
+const NEVER: Option<u64> = Some(0);
+
+fn fenced(cluster: &Cluster) -> [u64; 2] {
+    cluster.store().fenced.each_ref().map(std::cell::Cell::get)
+}
+
+#[test]
+fn winner_fences_peer_before_it_serves() {
+    let cluster = in_sync_with(7, [2000, 2000], NEVER);
+    cluster.end(0, false);
+    while cluster.active() != Some(1) {
+        assert!(!cluster.serves(1), "served before the peer was fenced");
+        cluster.pass(Duration::from_millis(20));
+        if cluster.serves(1) {
+            assert_eq!(fenced(&cluster), [0, 1]);
+        }
+    }
+    assert_eq!(fenced(&cluster), [0, 1]);
+    // A source that goes on without its target fences nothing.
+    cluster.restart(0);
+    until(&cluster, "in sync", operator::is_whole);
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!((cluster.active(), fenced(&cluster)), (Some(1), [0, 1]));
+}
+
+#[test]
+fn failed_fencing_keeps_winner_from_serving() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert!(!cluster.serves(1), "{}", cluster.describe());
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    let record = cluster.store().record(VOLUME).expect("a record");
+    assert_eq!(record.in_sync.len(), 1, "it has won");
+    // It is repeated, also after a restart.
+    cluster.end(1, false);
+    cluster.restart(1);
+    cluster.pass(FAILOVER_TIME);
+    assert!(!cluster.serves(1), "{}", cluster.describe());
+    cluster.store().fence_fails.set(NEVER);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// The other node has learned that it lost, and answers: it need not be stopped.
+#[test]
+fn peer_out_of_service_needs_no_fencing() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.restart(0);
+    until(&cluster, "in sync", operator::is_whole);
+    assert_eq!((cluster.active(), fenced(&cluster)), (Some(1), [0, 0]));
+}
+
+/// The operator knows that the other machine is stopped.
+#[test]
+fn forced_failover_needs_no_fencing() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    cluster.world.failing_over.set(Some(1));
+    cluster.command(1, "failover", async |mirror| {
+        mirror.failover().await.expect("its data is consistent");
+    });
+    cluster.pass(Duration::from_secs(3));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
