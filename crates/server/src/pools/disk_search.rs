@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,6 +22,8 @@ use flagstone_pool::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, copy_off
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::{spawn_blocking, time};
 use parking_lot::Mutex;
+
+use super::same_disks::same_disks;
 
 /// Kinds of devices that are not searched: their media may be absent, or a network away.
 const UNSEARCHED: [&str; 4] = ["fd", "nbd", "ram", "sr"];
@@ -174,45 +176,6 @@ fn superblocks(path: &Path) -> Vec<Superblock> {
         Superblock::decode(&block, copy).ok()
     };
     (0..COPIES).filter_map(read).collect()
-}
-
-/// Number of a disk, or of the file in place of one.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = path.metadata().ok()?;
-    Some(match found.file_type().is_block_device() {
-        true => (0, found.rdev()),
-        false => (found.dev(), found.ino()),
-    })
-}
-
-/// Names of the disks with these paths, and of others that are the same: below or above them, such as
-/// the paths of a multipath device, or with the same world-wide name.
-fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
-    let names = root.list("/sys/class/block").unwrap_or_default();
-    let own: Vec<_> = paths.iter().filter_map(|path| identity(Path::new(path))).collect();
-    let is_own = |name: &&String| {
-        identity(&root.locate(&format!("/dev/{name}"))).is_some_and(|disk| own.contains(&disk))
-    };
-    let mut same: BTreeSet<String> = names.iter().filter(is_own).cloned().collect();
-    for relation in ["slaves", "holders"] {
-        let mut open: Vec<String> = same.iter().cloned().collect();
-        while let Some(name) = open.pop() {
-            let related = root.list(&format!("/sys/class/block/{name}/{relation}"));
-            open.extend(
-                related.unwrap_or_default().into_iter().filter(|name| same.insert(name.clone())),
-            );
-        }
-    }
-    let wwid = |name: &String| {
-        let read = |file| root.read(&format!("/sys/class/block/{name}/{file}")).ok();
-        let wwid = read("wwid").or_else(|| read("device/wwid"))?;
-        Some(wwid.trim().to_owned()).filter(|wwid| !wwid.is_empty())
-    };
-    let known: BTreeSet<String> = same.iter().filter_map(wwid).collect();
-    same.extend(
-        names.into_iter().filter(|name| wwid(name).is_some_and(|own| known.contains(&own))),
-    );
-    same
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod order_locks;
 mod orders;
 mod registry;
 mod retire;
+mod same_disks;
 pub(crate) mod scrub;
 pub(crate) mod settings;
 mod snapshot_orders;
