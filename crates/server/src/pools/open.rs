@@ -105,7 +105,7 @@ impl Pools {
                     Ok(found) => found,
                     Err(Silent(disks)) => {
                         return without(format!(
-                            "its log device was not found, and may be {disks}, which does not answer"
+                            "its log device was not found, and may be a disk that was not read ({disks})"
                         ))
                         .await;
                     }
@@ -212,7 +212,7 @@ impl Pools {
             )
             .into()),
             Err(Silent(disks)) => {
-                tracing::warn!("{disks} does not answer, and may be a copy of pool {name}");
+                tracing::warn!("disks that were not read may be copies of pool {name}: {disks}");
                 Ok(())
             }
         }
