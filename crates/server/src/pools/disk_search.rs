@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use super::same_disks::same_disks;
 
 /// Kinds of devices that are not searched: their media may be absent, or a network away.
-const UNSEARCHED: [&str; 4] = ["fd", "nbd", "ram", "sr"];
+const UNSEARCHED: [&str; 6] = ["drbd", "fd", "nbd", "ram", "rbd", "sr"];
 
 /// A copy in a file, which an operator looks at.
 const LOOP: &str = "/dev/loop";
@@ -259,7 +259,7 @@ mod tests {
             // A card reader, or an extended partition.
             put("sdc", b"");
             put("nvme0n1", &vec![0; 1 << 20]);
-            for name in ["nbd0"] {
+            for name in ["nbd0", "drbd0", "rbd0p1"] {
                 put(name, &of_log);
             }
             std::fs::write(root.locate("/sys/class/block/sdz"), "").unwrap();
