@@ -45,6 +45,9 @@ pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 /// pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 
+/// Longest pause between attempts to open a complete pool: each reads all disks of the machine.
+pub const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(60);
+
 /// Pause between two records of the identities of open pools: what a copy of their disks may be younger
 /// and still be found after a crash.
 pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);

@@ -5,11 +5,13 @@
 //! copy that got the name of its original looks like the pool.
 //!
 //! Invariant: a disk is read by one thread at a time. A disk that hangs keeps its thread; later searches
-//! skip it, and do not conclude that what they look for is nowhere.
+//! skip it. A search that skipped a disk, or may not read it, does not conclude that what it is for is
+//! nowhere.
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,9 +24,12 @@ use flagstone_pool::ondisk::superblock::{COPIES, LOG_INDEX, Superblock, copy_off
 use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::{spawn_blocking, time};
 use parking_lot::Mutex;
+use rustix::io::Errno;
+
+use super::same_disks::same_disks;
 
 /// Kinds of devices that are not searched: their media may be absent, or a network away.
-const UNSEARCHED: [&str; 4] = ["fd", "nbd", "ram", "sr"];
+const UNSEARCHED: [&str; 6] = ["drbd", "fd", "nbd", "ram", "rbd", "sr"];
 
 /// A copy in a file, which an operator looks at.
 const LOOP: &str = "/dev/loop";
@@ -51,9 +56,12 @@ pub(super) struct DiskCopy {
     pub(super) update: u64,
 }
 
-/// Disks that did not answer.
+/// Disks that were not read, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Silent(pub(super) String);
+
+/// Most disks that a message names.
+const NAMED_MAX: usize = 4;
 
 /// Disks that are being read, by path.
 type Reading = Arc<Mutex<BTreeSet<String>>>;
@@ -75,7 +83,7 @@ impl DiskSearch {
     /// Path of the disk or partition that is this log device.
     ///
     /// # Errors
-    /// Disks that did not answer, if it is none of the others.
+    /// Disks that were not read, if it is none of the others.
     pub(super) async fn find_log(&self, sought: Sought) -> Result<Option<String>, Silent> {
         let is_sought = move |superblock: &Superblock| {
             superblock.device == LOG_INDEX
@@ -92,7 +100,7 @@ impl DiskSearch {
     /// A disk other than `own` that is a device of this pool, too, and is not older.
     ///
     /// # Errors
-    /// Disks that did not answer, if none of the others is one.
+    /// Disks that were not read, if none of the others is one.
     pub(super) async fn find_copy(
         &self,
         pool: ExaminedPool,
@@ -125,14 +133,22 @@ impl DiskSearch {
         match time::timeout(patience, search).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => Err(Silent(error.to_string())),
-            Err(_) => Err(silent(self.reading.lock().iter())),
+            Err(_) => Err(silent(&self.reading.lock().iter().map(no_answer).collect::<Vec<_>>())),
         }
     }
 }
 
-fn silent<'a>(paths: impl Iterator<Item = &'a String>) -> Silent {
-    let paths: Vec<&str> = paths.map(String::as_str).collect();
-    Silent(paths.join(" or "))
+fn no_answer(path: &String) -> String {
+    format!("{path}: no answer")
+}
+
+fn silent(disks: &[String]) -> Silent {
+    let (named, others) = disks.split_at(disks.len().min(NAMED_MAX));
+    let others = match others.len() {
+        0 => String::new(),
+        count => format!(" and {count} others"),
+    };
+    Silent(named.join(", ") + &others)
 }
 
 /// Visits disks until one is what the search is for.
@@ -150,69 +166,49 @@ fn scan<T>(
     let mut unread = Vec::new();
     for path in names.iter().filter(searched).map(|name| format!("/dev/{name}")) {
         if !reading.lock().insert(path.clone()) {
-            unread.push(path);
+            unread.push(no_answer(&path));
             continue;
         }
-        let superblocks = superblocks(&root.locate(&path));
+        let (superblocks, failure) = superblocks(&root.locate(&path));
         reading.lock().remove(&path);
         if let Some(found) = visit(&path, &superblocks) {
             return Ok(Some(found));
         }
+        unread.extend(failure.map(|error| format!("{path}: {error}")));
     }
     match unread.is_empty() {
         true => Ok(None),
-        false => Err(silent(unread.iter())),
+        false => Err(silent(&unread)),
     }
 }
 
-/// Whole copies of the superblock of a disk.
-fn superblocks(path: &Path) -> Vec<Superblock> {
-    let Ok(disk) = File::options().read(true).open(path) else { return Vec::new() };
-    let read = |copy| {
-        let mut block = [0; 4096];
-        disk.read_exact_at(&mut block, copy_offset(copy)).ok()?;
-        Superblock::decode(&block, copy).ok()
-    };
-    (0..COPIES).filter_map(read).collect()
-}
-
-/// Number of a disk, or of the file in place of one.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    let found = path.metadata().ok()?;
-    Some(match found.file_type().is_block_device() {
-        true => (0, found.rdev()),
-        false => (found.dev(), found.ino()),
-    })
-}
-
-/// Names of the disks with these paths, and of others that are the same: below or above them, such as
-/// the paths of a multipath device, or with the same world-wide name.
-fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
-    let names = root.list("/sys/class/block").unwrap_or_default();
-    let own: Vec<_> = paths.iter().filter_map(|path| identity(Path::new(path))).collect();
-    let is_own = |name: &&String| {
-        identity(&root.locate(&format!("/dev/{name}"))).is_some_and(|disk| own.contains(&disk))
-    };
-    let mut same: BTreeSet<String> = names.iter().filter(is_own).cloned().collect();
-    for relation in ["slaves", "holders"] {
-        let mut open: Vec<String> = same.iter().cloned().collect();
-        while let Some(name) = open.pop() {
-            let related = root.list(&format!("/sys/class/block/{name}/{relation}"));
-            open.extend(
-                related.unwrap_or_default().into_iter().filter(|name| same.insert(name.clone())),
-            );
+/// Whole copies of the superblock of a disk, and the failure to read others.
+fn superblocks(path: &Path) -> (Vec<Superblock>, Option<io::Error>) {
+    let mut failure = None;
+    let mut note =
+        |error| failure = Some(error).filter(|error| !is_absent(error)).or(failure.take());
+    let mut found = Vec::new();
+    match File::options().read(true).open(path) {
+        Err(error) => note(error),
+        Ok(disk) => {
+            for copy in 0..COPIES {
+                let mut block = [0; 4096];
+                match disk.read_exact_at(&mut block, copy_offset(copy)) {
+                    Ok(()) => found.extend(Superblock::decode(&block, copy).ok()),
+                    Err(error) => note(error),
+                }
+            }
         }
     }
-    let wwid = |name: &String| {
-        let read = |file| root.read(&format!("/sys/class/block/{name}/{file}")).ok();
-        let wwid = read("wwid").or_else(|| read("device/wwid"))?;
-        Some(wwid.trim().to_owned()).filter(|wwid| !wwid.is_empty())
-    };
-    let known: BTreeSet<String> = same.iter().filter_map(wwid).collect();
-    same.extend(
-        names.into_iter().filter(|name| wwid(name).is_some_and(|own| known.contains(&own))),
-    );
-    same
+    (found, failure)
+}
+
+/// Whether there is no disk, no medium in it, or one too small for a superblock. After other failures,
+/// a superblock may be there: a service that may not open every disk cannot know.
+fn is_absent(error: &io::Error) -> bool {
+    let code = error.raw_os_error().map(Errno::from_raw_os_error);
+    error.kind() == io::ErrorKind::UnexpectedEof
+        || matches!(code, Some(Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM))
 }
 
 #[cfg(test)]
@@ -260,11 +256,21 @@ mod tests {
             let of_log = content(&log).await;
             put("sda", &content(&disk).await);
             put("sdb", b"short");
+            // A card reader, or an extended partition.
+            put("sdc", b"");
             put("nvme0n1", &vec![0; 1 << 20]);
-            put("nbd0", &of_log);
+            for name in ["nbd0", "drbd0", "rbd0p1"] {
+                put(name, &of_log);
+            }
             std::fs::write(root.locate("/sys/class/block/sdz"), "").unwrap();
             let search = DiskSearch::new(root.clone());
             assert_eq!(search.find_log(sought).await, Ok(None));
+            // Reading a directory fails.
+            let failing = root.locate("/dev/sdz");
+            std::fs::create_dir(&failing).unwrap();
+            let unread = search.find_log(sought).await.unwrap_err();
+            assert!(unread.0.starts_with("/dev/sdz: Is a directory"), "{unread:?}");
+            std::fs::remove_dir(&failing).unwrap();
             put("nvme1n1", &of_log);
             let found = search.find_log(sought).await;
             assert_eq!(found, Ok(Some("/dev/nvme1n1".to_owned())));
@@ -362,7 +368,7 @@ mod tests {
             let search = DiskSearch { patience, ..DiskSearch::new(root.clone()) };
             for _ in 0..5 {
                 let refused = search.find_log(sought).await.unwrap_err();
-                assert_eq!(refused, Silent("/dev/sda".to_owned()));
+                assert_eq!(refused, Silent("/dev/sda: no answer".to_owned()));
             }
             assert_eq!(search.reading.lock().len(), 1);
             // Each thread has a reference.

@@ -18,6 +18,7 @@ mod order_locks;
 mod orders;
 mod registry;
 mod retire;
+mod same_disks;
 pub(crate) mod scrub;
 pub(crate) mod settings;
 mod snapshot_orders;
@@ -71,6 +72,7 @@ pub(crate) struct Pools {
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     openings: opening::Openings,
+    attempts: opening::Attempts,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
     search: DiskSearch,
@@ -169,6 +171,7 @@ impl Pools {
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             openings: opening::Openings::default(),
+            attempts: opening::Attempts::default(),
             receivers: RefCell::default(),
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),

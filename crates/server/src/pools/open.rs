@@ -105,7 +105,7 @@ impl Pools {
                     Ok(found) => found,
                     Err(Silent(disks)) => {
                         return without(format!(
-                            "its log device was not found, and may be {disks}, which does not answer"
+                            "its log device was not found, and may be a disk that was not read ({disks})"
                         ))
                         .await;
                     }
@@ -201,7 +201,10 @@ impl Pools {
         // What is wrong with the devices is found when they are opened.
         let Ok(pool) = Pool::examine(devices).await else { return Ok(()) };
         let update = pool.identity.update;
-        match self.search.find_copy(pool, paths).await {
+        let found = self.search.find_copy(pool, paths).await;
+        let unread = found.as_ref().err().map(|Silent(disks)| disks.as_str());
+        let is_news = self.attempts.note(name, unread, time::now());
+        match found {
             Ok(None) => Ok(()),
             Ok(Some(copy)) => Err(format!(
                 "{} is a copy of a device of the pool, and not older than {} (update {}, and {update}): \
@@ -212,7 +215,9 @@ impl Pools {
             )
             .into()),
             Err(Silent(disks)) => {
-                tracing::warn!("{disks} does not answer, and may be a copy of pool {name}");
+                if is_news {
+                    tracing::warn!("disks that were not read may be copies of pool {name}: {disks}");
+                }
                 Ok(())
             }
         }

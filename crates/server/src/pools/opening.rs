@@ -6,14 +6,16 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use flagstone_runtime::task::AbortOnDrop;
+use flagstone_runtime::time::Instant;
 use flagstone_runtime::{spawn, time};
 
 use super::open::Consent;
 use super::{PoolState, Pools};
 use crate::connections::DRAIN_PERIOD;
-use crate::limits::OPEN_PATIENCE;
+use crate::limits::{OPEN_PATIENCE, POOL_PAUSE, SEARCH_PAUSE_MAX};
 use crate::serve::Server;
 
 /// Pools that are being opened, by name.
@@ -21,6 +23,38 @@ pub(super) type Openings = RefCell<BTreeMap<String, AbortOnDrop<()>>>;
 
 /// Reason of a pool whose devices have not answered yet.
 pub(super) const OPENING: &str = "it is being opened: its devices have not answered yet";
+
+/// Attempts to open pools that are complete and stay closed, by name. Each reads all disks of the
+/// machine, which keeps them from standby, so they become rare.
+#[derive(Default)]
+pub(super) struct Attempts(RefCell<BTreeMap<String, Attempt>>);
+
+struct Attempt {
+    at: Instant,
+    /// Until the next one.
+    pause: Duration,
+    /// Disks that were not read, and why.
+    unread: Option<String>,
+}
+
+impl Attempts {
+    /// Notes a search for copies, and the disks that it did not read. Whether these are news.
+    pub(super) fn note(&self, name: &str, unread: Option<&str>, now: Instant) -> bool {
+        let mut attempts = self.0.borrow_mut();
+        let last = attempts.get(name);
+        let pause = last
+            .map_or(Duration::ZERO, |last| (last.pause * 2).clamp(POOL_PAUSE, SEARCH_PAUSE_MAX));
+        let is_news = unread.is_some() && last.and_then(|last| last.unread.as_deref()) != unread;
+        let unread = unread.map(str::to_owned);
+        attempts.insert(name.to_owned(), Attempt { at: now, pause, unread });
+        is_news
+    }
+
+    fn is_due(&self, name: &str, now: Instant) -> bool {
+        let attempts = self.0.borrow();
+        attempts.get(name).is_none_or(|last| now.since(last.at) >= last.pause)
+    }
+}
 
 impl Pools {
     /// Gives up an attempt to open the pool, before an order on it. Calls of a device that hangs keep
@@ -50,8 +84,12 @@ impl Server {
     /// Begins to open closed pools that are not being opened.
     pub(super) fn begin_openings(self: &Rc<Self>) {
         for (name, slot) in self.pools.slots() {
-            let PoolState::Closed { reason, .. } = slot.state else { continue };
-            if self.pools.openings.borrow().contains_key(&name) {
+            let PoolState::Closed { reason, .. } = slot.state else {
+                self.pools.attempts.0.borrow_mut().remove(&name);
+                continue;
+            };
+            let is_begun = self.pools.openings.borrow().contains_key(&name);
+            if is_begun || !self.pools.attempts.is_due(&name, time::now()) {
                 continue;
             }
             let (server, own) = (self.clone(), name.clone());
@@ -69,5 +107,35 @@ impl Server {
             });
             self.pools.openings.borrow_mut().insert(name, opening.abort_on_drop());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complete_pool_is_tried_less_and_less_often() {
+        let begin = flagstone_runtime::block_on(async { time::now() }).unwrap();
+        let (attempts, mut tried) = (Attempts::default(), Vec::new());
+        for seconds in (0..300).step_by(5) {
+            let now = begin + Duration::from_secs(seconds);
+            if attempts.is_due("fast", now) {
+                attempts.note("fast", None, now);
+                tried.push(seconds);
+            }
+        }
+        assert_eq!(tried, [0, 5, 10, 20, 40, 80, 140, 200, 260]);
+        assert!(attempts.is_due("slow", begin));
+    }
+
+    #[test]
+    fn unread_disks_are_logged_once() {
+        let now = flagstone_runtime::block_on(async { time::now() }).unwrap();
+        let attempts = Attempts::default();
+        let news = [Some("/dev/sda"), Some("/dev/sda"), Some("/dev/sdb"), None, Some("/dev/sdb")]
+            .map(|unread| attempts.note("fast", unread, now));
+        assert_eq!(news, [true, false, true, false, true]);
+        assert!(attempts.note("slow", Some("/dev/sdb"), now));
     }
 }

@@ -174,7 +174,7 @@ fn open_now(path: PathBuf) -> Result<(StateDirectory, Vec<PoolEntry>), (bool, St
         (false, format!("the state directory {} cannot be used: {error}", path.display()))
     };
     fs::create_dir_all(&path).map_err(failed)?;
-    let lock = File::options().create(true).append(true).open(path.join("lock")).map_err(failed)?;
+    let lock = open_lock(&path.join("lock")).map_err(failed)?;
     match lock.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -185,6 +185,17 @@ fn open_now(path: PathBuf) -> Result<(StateDirectory, Vec<PoolEntry>), (bool, St
     }
     let pools = read_now(&path.join("pools.json")).map_err(|why| (false, why))?;
     Ok((StateDirectory { path, _lock: Arc::new(lock) }, pools))
+}
+
+/// Opens the lock, which is made if the directory can be written.
+fn open_lock(path: &Path) -> io::Result<File> {
+    let made = File::options().create(true).append(true).open(path);
+    made.or_else(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            File::options().read(true).open(path).map_err(|_| error)
+        }
+        _ => Err(error),
+    })
 }
 
 fn read_now(path: &Path) -> Result<Vec<PoolEntry>, String> {
@@ -308,6 +319,22 @@ mod tests {
             directory.write(pools.clone()).await.unwrap();
             assert!(matches!(open_now(path.clone()), Err((true, _))));
             drop(directory);
+            assert_eq!(StateDirectory::open(&path).await.unwrap().1, pools);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn read_only_directory_is_read() {
+        flagstone_runtime::block_on(async {
+            let scratch = tempfile::tempdir().unwrap();
+            let path = scratch.path().to_owned();
+            let pools = vec![entry("fast", &["/dev/x"])];
+            write_now(&path, pools.clone()).unwrap();
+            // No user can open it for writing.
+            let read_only = "/sys/kernel/uevent_seqnum";
+            assert!(File::options().append(true).open(read_only).is_err());
+            std::os::unix::fs::symlink(read_only, path.join("lock")).unwrap();
             assert_eq!(StateDirectory::open(&path).await.unwrap().1, pools);
         })
         .unwrap();
