@@ -181,10 +181,10 @@ pub enum PoolError {
         /// Sequence that the log had reached.
         reached: u64,
     },
-    /// No room for a new log.
+    /// No room for a new log and the first checkpoint in it.
     #[error(
-        "pool {pool} has {free} free segments, and an opening needs two for a new log: its data and \
-         its old log use all others"
+        "pool {pool} has {free} free segments, too few for an opening, which begins a new log and writes \
+         a checkpoint: its data and its old log use all others"
     )]
     Full {
         /// Name of the pool.

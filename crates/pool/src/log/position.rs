@@ -14,6 +14,9 @@ use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::U48_MAX;
 use crate::ondisk::superblock::LogStart;
 
+/// Segments that a log takes when it begins.
+pub const BEGINNING_SEGMENTS: usize = 2;
+
 /// A chunk in flight.
 #[derive(Debug)]
 pub struct InFlight {

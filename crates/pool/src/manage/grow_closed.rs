@@ -66,6 +66,8 @@ mod tests {
 
     use crate::limits::BLOCK_BYTES;
     use crate::log::append::chunk_memory;
+    use crate::ondisk::chunk::Record;
+    use crate::ondisk::page::FANOUT;
     use crate::{CreateOptions, VolumeOptions};
 
     const SEGMENTS: u64 = 64;
@@ -76,20 +78,28 @@ mod tests {
         NamedDevice { name: name.to_owned(), device: Arc::new(device) }
     }
 
-    /// A pool whose log has all segments, with one block written.
-    async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>) {
+    /// A pool whose log has all but `free` segments, with one block written, and one in each of `pages`
+    /// pages of the map.
+    async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>, free: usize, pages: u64) {
         let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
         let made = Pool::create_with_log(vec![device.clone()], log, &options).await;
         let pool = made.unwrap();
-        let size = VolumeOptions { size_bytes: 1 << 20, ..VolumeOptions::default() };
+        let size = VolumeOptions { size_bytes: 1 << 30, ..VolumeOptions::default() };
         let db = pool.create_volume("db", &size).await.unwrap();
         db.write(0, Buf::copy_of(&[7; BLOCK_BYTES]).unwrap(), false).await.unwrap();
         // No checkpoint, and no admission: the log takes every segment.
         let turn = pool.keeper_turn().await.unwrap();
         let shared = pool.shared();
-        while let Ok(appended) = shared.append(Vec::new(), chunk_memory(0).await).await {
-            assert!(appended.sequence < 100_000, "the log takes no more");
+        let volume = *shared.state.lock().catalog.volumes.keys().next().unwrap();
+        for page in 1..=pages {
+            shared.state.lock().admitted.0 += 1;
+            let record = Record::Data { volume, block: page * FANOUT as u64, count: 1 };
+            shared.append(vec![record], chunk_memory(1).await).await.unwrap();
         }
+        while shared.state.lock().segments.free() > free {
+            shared.append(Vec::new(), chunk_memory(0).await).await.unwrap();
+        }
+        while free == 0 && shared.append(Vec::new(), chunk_memory(0).await).await.is_ok() {}
         shared.flush().await.unwrap();
         drop((db, turn));
     }
@@ -114,7 +124,7 @@ mod tests {
     fn full_pool_opens_with_an_added_device() {
         block_on(async {
             let (device, new) = (memory("/a", SEGMENTS), memory("/b", SEGMENTS));
-            full_pool(&device, None).await;
+            full_pool(&device, None, 0, 0).await;
             let devices = [device.clone()];
             let refused = Pool::open(devices.to_vec()).await.unwrap_err();
             assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
@@ -127,6 +137,28 @@ mod tests {
             assert!(own.unwrap_err().to_string().contains("already"));
             grow(&new).await.unwrap();
             opens_whole(&[device.clone(), new], None).await;
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn pool_without_room_for_its_first_checkpoint_grows() {
+        block_on(async {
+            let (device, small, new) =
+                (memory("/a", 256), memory("/b", SEGMENTS_MIN.into()), memory("/c", SEGMENTS));
+            // Each page is a block, and a segment has 16.
+            full_pool(&device, None, 3, 600).await;
+            let (mut devices, options) = (vec![device], OpenOptions::default());
+            let mut free = Vec::new();
+            for new in [small, new] {
+                let refused = Pool::open(devices.clone()).await.unwrap_err();
+                let PoolError::Full { free: found, .. } = refused else { panic!("{refused}") };
+                free.push(found);
+                Pool::grow_closed(&devices, &options, new.clone(), false).await.unwrap();
+                devices.push(new);
+            }
+            assert_eq!(free[1] - free[0], SEGMENTS_MIN as usize);
+            opens_whole(&devices, None).await;
         })
         .unwrap();
     }

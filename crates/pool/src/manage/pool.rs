@@ -17,6 +17,7 @@ use crate::error::{PoolError, VolumeError};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CACHE_PAGES, MAP_CACHE_BYTES, VOLUMES_MAX};
 use crate::log::append::chunk_memory;
+use crate::log::position::BEGINNING_SEGMENTS;
 use crate::map::cache::PageCache;
 use crate::ondisk::FormatError;
 use crate::ondisk::catalog::{Catalog, VolumeRecord};
@@ -94,8 +95,9 @@ impl Pool {
     pub(crate) async fn start(
         storage: Storage,
         sizes: Sizes,
-        opened: Opened,
+        mut opened: Opened,
     ) -> Result<Pool, PoolError> {
+        let free = opened.segments.free() + BEGINNING_SEGMENTS;
         let shared = Arc::new(Shared {
             name: opened.superblock.name.clone(),
             storage,
@@ -117,8 +119,13 @@ impl Pool {
             if let Err(error) = shared.checkpoint().await {
                 // It uses the devices until it ends.
                 shared.write_out_ended().await;
-                let device = format!("a device of pool {}", shared.name);
-                return Err(PoolError::Device { device, error });
+                let pool = shared.name.clone();
+                // A device that is a file has no room if its file system is full.
+                let is_full = shared.state.lock().segments.free() == 0;
+                return Err(match error {
+                    IoError::NoSpace if is_full => PoolError::Full { pool, free },
+                    _ => PoolError::Device { device: format!("a device of pool {pool}"), error },
+                });
             }
         }
         shared.state.lock().kept = true;

@@ -298,7 +298,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         PoolState::Closed { reason, cause } => {
             let has_log = base.log_device.is_some();
             let next = match cause {
-                ClosedCause::Full => format!("run flagstone pool grow {name} DEVICE"),
+                ClosedCause::Full { .. } => format!("run flagstone pool grow {name} DEVICE"),
                 ClosedCause::Refused if has_log => format!(
                     "correct the device, which is retried; if it has another path, run flagstone \
                      pool import {name} DEVICE… --log-device DEVICE; if the log device is lost, run flagstone \

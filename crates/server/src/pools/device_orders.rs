@@ -76,9 +76,10 @@ impl Server {
         let GrowPool { name, device, destroy_data, dry_run } = &order;
         let PoolSlot { set, state, .. } = self.pools.slot(name)?;
         let (pool, before) = match state {
-            PoolState::Closed { cause: ClosedCause::Full, .. } => {
+            PoolState::Closed { cause: ClosedCause::Full { devices }, .. } => {
                 self.pools.end_opening(name);
-                (None, set.without_added())
+                let removing = set.removing.filter(|device| devices.contains(device));
+                (None, DeviceSet { removing, ..devices.into() })
             }
             _ => (Some(self.pools.open_pool(name)?), set),
         };
@@ -119,7 +120,9 @@ impl Server {
                 let (server, own, destroys) = (self.clone(), name.clone(), *destroy_data);
                 let work = async move || {
                     let grown = server.pools.grow_closed(&own, &before.devices, named, destroys);
-                    grown.await.map_err(Problem::conflict)
+                    grown.await.map_err(Problem::conflict)?;
+                    // It may still be too full, and grow again.
+                    server.pools.set_devices(&own, after).await
                 };
                 let what = "it is being grown, and its devices have not answered";
                 self.reopen(name, during, what, permit, Consent::default(), work).await?;

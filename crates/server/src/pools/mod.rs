@@ -112,12 +112,15 @@ pub(crate) enum PoolState {
 }
 
 /// Why a pool is closed, as far as the way out depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClosedCause {
     /// Its devices are not part of a pool: the creation did not complete.
     Absent,
-    /// It has no room for a new log.
-    Full,
+    /// It has no room for an opening.
+    Full {
+        /// Paths of the devices that are the pool.
+        devices: Vec<String>,
+    },
     /// Any other.
     Refused,
 }

@@ -142,7 +142,7 @@ impl Pools {
         let pool = opened.map_err(|error| OpenPoolError {
             cause: match &error {
                 PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
-                PoolError::Full { .. } => ClosedCause::Full,
+                PoolError::Full { .. } => ClosedCause::Full { devices: paths.to_vec() },
                 _ => ClosedCause::Refused,
             },
             reason: match (&error, &why) {
@@ -236,8 +236,9 @@ impl Pools {
         for paths in set.alternatives() {
             match self.open(name, &paths, log.as_ref(), consent).await {
                 Ok(pool) => return Ok(pool),
-                // The devices are a pool.
-                Err(error) if error.cause == ClosedCause::Full => first = Some(error),
+                Err(error) if matches!(error.cause, ClosedCause::Full { .. }) => {
+                    first = Some(error)
+                }
                 Err(error) => drop(first.get_or_insert(error)),
             }
         }

@@ -248,7 +248,7 @@ impl Server {
             Ok(pool) => pool,
             Err(error) => {
                 let refused = Problem::conflict(error.reason.clone());
-                if error.cause == ClosedCause::Full {
+                if matches!(error.cause, ClosedCause::Full { .. }) {
                     // It has to be known to be grown.
                     self.pools.registry.change(name, import).await?;
                     self.pools.insert(name, PoolSlot::closed(set, error));
@@ -372,6 +372,8 @@ impl Server {
         let task = spawn(async move {
             let _permit = permit;
             let done = work().await;
+            // The work may have recorded other devices.
+            let set = server.pools.slot(&own).map_or(set, |slot| slot.set);
             server.try_open(&own, set, "", consent).await;
             let done = done.and_then(|()| server.pools.open_pool(&own).map(drop));
             if let Err(problem) = &done {
