@@ -24,7 +24,9 @@ use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
-use crate::state::arbitration::{Exclusion, Standing, Step, step, stops_serving_at};
+use crate::state::arbitration::{
+    Exclusion, Standing, Step, peer_may_have_served, step, stops_serving_at,
+};
 use crate::state::machine::{Action, Event, Role, next};
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
@@ -155,7 +157,8 @@ impl Inner {
                     tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
                 }
                 *self.failover.denial.lock() = None;
-                if matches!(now, Step::TakeOver | Step::Reclaim) {
+                let takes_role = matches!(now, Step::TakeOver | Step::Reclaim);
+                if takes_role && peer_may_have_served(self.machine_state().role) {
                     match self.unless_due(now, self.fence_peer()).await {
                         Ok(true) => {}
                         Ok(false) => return Err(Denied),

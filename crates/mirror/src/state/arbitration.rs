@@ -248,6 +248,12 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
     }
 }
 
+/// Whether the peer of a node that takes the role may have served since this node did, so that it is
+/// fenced. The peer of a source that stopped, or restarted, has been granted nothing if that source wins.
+pub fn peer_may_have_served(role: Role) -> bool {
+    !matches!(role, Role::Waiting { handed_over: false, .. })
+}
+
 /// When a source that asks for the right to go on alone stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
     let Standing::Contested { since_ns, .. } = situation.standing else { return None };

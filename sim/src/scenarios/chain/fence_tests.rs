@@ -80,3 +80,67 @@ fn forced_failover_needs_no_fencing() {
     cluster.pass(Duration::from_secs(3));
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
+
+/// The source was restarted while the command that stops it ran. It attached, served, and was stopped when
+/// the other node was inconsistent.
+#[test]
+fn source_that_is_being_fenced_does_not_serve() {
+    let cluster = in_sync_with(7, [2000, 2000], NEVER);
+    cluster.store().fence_takes.set(Some(Duration::from_secs(20)));
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    cluster.restart(0);
+    while fenced(&cluster) == [0, 0] {
+        cluster.pass(Duration::from_millis(20));
+        assert!(!cluster.serves(0), "served while it was being stopped: {}", cluster.describe());
+    }
+    cluster.pass(Duration::from_secs(1));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// Its peer needs a grant to serve, and the record excludes no grant to the former source.
+#[test]
+fn source_that_wins_back_fences_nothing() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.store().down.set(true);
+    cluster.end(1, true);
+    until(&cluster, "out of service", |cluster| cluster.active().is_none());
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+    cluster.store().down.set(false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+}
+
+/// The former source left, and the arbiter was silent when the new one asked.
+#[test]
+fn successor_does_not_fence_source_that_left() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.store().down.set(true);
+    cluster.command(0, "leave", async |mirror| {
+        let left = mirror.leave().await;
+        assert_eq!(left, Ok(true));
+    });
+    until(&cluster, "handed over", |cluster| cluster.active() == Some(1));
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+    cluster.store().down.set(false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// Only the command failed: the arbiter had agreed, and was silent since.
+#[test]
+fn failed_fencing_is_repeated_without_arbiter() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.store().down.set(true);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.store().fence_fails.set(NEVER);
+    cluster.pass(3 * FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
