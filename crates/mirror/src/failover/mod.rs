@@ -163,6 +163,11 @@ impl Failover {
         *self.fencing.lock() = fencing;
     }
 
+    /// The command that stops the peer's machine runs.
+    pub(crate) fn is_fencing(&self) -> bool {
+        matches!(*self.fencing.lock(), Fencing::Running { .. })
+    }
+
     fn fencing_has_failed(&self) -> bool {
         self.fencing.lock().failure().is_some()
     }
@@ -324,7 +329,8 @@ impl Inner {
             state: self.machine_state_in(state),
             standing: state.standing,
             is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
-            changes_role: state.changing_role,
+            // Only one that ends in service abandons a run: an attempt to attach is refused meanwhile.
+            changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.standing,
             revision: mark.revision,
             published_until_ns: published.map(Published::compare_at_ns),

@@ -159,7 +159,7 @@ impl Inner {
                 *self.failover.denial.lock() = None;
                 let takes_role = matches!(now, Step::TakeOver | Step::Reclaim);
                 if takes_role && peer_may_have_served(self.machine_state().role) {
-                    match self.unless_due(now, self.fence_peer()).await {
+                    match self.unless_due(now, self.fence_peer(now)).await {
                         Ok(true) => {}
                         Ok(false) => return Err(Denied),
                         Err(Abandoned) => {

@@ -2,7 +2,7 @@
 //! its place.
 //!
 //! The command runs in a process group of its own, on a thread that ends with it: never on an executor.
-//! At its time limit the whole group is killed. Its output goes to the daemon's standard error.
+//! At its time limit, or when it is abandoned, the whole group is killed. Its output goes to the daemon's standard error.
 
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -88,12 +88,13 @@ impl Fence for FenceCommand {
         }
         let (command, limit, running) = (self.command(), self.limit, self.is_running.clone());
         let (done, ended) = oneshot::channel();
+        let wanted = Arc::new(());
+        let still_wanted = Arc::downgrade(&wanted);
         let thread = std::thread::Builder::new().name("flagstone-fence".to_owned());
         let started = thread.spawn(move || {
             use_all_cores();
-            let result = run(command, limit);
+            let result = run(command, limit, &|| still_wanted.strong_count() > 0);
             running.store(false, Ordering::Release);
-            // The caller may have given up.
             drop(done.send(result));
         });
         if let Err(error) = started {
@@ -102,6 +103,7 @@ impl Fence for FenceCommand {
             return Box::pin(async move { Err(failed) });
         }
         Box::pin(async move {
+            let _wanted = wanted;
             ended.await.unwrap_or_else(|_| Err(FenceError("its thread ended".to_owned())))
         })
     }
@@ -117,7 +119,11 @@ fn use_all_cores() {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, which waits for a child")]
-fn run(mut command: Command, limit: Duration) -> Result<(), FenceError> {
+fn run(
+    mut command: Command,
+    limit: Duration,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(), FenceError> {
     let started = command.spawn();
     let mut child =
         started.map_err(|error| FenceError(format!("it cannot be started: {error}")))?;
@@ -126,6 +132,10 @@ fn run(mut command: Command, limit: Duration) -> Result<(), FenceError> {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(FenceError(ended_with(status))),
+            Ok(None) if !is_wanted() => {
+                kill(&mut child);
+                return Err(FenceError("it was abandoned".to_owned()));
+            }
             Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
             Ok(None) => {
                 kill(&mut child);
@@ -190,5 +200,15 @@ mod tests {
         peer.fence_command = vec!["/nonexistent".to_owned()];
         let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
         assert!(command.check().is_err());
+    }
+
+    #[test]
+    fn abandoned_fence_command_is_killed() {
+        let command = shell("sleep 60 & wait", LONG);
+        drop(command.fence());
+        while command.is_running.load(Ordering::Acquire) {
+            std::thread::sleep(LOOK);
+        }
+        assert_eq!(fenced("exit 0", LONG), Ok(()));
     }
 }
