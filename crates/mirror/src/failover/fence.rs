@@ -13,6 +13,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use flagstone_arbiter::Record;
+use flagstone_arbiter::race::Denial;
+
+use super::Failover;
 use crate::mirror::Inner;
 use crate::state::arbitration::{Step, step};
 use crate::state::machine::Answer;
@@ -63,6 +67,40 @@ impl Fencing {
             | Fencing::Succeeded
             | Fencing::Unneeded => None,
         }
+    }
+}
+
+/// What the arbiter has granted to this node, which has yet to fence its peer.
+pub(super) struct Grant {
+    record: Record,
+    /// Attachments of a source before: one that has attached since may have replaced the record.
+    attachments: u64,
+}
+
+impl Failover {
+    pub(super) fn keep_grant(&self, record: &Record, attachments: u64) {
+        *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
+    }
+
+    pub(super) fn forget_grant(&self) {
+        *self.grant.lock() = None;
+    }
+
+    /// The record that this node was granted before. Each run of the command is preceded by a race, so that
+    /// an operator's order at the other node is noticed; but an arbiter that is silent takes nothing
+    /// back. Any other denial does.
+    pub(super) fn grant_despite(
+        &self,
+        now: Step,
+        denial: &Denial,
+        attachments: u64,
+    ) -> Option<Record> {
+        let mut grant = self.grant.lock();
+        if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
+            *grant = None;
+        }
+        let valid = grant.as_ref().filter(|grant| grant.attachments == attachments);
+        valid.map(|grant| grant.record.clone())
     }
 }
 

@@ -18,6 +18,7 @@ mod maintenance;
 pub(crate) mod renew;
 pub(crate) mod task;
 
+use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
@@ -102,6 +103,7 @@ pub(crate) struct Failover {
     /// Why the peer does not take over, as it has answered last.
     peer_report: Mutex<Option<Obstacle>>,
     fencing: Mutex<Fencing>,
+    grant: Mutex<Option<Grant>>,
 }
 
 impl Failover {
@@ -117,6 +119,7 @@ impl Failover {
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
             fencing: Mutex::default(),
+            grant: Mutex::default(),
         };
         // A node that starts gives its peer the same time to be heard.
         failover.answered();
@@ -357,6 +360,7 @@ impl Inner {
     /// As [`Inner::set_standing`], for a node that begins to serve.
     pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
         let standing = self.failover.standing_after(promotion, &self.local.superblock());
+        self.failover.forget_grant();
         if self.failover.fencing_has_failed() {
             // By the operator's order.
             self.failover.set_fencing(Fencing::Idle);

@@ -162,6 +162,13 @@ pub enum Step {
     TakeOver,
 }
 
+impl Step {
+    /// The node asks for the role.
+    pub(crate) const fn takes_role(self) -> bool {
+        matches!(self, Step::TakeOver | Step::Reclaim)
+    }
+}
+
 /// The next step of a node with one peer. With several, the operator decides: each of two targets
 /// would conclude that it has to take over.
 pub fn step(situation: &Situation) -> Step {
