@@ -57,6 +57,7 @@ impl MirroredVolume {
             command.fence().await.map_err(|error| failed(error.to_string()))?;
         }
         let (shown, limit_s) = (command.shown(), command.limit().as_secs());
-        Ok(format!("the machine of {peer} is stopped, within {limit_s} s, by: {shown}"))
+        let is = if dry_run { "would be" } else { "is" };
+        Ok(format!("the machine of {peer} {is} stopped, within {limit_s} s, by: {shown}"))
     }
 }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use flagstone_config::Peer;
 use flagstone_mirror::{Fence, FenceError, FenceFuture};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::sync::oneshot;
@@ -58,18 +59,19 @@ impl FenceCommand {
         self.limit
     }
 
-    /// Whether the program is a file that may be executed here. Runs nothing.
+    /// Whether the program is a file that this process may execute. Runs nothing.
     ///
     /// # Errors
     /// Why it is not.
     pub(crate) fn check(&self) -> Result<(), String> {
-        use std::os::unix::fs::PermissionsExt as _;
         let program = &self.words[0];
         let found = std::fs::metadata(program).map_err(|error| format!("{program}: {error}"))?;
-        match found.is_file() && found.permissions().mode() & 0o111 != 0 {
-            true => Ok(()),
-            false => Err(format!("{program} is no executable file")),
+        if !found.is_file() {
+            return Err(format!("{program} is no file"));
         }
+        // A mode that lets another user execute it does not suffice.
+        accessat(CWD, program, Access::EXEC_OK, AtFlags::EACCESS)
+            .map_err(|error| format!("the service's user cannot execute {program}: {error}"))
     }
 
     fn command(&self) -> Command {
@@ -200,6 +202,10 @@ mod tests {
         peer.fence_command = vec!["/nonexistent".to_owned()];
         let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
         assert!(command.check().is_err());
+        peer.fence_command = vec!["/etc/passwd".to_owned()];
+        let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
+        let refused = command.check().expect_err("not executable");
+        assert!(refused.contains("cannot execute /etc/passwd"), "{refused}");
     }
 
     #[test]
