@@ -2,12 +2,13 @@
 //! its place.
 //!
 //! The command runs in a process group of its own, on a thread that ends with it: never on an executor.
-//! At its time limit, or when it is abandoned, the whole group is killed. Its output goes to the daemon's standard error.
+//! At its time limit, or when it is abandoned, the whole group is killed. A program that cannot be killed, such
+//! as one on a dead NFS server, does not delay the result. Its output goes to the daemon's standard error.
 
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,9 @@ use tokio::sync::oneshot;
 
 /// Pause between two looks at a running command.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Time for the end of a killed command.
+const KILL_TIME: Duration = Duration::from_secs(1);
 
 /// The command of one peer for one volume.
 pub(crate) struct FenceCommand {
@@ -84,24 +88,20 @@ impl FenceCommand {
 
 impl Fence for FenceCommand {
     fn fence(&self) -> FenceFuture {
-        if self.is_running.swap(true, Ordering::AcqRel) {
+        let Some(running) = Running::begin(&self.is_running) else {
             let busy = FenceError("its last run has not ended".to_owned());
             return Box::pin(async move { Err(busy) });
-        }
-        let (command, limit, running) = (self.command(), self.limit, self.is_running.clone());
+        };
+        let (command, limit) = (self.command(), self.limit);
         let (done, ended) = oneshot::channel();
         let wanted = Arc::new(());
         let still_wanted = Arc::downgrade(&wanted);
-        let thread = std::thread::Builder::new().name("flagstone-fence".to_owned());
-        let started = thread.spawn(move || {
+        let started = thread(move || {
             use_all_cores();
-            let result = run(command, limit, &|| still_wanted.strong_count() > 0);
-            running.store(false, Ordering::Release);
-            drop(done.send(result));
+            let work = move || run(command, limit, &|| still_wanted.strong_count() > 0);
+            drop(done.send(within(limit + KILL_TIME, running, work)));
         });
-        if let Err(error) = started {
-            self.is_running.store(false, Ordering::Release);
-            let failed = FenceError(format!("no thread for it: {error}"));
+        if let Err(failed) = started {
             return Box::pin(async move { Err(failed) });
         }
         Box::pin(async move {
@@ -109,6 +109,44 @@ impl Fence for FenceCommand {
             ended.await.unwrap_or_else(|_| Err(FenceError("its thread ended".to_owned())))
         })
     }
+}
+
+/// A run that has not ended.
+struct Running(Arc<AtomicBool>);
+
+impl Running {
+    /// `None` if there is one.
+    fn begin(is_running: &Arc<AtomicBool>) -> Option<Running> {
+        (!is_running.swap(true, Ordering::AcqRel)).then(|| Running(is_running.clone()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), FenceError> {
+    let thread = std::thread::Builder::new().name("flagstone-fence".to_owned());
+    let started = thread.spawn(work).map(drop);
+    started.map_err(|error| FenceError(format!("no thread for it: {error}")))
+}
+
+/// Result of `work`, or a failure at this limit, although `work` goes on.
+fn within(
+    limit: Duration,
+    running: Running,
+    work: impl FnOnce() -> Result<(), FenceError> + Send + 'static,
+) -> Result<(), FenceError> {
+    let (finish, finished) = mpsc::channel();
+    thread(move || {
+        let result = work();
+        drop(running);
+        drop(finish.send(result));
+    })?;
+    let late = |_| Err(FenceError("it was killed, and has not ended".to_owned()));
+    finished.recv_timeout(limit).unwrap_or_else(late)
 }
 
 /// Executors are bound to their cores, and their threads and children would be.
@@ -209,11 +247,26 @@ mod tests {
     }
 
     #[test]
+    fn fence_command_that_cannot_be_killed_has_failed() {
+        let is_running = Arc::default();
+        let (end, ended) = mpsc::channel();
+        let running = Running::begin(&is_running).expect("the first run");
+        let stuck = move || ended.recv().map_err(|_| FenceError("its test ended".to_owned()));
+        let failed = within(LOOK, running, stuck).expect_err("it goes on");
+        assert!(failed.to_string().contains("has not ended"), "{failed}");
+        assert!(Running::begin(&is_running).is_none(), "no second run beside it");
+        end.send(()).expect("it waits");
+        while is_running.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
     fn abandoned_fence_command_is_killed() {
         let command = shell("sleep 60 & wait", LONG);
         drop(command.fence());
         while command.is_running.load(Ordering::Acquire) {
-            std::thread::sleep(LOOK);
+            std::thread::yield_now();
         }
         assert_eq!(fenced("exit 0", LONG), Ok(()));
     }
