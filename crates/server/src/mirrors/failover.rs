@@ -42,7 +42,8 @@ impl MirroredVolume {
     /// The command that fences the only peer, if there is one.
     pub(crate) fn fence_command(&self) -> Option<FenceCommand> {
         let links = self.links.borrow();
-        links.first().and_then(|peer| FenceCommand::new(peer, &self.node, &self.name))
+        let here = (self.node.as_str(), self.name.as_str());
+        links.first().and_then(|peer| FenceCommand::new(peer, here, &self.is_fencing))
     }
 
     /// Runs the command that fences the peer, by the operator's order. A dry run only checks it.

@@ -8,8 +8,8 @@
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, mpsc};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use flagstone_config::Peer;
@@ -35,8 +35,13 @@ pub(crate) struct FenceCommand {
 }
 
 impl FenceCommand {
-    /// `None` if the configuration has no command for this peer.
-    pub(crate) fn new(peer: &Peer, node: &str, volume: &str) -> Option<FenceCommand> {
+    /// `None` if the configuration has no command for this peer. Commands that share `is_running` do not
+    /// overlap.
+    pub(crate) fn new(
+        peer: &Peer,
+        (node, volume): (&str, &str),
+        is_running: &Arc<AtomicBool>,
+    ) -> Option<FenceCommand> {
         let words = peer.fence_command.clone();
         let variables = vec![
             ("FLAGSTONE_PEER", peer.name.clone()),
@@ -45,7 +50,8 @@ impl FenceCommand {
             ("FLAGSTONE_NODE", node.to_owned()),
         ];
         let limit = peer.fence_timeout;
-        let command = FenceCommand { words, limit, variables, is_running: Arc::default() };
+        let is_running = is_running.clone();
+        let command = FenceCommand { words, limit, variables, is_running };
         (!command.words.is_empty()).then_some(command)
     }
 
@@ -209,7 +215,7 @@ mod tests {
         let mut peer = Peer::at("b", "10.0.0.2").expect("a sound address");
         peer.fence_command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
         peer.fence_timeout = limit;
-        FenceCommand::new(&peer, "a", "db").expect("it has a command")
+        FenceCommand::new(&peer, ("a", "db"), &Arc::default()).expect("it has a command")
     }
 
     fn fenced(script: &str, limit: Duration) -> Result<(), FenceError> {
@@ -238,10 +244,12 @@ mod tests {
         assert!(failed("sleep 60 & wait", Duration::from_millis(50)).contains("killed after"));
         let mut peer = Peer::at("b", "10.0.0.2").expect("a sound address");
         peer.fence_command = vec!["/nonexistent".to_owned()];
-        let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
+        let command =
+            FenceCommand::new(&peer, ("a", "db"), &Arc::default()).expect("it has a command");
         assert!(command.check().is_err());
         peer.fence_command = vec!["/etc/passwd".to_owned()];
-        let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
+        let command =
+            FenceCommand::new(&peer, ("a", "db"), &Arc::default()).expect("it has a command");
         let refused = command.check().expect_err("not executable");
         assert!(refused.contains("cannot execute /etc/passwd"), "{refused}");
     }
