@@ -5,12 +5,20 @@
 //! covers: a hypervisor that pauses a machine together with its clocks. So a command that fails is
 //! repeated, and this node serves no hosts before it has succeeded, or before the other node answers
 //! that it serves none: then it has learned that it lost, and needs a grant of its own to serve again.
+//!
+//! While the command runs, the other node is not admitted as the source: it would be stopped while it
+//! serves. A run that is abandoned, because this node serves or the operator decided otherwise, ends.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use flagstone_arbiter::Record;
+use flagstone_arbiter::race::Denial;
+
+use super::Failover;
 use crate::mirror::Inner;
+use crate::state::arbitration::{Step, step};
 use crate::state::machine::Answer;
 
 /// Future of a fencing command.
@@ -18,7 +26,7 @@ pub type FenceFuture = Pin<Box<dyn Future<Output = Result<(), FenceError>>>>;
 
 /// A command that stops the peer's machine.
 pub trait Fence: Send + Sync + 'static {
-    /// Runs it. It ends within its own time limit.
+    /// Runs it. It ends within its own time limit, or when the future is dropped.
     fn fence(&self) -> FenceFuture;
 }
 
@@ -62,9 +70,44 @@ impl Fencing {
     }
 }
 
+/// What the arbiter has granted to this node, which has yet to fence its peer.
+pub(super) struct Grant {
+    record: Record,
+    /// Attachments of a source before: one that has attached since may have replaced the record.
+    attachments: u64,
+}
+
+impl Failover {
+    pub(super) fn keep_grant(&self, record: &Record, attachments: u64) {
+        *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
+    }
+
+    pub(super) fn forget_grant(&self) {
+        *self.grant.lock() = None;
+    }
+
+    /// The record that this node was granted before. Each run of the command is preceded by a race, so that
+    /// an operator's order at the other node is noticed; but an arbiter that is silent takes nothing
+    /// back. Any other denial does.
+    pub(super) fn grant_despite(
+        &self,
+        now: Step,
+        denial: &Denial,
+        attachments: u64,
+    ) -> Option<Record> {
+        let mut grant = self.grant.lock();
+        if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
+            *grant = None;
+        }
+        let valid = grant.as_ref().filter(|grant| grant.attachments == attachments);
+        valid.map(|grant| grant.record.clone())
+    }
+}
+
 impl Inner {
-    /// Fences the peer, if there is a command. False if it has failed.
-    pub(super) async fn fence_peer(self: &Arc<Self>) -> bool {
+    /// Fences the peer, if there is a command, for this step. False if it has failed, or another step is
+    /// due.
+    pub(super) async fn fence_peer(self: &Arc<Self>, now: Step) -> bool {
         let fence = self.failover.options.as_ref().and_then(|options| options.fence.clone());
         let Some(fence) = fence else { return true };
         let replica = self.local.superblock().replica;
@@ -74,8 +117,10 @@ impl Inner {
             self.failover.set_fencing(Fencing::Unneeded);
             return true;
         }
+        if !self.begin_fencing(now, before) {
+            return false;
+        }
         tracing::warn!(%replica, "fencing the peer before hosts are served");
-        self.failover.set_fencing(Fencing::Running { before });
         match fence.fence().await {
             Ok(()) => {
                 tracing::warn!(%replica, "the peer is fenced");
@@ -92,6 +137,16 @@ impl Inner {
                 false
             }
         }
+    }
+
+    /// From now on no source attaches: a change of role either comes first, or finds that the command runs.
+    fn begin_fencing(&self, now: Step, before: Option<FenceError>) -> bool {
+        let state = self.lock();
+        let is_due = step(&self.situation_in(&state)) == now;
+        if is_due {
+            self.failover.set_fencing(Fencing::Running { before });
+        }
+        is_due
     }
 
     async fn peer_is_out_of_service(self: &Arc<Self>) -> bool {

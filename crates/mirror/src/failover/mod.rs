@@ -18,6 +18,7 @@ mod maintenance;
 pub(crate) mod renew;
 pub(crate) mod task;
 
+use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
@@ -102,6 +103,7 @@ pub(crate) struct Failover {
     /// Why the peer does not take over, as it has answered last.
     peer_report: Mutex<Option<Obstacle>>,
     fencing: Mutex<Fencing>,
+    grant: Mutex<Option<Grant>>,
 }
 
 impl Failover {
@@ -117,6 +119,7 @@ impl Failover {
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
             fencing: Mutex::default(),
+            grant: Mutex::default(),
         };
         // A node that starts gives its peer the same time to be heard.
         failover.answered();
@@ -161,6 +164,11 @@ impl Failover {
 
     fn set_fencing(&self, fencing: Fencing) {
         *self.fencing.lock() = fencing;
+    }
+
+    /// The command that stops the peer's machine runs.
+    pub(crate) fn is_fencing(&self) -> bool {
+        matches!(*self.fencing.lock(), Fencing::Running { .. })
     }
 
     fn fencing_has_failed(&self) -> bool {
@@ -324,7 +332,8 @@ impl Inner {
             state: self.machine_state_in(state),
             standing: state.standing,
             is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
-            changes_role: state.changing_role,
+            // Only one that ends in service abandons a run: an attempt to attach is refused meanwhile.
+            changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.standing,
             revision: mark.revision,
             published_until_ns: published.map(Published::compare_at_ns),
@@ -351,6 +360,7 @@ impl Inner {
     /// As [`Inner::set_standing`], for a node that begins to serve.
     pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
         let standing = self.failover.standing_after(promotion, &self.local.superblock());
+        self.failover.forget_grant();
         if self.failover.fencing_has_failed() {
             // By the operator's order.
             self.failover.set_fencing(Fencing::Idle);

@@ -24,7 +24,9 @@ use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
-use crate::state::arbitration::{Exclusion, Standing, Step, step, stops_serving_at};
+use crate::state::arbitration::{
+    Exclusion, Standing, Step, peer_may_have_served, step, stops_serving_at,
+};
 use crate::state::machine::{Action, Event, Role, next};
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
@@ -44,6 +46,9 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             return;
         }
         let next_step = step(&inner.situation());
+        if !next_step.takes_role() {
+            inner.failover.forget_grant();
+        }
         let until = match (next_step, paused) {
             (Step::Wait(until), _) => until,
             (denied, Some((before, until))) if denied == before && Inner::boot_ns() < until => {
@@ -146,8 +151,11 @@ impl Inner {
             goal,
         };
         let race = run_race(arbiter, ask.clone());
-        let Ok(outcome) = self.unless_due(now, race).await else { return Ok(()) };
-        match outcome {
+        let Ok(outcome) = self.unless_due(now, race).await else {
+            self.failover.forget_grant();
+            return Ok(());
+        };
+        let record = match outcome {
             Ok(record) => {
                 let replica = superblock.replica;
                 let (revision, epoch) = (record.revision, record.epoch);
@@ -155,23 +163,30 @@ impl Inner {
                     tracing::info!(%replica, revision, epoch, "the arbiter agrees to {}", ask.goal);
                 }
                 *self.failover.denial.lock() = None;
-                if matches!(now, Step::TakeOver | Step::Reclaim) {
-                    match self.unless_due(now, self.fence_peer()).await {
-                        Ok(true) => {}
-                        Ok(false) => return Err(Denied),
-                        Err(Abandoned) => {
-                            self.failover.set_fencing(Fencing::Idle);
-                            return Ok(());
-                        }
-                    }
-                }
-                self.granted(now, &record, (attachments, session_id)).await
+                record
             }
-            Err(denial) => {
-                self.denied(now, denial).await;
-                Err(Denied)
+            Err(denial) => match self.failover.grant_despite(now, &denial, attachments) {
+                Some(record) => record,
+                None => {
+                    self.denied(now, denial).await;
+                    return Err(Denied);
+                }
+            },
+        };
+        if now.takes_role() && peer_may_have_served(self.machine_state().role) {
+            self.failover.keep_grant(&record, attachments);
+            match self.unless_due(now, self.fence_peer(now)).await {
+                Ok(true) => {}
+                Ok(false) => return Err(Denied),
+                Err(Abandoned) => {
+                    self.failover.forget_grant();
+                    self.failover.set_fencing(Fencing::Idle);
+                    return Ok(());
+                }
             }
         }
+        self.failover.forget_grant();
+        self.granted(now, &record, (attachments, session_id)).await
     }
 
     /// Runs a race until another step is due.

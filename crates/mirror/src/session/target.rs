@@ -290,6 +290,9 @@ impl TargetSession {
             return Err(PeerRefusal::Group);
         }
         let _role_change = inner.begin_role_change().await;
+        if inner.failover.is_fencing() {
+            return Err(PeerRefusal::NotNow);
+        }
         inner.check_attach(&attach)?;
         inner.check_size(&attach)?;
         // From here on, no earlier session starts a call. Calls in progress end first.

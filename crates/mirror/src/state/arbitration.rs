@@ -162,6 +162,13 @@ pub enum Step {
     TakeOver,
 }
 
+impl Step {
+    /// The node asks for the role.
+    pub(crate) const fn takes_role(self) -> bool {
+        matches!(self, Step::TakeOver | Step::Reclaim)
+    }
+}
+
 /// The next step of a node with one peer. With several, the operator decides: each of two targets
 /// would conclude that it has to take over.
 pub fn step(situation: &Situation) -> Step {
@@ -246,6 +253,12 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
             }
         }
     }
+}
+
+/// Whether the peer of a node that takes the role may have served since this node did, so that it is
+/// fenced. The peer of a source that stopped, or restarted, has been granted nothing if that source wins.
+pub fn peer_may_have_served(role: Role) -> bool {
+    !matches!(role, Role::Waiting { handed_over: false, .. })
 }
 
 /// When a source that asks for the right to go on alone stops serving.

@@ -42,7 +42,8 @@ impl MirroredVolume {
     /// The command that fences the only peer, if there is one.
     pub(crate) fn fence_command(&self) -> Option<FenceCommand> {
         let links = self.links.borrow();
-        links.first().and_then(|peer| FenceCommand::new(peer, &self.node, &self.name))
+        let here = (self.node.as_str(), self.name.as_str());
+        links.first().and_then(|peer| FenceCommand::new(peer, here, &self.is_fencing))
     }
 
     /// Runs the command that fences the peer, by the operator's order. A dry run only checks it.
@@ -57,6 +58,7 @@ impl MirroredVolume {
             command.fence().await.map_err(|error| failed(error.to_string()))?;
         }
         let (shown, limit_s) = (command.shown(), command.limit().as_secs());
-        Ok(format!("the machine of {peer} is stopped, within {limit_s} s, by: {shown}"))
+        let is = if dry_run { "would be" } else { "is" };
+        Ok(format!("the machine of {peer} {is} stopped, within {limit_s} s, by: {shown}"))
     }
 }

@@ -2,23 +2,28 @@
 //! its place.
 //!
 //! The command runs in a process group of its own, on a thread that ends with it: never on an executor.
-//! At its time limit the whole group is killed. Its output goes to the daemon's standard error.
+//! At its time limit, or when it is abandoned, the whole group is killed. A program that cannot be killed, such
+//! as one on a dead NFS server, does not delay the result. Its output goes to the daemon's standard error.
 
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use flagstone_config::Peer;
 use flagstone_mirror::{Fence, FenceError, FenceFuture};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::sync::oneshot;
 
 /// Pause between two looks at a running command.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Time for the end of a killed command.
+const KILL_TIME: Duration = Duration::from_secs(1);
 
 /// The command of one peer for one volume.
 pub(crate) struct FenceCommand {
@@ -30,8 +35,13 @@ pub(crate) struct FenceCommand {
 }
 
 impl FenceCommand {
-    /// `None` if the configuration has no command for this peer.
-    pub(crate) fn new(peer: &Peer, node: &str, volume: &str) -> Option<FenceCommand> {
+    /// `None` if the configuration has no command for this peer. Commands that share `is_running` do not
+    /// overlap.
+    pub(crate) fn new(
+        peer: &Peer,
+        (node, volume): (&str, &str),
+        is_running: &Arc<AtomicBool>,
+    ) -> Option<FenceCommand> {
         let words = peer.fence_command.clone();
         let variables = vec![
             ("FLAGSTONE_PEER", peer.name.clone()),
@@ -40,7 +50,8 @@ impl FenceCommand {
             ("FLAGSTONE_NODE", node.to_owned()),
         ];
         let limit = peer.fence_timeout;
-        let command = FenceCommand { words, limit, variables, is_running: Arc::default() };
+        let is_running = is_running.clone();
+        let command = FenceCommand { words, limit, variables, is_running };
         (!command.words.is_empty()).then_some(command)
     }
 
@@ -58,18 +69,19 @@ impl FenceCommand {
         self.limit
     }
 
-    /// Whether the program is a file that may be executed here. Runs nothing.
+    /// Whether the program is a file that this process may execute. Runs nothing.
     ///
     /// # Errors
     /// Why it is not.
     pub(crate) fn check(&self) -> Result<(), String> {
-        use std::os::unix::fs::PermissionsExt as _;
         let program = &self.words[0];
         let found = std::fs::metadata(program).map_err(|error| format!("{program}: {error}"))?;
-        match found.is_file() && found.permissions().mode() & 0o111 != 0 {
-            true => Ok(()),
-            false => Err(format!("{program} is no executable file")),
+        if !found.is_file() {
+            return Err(format!("{program} is no file"));
         }
+        // A mode that lets another user execute it does not suffice.
+        accessat(CWD, program, Access::EXEC_OK, AtFlags::EACCESS)
+            .map_err(|error| format!("the service's user cannot execute {program}: {error}"))
     }
 
     fn command(&self) -> Command {
@@ -82,29 +94,65 @@ impl FenceCommand {
 
 impl Fence for FenceCommand {
     fn fence(&self) -> FenceFuture {
-        if self.is_running.swap(true, Ordering::AcqRel) {
+        let Some(running) = Running::begin(&self.is_running) else {
             let busy = FenceError("its last run has not ended".to_owned());
             return Box::pin(async move { Err(busy) });
-        }
-        let (command, limit, running) = (self.command(), self.limit, self.is_running.clone());
+        };
+        let (command, limit) = (self.command(), self.limit);
         let (done, ended) = oneshot::channel();
-        let thread = std::thread::Builder::new().name("flagstone-fence".to_owned());
-        let started = thread.spawn(move || {
+        let wanted = Arc::new(());
+        let still_wanted = Arc::downgrade(&wanted);
+        let started = thread(move || {
             use_all_cores();
-            let result = run(command, limit);
-            running.store(false, Ordering::Release);
-            // The caller may have given up.
-            drop(done.send(result));
+            let work = move || run(command, limit, &|| still_wanted.strong_count() > 0);
+            drop(done.send(within(limit + KILL_TIME, running, work)));
         });
-        if let Err(error) = started {
-            self.is_running.store(false, Ordering::Release);
-            let failed = FenceError(format!("no thread for it: {error}"));
+        if let Err(failed) = started {
             return Box::pin(async move { Err(failed) });
         }
         Box::pin(async move {
+            let _wanted = wanted;
             ended.await.unwrap_or_else(|_| Err(FenceError("its thread ended".to_owned())))
         })
     }
+}
+
+/// A run that has not ended.
+struct Running(Arc<AtomicBool>);
+
+impl Running {
+    /// `None` if there is one.
+    fn begin(is_running: &Arc<AtomicBool>) -> Option<Running> {
+        (!is_running.swap(true, Ordering::AcqRel)).then(|| Running(is_running.clone()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), FenceError> {
+    let thread = std::thread::Builder::new().name("flagstone-fence".to_owned());
+    let started = thread.spawn(work).map(drop);
+    started.map_err(|error| FenceError(format!("no thread for it: {error}")))
+}
+
+/// Result of `work`, or a failure at this limit, although `work` goes on.
+fn within(
+    limit: Duration,
+    running: Running,
+    work: impl FnOnce() -> Result<(), FenceError> + Send + 'static,
+) -> Result<(), FenceError> {
+    let (finish, finished) = mpsc::channel();
+    thread(move || {
+        let result = work();
+        drop(running);
+        drop(finish.send(result));
+    })?;
+    let late = |_| Err(FenceError("it was killed, and has not ended".to_owned()));
+    finished.recv_timeout(limit).unwrap_or_else(late)
 }
 
 /// Executors are bound to their cores, and their threads and children would be.
@@ -117,7 +165,11 @@ fn use_all_cores() {
 }
 
 #[expect(clippy::disallowed_methods, reason = "a thread of its own, which waits for a child")]
-fn run(mut command: Command, limit: Duration) -> Result<(), FenceError> {
+fn run(
+    mut command: Command,
+    limit: Duration,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<(), FenceError> {
     let started = command.spawn();
     let mut child =
         started.map_err(|error| FenceError(format!("it cannot be started: {error}")))?;
@@ -126,6 +178,10 @@ fn run(mut command: Command, limit: Duration) -> Result<(), FenceError> {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => return Err(FenceError(ended_with(status))),
+            Ok(None) if !is_wanted() => {
+                kill(&mut child);
+                return Err(FenceError("it was abandoned".to_owned()));
+            }
             Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
             Ok(None) => {
                 kill(&mut child);
@@ -159,7 +215,7 @@ mod tests {
         let mut peer = Peer::at("b", "10.0.0.2").expect("a sound address");
         peer.fence_command = ["/bin/sh", "-c", script].map(str::to_owned).to_vec();
         peer.fence_timeout = limit;
-        FenceCommand::new(&peer, "a", "db").expect("it has a command")
+        FenceCommand::new(&peer, ("a", "db"), &Arc::default()).expect("it has a command")
     }
 
     fn fenced(script: &str, limit: Duration) -> Result<(), FenceError> {
@@ -188,7 +244,38 @@ mod tests {
         assert!(failed("sleep 60 & wait", Duration::from_millis(50)).contains("killed after"));
         let mut peer = Peer::at("b", "10.0.0.2").expect("a sound address");
         peer.fence_command = vec!["/nonexistent".to_owned()];
-        let command = FenceCommand::new(&peer, "a", "db").expect("it has a command");
+        let command =
+            FenceCommand::new(&peer, ("a", "db"), &Arc::default()).expect("it has a command");
         assert!(command.check().is_err());
+        peer.fence_command = vec!["/etc/passwd".to_owned()];
+        let command =
+            FenceCommand::new(&peer, ("a", "db"), &Arc::default()).expect("it has a command");
+        let refused = command.check().expect_err("not executable");
+        assert!(refused.contains("cannot execute /etc/passwd"), "{refused}");
+    }
+
+    #[test]
+    fn fence_command_that_cannot_be_killed_has_failed() {
+        let is_running = Arc::default();
+        let (end, ended) = mpsc::channel();
+        let running = Running::begin(&is_running).expect("the first run");
+        let stuck = move || ended.recv().map_err(|_| FenceError("its test ended".to_owned()));
+        let failed = within(LOOK, running, stuck).expect_err("it goes on");
+        assert!(failed.to_string().contains("has not ended"), "{failed}");
+        assert!(Running::begin(&is_running).is_none(), "no second run beside it");
+        end.send(()).expect("it waits");
+        while is_running.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn abandoned_fence_command_is_killed() {
+        let command = shell("sleep 60 & wait", LONG);
+        drop(command.fence());
+        while command.is_running.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        assert_eq!(fenced("exit 0", LONG), Ok(()));
     }
 }

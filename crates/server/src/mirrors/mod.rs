@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 
 use flagstone_arbiter::SharedArbiter;
@@ -115,6 +116,8 @@ pub(crate) struct MirroredVolume {
     config: config::Mirror,
     /// All peers of the configuration, of this volume and of others.
     configured: Vec<Peer>,
+    /// A fencing command of this volume runs, by the operator's order or before a takeover.
+    is_fencing: Arc<AtomicBool>,
     /// Its peers, in the order of the legs of [`Mirror`]: as configured, until they are changed.
     links: RefCell<Vec<Peer>>,
     /// NQNs of the volume's subsystem, of its replica's subsystem, and of this node as a host.
@@ -232,6 +235,7 @@ impl MirroredVolume {
             name: volume.name.clone(),
             config: mirror.clone(),
             configured: config.peers.clone(),
+            is_fencing: Arc::default(),
             links: RefCell::new(links),
             nqn,
             namespace_id: namespace.map_or(1, |(_, id)| id),

@@ -44,6 +44,10 @@ pub(super) struct Store {
     pub(super) fence_fails: Cell<Option<u64>>,
     /// Commands of each node that have succeeded.
     pub(super) fenced: [Cell<u64>; 2],
+    /// Duration of a fencing command; `None` for up to [`FENCE_MAX`].
+    pub(super) fence_takes: Cell<Option<Duration>>,
+    /// A fencing command stops this node: see [`Cluster::stop_fenced`](super::cluster::Cluster).
+    pub(super) stops: [Cell<bool>; 2],
     /// A backup was restored, or the record was lost.
     pub(super) was_restored: Cell<bool>,
 }
@@ -116,6 +120,8 @@ impl StoreHandle {
             cuts: Default::default(),
             fence_fails: Cell::new(None),
             fenced: Default::default(),
+            fence_takes: Cell::new(None),
+            stops: Default::default(),
             was_restored: Cell::new(false),
         });
         StoreHandle(Arc::new(local))
@@ -184,8 +190,8 @@ impl Arbiter for Client {
     }
 }
 
-/// Command of a storage node that fences the other one. It stops nothing: what is simulated is that the
-/// other machine was no danger.
+/// Command of a storage node that stops the other one. It goes on when it is abandoned, as a request that
+/// has reached the cloud's API does.
 pub(super) struct Fencer {
     pub(super) store: StoreHandle,
     pub(super) index: usize,
@@ -194,14 +200,24 @@ pub(super) struct Fencer {
 impl Fence for Fencer {
     fn fence(&self) -> FenceFuture {
         let (store, index) = (self.store.get(), self.index);
-        Box::pin(async move {
-            time::sleep(store.world.random_span(Duration::from_millis(1), FENCE_MAX)).await;
-            let fails = store.fence_fails.get().unwrap_or(0);
-            if store.world.random_between(1, 100) <= fails {
-                return Err(FenceError("it ended with status 1".to_owned()));
+        let command = store.world.spawn_on(store.node, {
+            let store = store.clone();
+            async move {
+                let drawn = store.world.random_span(Duration::from_millis(1), FENCE_MAX);
+                time::sleep(store.fence_takes.get().unwrap_or(drawn)).await;
+                let fails = store.fence_fails.get().unwrap_or(0);
+                if store.world.random_between(1, 100) <= fails {
+                    return Err(FenceError("it ended with status 1".to_owned()));
+                }
+                let stops = &store.stops[1 - index];
+                stops.set(true);
+                while stops.get() {
+                    time::sleep(Duration::from_millis(1)).await;
+                }
+                store.fenced[index].set(store.fenced[index].get() + 1);
+                Ok(())
             }
-            store.fenced[index].set(store.fenced[index].get() + 1);
-            Ok(())
-        })
+        });
+        Box::pin(async move { command.await.expect("the store's node does not fail") })
     }
 }

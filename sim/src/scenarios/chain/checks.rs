@@ -23,6 +23,7 @@ impl Cluster {
         while self.sim.now() < end {
             let left = end.since(self.sim.now());
             self.sim.run_for(left.min(LOOK_PERIOD));
+            self.stop_fenced();
             self.look();
         }
     }

@@ -320,6 +320,18 @@ impl Cluster {
         self.world.targets.borrow_mut()[index] = None;
     }
 
+    /// Ends the nodes that a fencing command stops.
+    pub(super) fn stop_fenced(&self) {
+        let Some((store, _)) = &self.arbiter else { return };
+        for (index, stops) in store.get().stops.iter().enumerate() {
+            if stops.get() {
+                self.world.history.note(format!("node {index} is fenced"));
+                self.end(index, false);
+                stops.set(false);
+            }
+        }
+    }
+
     pub(super) fn restart(&self, index: usize) {
         if !self.sim.is_up(self.nodes[index]) {
             self.sim.restart(self.nodes[index]);

@@ -173,6 +173,8 @@ pub(super) fn settle(cluster: &Cluster) {
     let mut looks = 0;
     while !operator::is_whole(cluster) {
         cluster.pass(Duration::from_millis(100));
+        // A node may be fenced even now.
+        (0..2).for_each(|index| operator::restart(cluster, index));
         operator::connect(cluster);
         looks += 1;
         if looks % 300 == 0 && store.was_restored.get() {

@@ -6,7 +6,7 @@ use flagstone_mirror::state::prospect::Obstacle;
 
 use super::cluster::Cluster;
 use super::failover::VOLUME;
-use super::failover_tests::{FAILOVER_TIME, in_sync_with, obstacle, until};
+use super::failover_tests::{EVERYTHING, FAILOVER_TIME, in_sync_with, obstacle, part, until};
 use super::operator;
 
 const ALWAYS: Option<u64> = Some(100);
@@ -78,5 +78,73 @@ fn forced_failover_needs_no_fencing() {
         mirror.failover().await.expect("its data is consistent");
     });
     cluster.pass(Duration::from_secs(3));
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// The source stopped serving, and was reached again while the command that stops it ran. It attached,
+/// served, and was stopped.
+#[test]
+fn source_that_is_being_fenced_does_not_serve() {
+    for seed in 0..4 {
+        let cluster = in_sync_with(seed, [2000, 2000], NEVER);
+        cluster.store().fence_takes.set(Some(Duration::from_secs(10)));
+        part(&cluster);
+        cluster.store().cuts[0].set(EVERYTHING);
+        cluster.pass(Duration::from_secs(5));
+        cluster.sim.heal_all();
+        let deadline = cluster.sim.now() + Duration::from_secs(30);
+        while fenced(&cluster) == [0, 0] && cluster.sim.now() < deadline {
+            cluster.pass(Duration::from_millis(20));
+            assert!(!cluster.serves(0), "{seed}: served while it was being stopped");
+        }
+        cluster.pass(Duration::from_secs(1));
+        assert_eq!(cluster.active(), Some(1), "{seed}: {}", cluster.describe());
+    }
+}
+
+/// Its peer needs a grant to serve, and the record excludes no grant to the former source.
+#[test]
+fn source_that_wins_back_fences_nothing() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.store().down.set(true);
+    cluster.end(1, true);
+    until(&cluster, "out of service", |cluster| cluster.active().is_none());
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+    cluster.store().down.set(false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+}
+
+/// The former source left, and the arbiter was silent when the new one asked.
+#[test]
+fn successor_does_not_fence_source_that_left() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.store().down.set(true);
+    cluster.command(0, "leave", async |mirror| {
+        let left = mirror.leave().await;
+        assert_eq!(left, Ok(true));
+    });
+    until(&cluster, "handed over", |cluster| cluster.active() == Some(1));
+    cluster.end(0, false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+    cluster.store().down.set(false);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+}
+
+/// Only the command failed: the arbiter had agreed, and was silent since.
+#[test]
+fn failed_fencing_is_repeated_without_arbiter() {
+    let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
+    cluster.end(0, false);
+    cluster.pass(2 * FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.store().down.set(true);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
+    cluster.store().fence_fails.set(NEVER);
+    cluster.pass(3 * FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
