@@ -62,16 +62,24 @@ licenses: ## write THIRD-PARTY-LICENSES again, after a change of dependencies
 	UPDATE_DOCS=1 cargo test $(CARGO_FLAGS) --quiet --package flagstone-tests --test repository
 
 # The tests of the program wait for clients and processes most of the time, so they run beside those
-# of the crates, after both are built.
+# of the crates, after all are built. Each part selects enough packages to get the features of that
+# build: another selection would compile most of it again.
+TESTED := --workspace --exclude flagstone-sim
+# Their tests have names that tests of the program have, too.
+NAMESAKES := $(addprefix --exclude flagstone-,limit nbd nvmf-host nvmf-target)
+PROGRAM_TESTS := $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
+
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
-	cargo test $(CARGO_FLAGS) --workspace --exclude flagstone-sim --no-run
+	cargo test $(CARGO_FLAGS) $(TESTED) --no-run
 	@$(MAKE) --no-print-directory -j2 test-crates test-program
 
 test-crates:
-	cargo test $(CARGO_FLAGS) --workspace --exclude flagstone-sim --exclude flagstone-tests
+	cargo test $(CARGO_FLAGS) $(TESTED) --lib --bins
+	cargo test $(CARGO_FLAGS) $(TESTED) --exclude flagstone-tests --test '*'
+	cargo test $(CARGO_FLAGS) $(TESTED) --doc
 
 test-program:
-	cargo test $(CARGO_FLAGS) --package flagstone-tests
+	cargo test $(CARGO_FLAGS) $(TESTED) $(NAMESAKES) $(PROGRAM_TESTS)
 
 simulate: ## whole clusters under faults, in simulated time: SEEDS=0..1000
 	cargo test $(CARGO_FLAGS) --profile simulation --package flagstone-sim
