@@ -3,6 +3,7 @@
 pub mod create;
 pub mod device_set;
 pub mod devices;
+pub(crate) mod handle;
 pub mod log_device;
 pub mod open;
 pub mod pool;
