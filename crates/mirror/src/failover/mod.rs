@@ -1,6 +1,6 @@
 //! Automatic failover: the part of a mirror that asks an arbiter when its nodes part.
 //!
-//! [`step`](crate::state::arbitration::step) decides what to do, [`task`] does it, and
+//! [`step`] decides what to do, [`task`] does it, and
 //! [`flagstone_arbiter::race`] asks. This module holds the read lease and the right of a source to
 //! serve alone, which the data path consults:
 //!

@@ -4,6 +4,10 @@ use std::fmt::Write as _;
 
 use super::*;
 use crate::agree::decide::ResyncAmount;
+use crate::agree::plan::Plan;
+use crate::limits::PEERS_MAX;
+use crate::ondisk::superblock::ReplicaRole;
+use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 
 const EPOCH: u64 = 5;
 

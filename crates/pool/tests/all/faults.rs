@@ -1,5 +1,4 @@
 //! Devices that fail calls: what a pool still does, and what it shows after it was opened again.
-#![allow(missing_docs)]
 
 use std::sync::Arc;
 

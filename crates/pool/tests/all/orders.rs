@@ -1,12 +1,9 @@
 //! Orders on volumes: dropped halfway, and beside other changes. Simulated disks that take time but
 //! lose nothing.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Image, disks};
+use crate::common::{Image, disks};
 use flagstone_blockdev::BlockDevice;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, VolumeError, VolumeOptions};
 use flagstone_runtime::sim::{SimConfig, Simulation};

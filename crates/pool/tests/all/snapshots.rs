@@ -2,9 +2,6 @@
 //! deletions, cleaning and reopening, against maps of blocks.
 //!
 //! Left out: power loss, which `history.rs` has, and devices that fail.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -351,7 +348,8 @@ fn rollback_below_writes_in_flight_keeps_the_pool_whole() {
         let node = sim.add_node("server");
         let done = sim.spawn_on(node, async {
             let size_bytes = (1 << 20) + 400 * 16 * BLOCK;
-            let (devices, _) = common::disks(vec![common::Image::default()], size_bytes, 300);
+            let (devices, _) =
+                crate::common::disks(vec![crate::common::Image::default()], size_bytes, 300);
             let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
             let pool = Pool::create(devices.clone(), &options).await.unwrap();
             let db = pool.create_volume("db", &thin(200)).await.unwrap();

@@ -1,5 +1,4 @@
 //! Evacuation of a device by fullness of the others: what is accepted comes to an end.
-#![allow(missing_docs)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,12 +1,9 @@
 //! Scrub and check: each damage of each block is found, or harms nothing.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{Image, SharedTrace, disks};
+use crate::common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice};
 use flagstone_pool::verify::scrub::ScrubPlace;
 use flagstone_pool::verify::{Damage, DamageKind};

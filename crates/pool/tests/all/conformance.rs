@@ -1,5 +1,4 @@
 //! Conformance kit on volumes of a pool.
-#![allow(missing_docs)]
 
 use std::cell::RefCell;
 use std::sync::Arc;

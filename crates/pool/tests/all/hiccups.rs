@@ -1,5 +1,4 @@
 //! Devices that cannot be read for a while: nothing that is whole is lost, and nothing leaks.
-#![allow(missing_docs)]
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,7 +1,4 @@
 //! Full pools: new writes fail, everything else works, and what is freed can be used again.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -299,7 +296,8 @@ fn overwrite_during_cleaning_wins_over_the_copy() {
         let node = sim.add_node("server");
         let done = sim.spawn_on(node, async {
             let size_bytes = (1 << 20) + 64 * 16 * BLOCK;
-            let (devices, _) = common::disks(vec![common::Image::default()], size_bytes, 300);
+            let (devices, _) =
+                crate::common::disks(vec![crate::common::Image::default()], size_bytes, 300);
             let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
             let pool = Pool::create(devices.clone(), &options).await.unwrap();
             let device = pool.create_volume("db", &thin(WRITERS * BLOCKS)).await.unwrap();
@@ -331,7 +329,8 @@ fn single_block_writes_fill_a_pool_to_its_capacity() {
     let node = sim.add_node("server");
     let done = sim.spawn_on(node, async {
         let size_bytes = (1 << 20) + 300 * 16 * BLOCK;
-        let (devices, _) = common::disks(vec![common::Image::default()], size_bytes, 200);
+        let (devices, _) =
+            crate::common::disks(vec![crate::common::Image::default()], size_bytes, 200);
         let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
         let pool = Pool::create(devices, &options).await.unwrap();
         let device = pool.create_volume("db", &thin(1 << 20)).await.unwrap();

@@ -1,7 +1,4 @@
 //! Log devices: lost, replaced, behind, full, slow, hung and failing, planned stops, and orders.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Image, SharedTrace, disks_of};
+use crate::common::{Image, SharedTrace, disks_of};
 use flagstone_blockdev::{
     BlockDevice, FaultConfig, FaultLayer, Geometry, IoError, IoFuture, MemoryDevice, SharedDevice,
     ZeroFlags,

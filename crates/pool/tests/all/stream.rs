@@ -1,8 +1,5 @@
 //! Streams: what one pool sends, another receives, whole and as differences; and streams that were
 //! changed on the way.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;

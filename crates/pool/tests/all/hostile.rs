@@ -1,10 +1,7 @@
 //! Devices that are not a complete, current pool, and metadata that was changed: each is refused
 //! with the device and the reason, and never panics.
-#![allow(missing_docs)]
 
-mod common;
-
-use common::{Image, disks, disks_with};
+use crate::common::{Image, disks, disks_with};
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_pool::ondisk::seal;
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
@@ -38,7 +35,7 @@ async fn pool_images(count: usize, close: bool) -> Vec<Image> {
     images(&trace).await
 }
 
-async fn images(trace: &common::SharedTrace) -> Vec<Image> {
+async fn images(trace: &crate::common::SharedTrace) -> Vec<Image> {
     let trace = std::mem::take(&mut *trace.lock());
     let last = trace.now();
     let mut found = Vec::new();

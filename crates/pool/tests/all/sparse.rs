@@ -1,6 +1,5 @@
 //! Sparse writes to a full pool: each changes a page of every level of a map of its own, so a
 //! checkpoint writes many times what hosts wrote.
-#![allow(missing_docs)]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

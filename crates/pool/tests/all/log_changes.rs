@@ -1,8 +1,5 @@
 //! Another log device for a pool in use, or none, while a device fails at any write, or the power at
 //! any event. Openings of a pool with a tail on its log device that fail at any write, or are dropped.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use common::{Image, SharedTrace, disks_of};
+use crate::common::{Image, SharedTrace, disks_of};
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_pool::{
     CreateOptions, NamedDevice, OpenOptions, Pool, PoolError, PoolVolume, VolumeOptions,

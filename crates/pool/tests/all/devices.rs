@@ -1,13 +1,10 @@
 //! Devices that are added to and removed from a pool in use, with a power loss after each event of
 //! the disks.
-#![allow(missing_docs)]
-
-mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Image, SharedTrace, disks};
+use crate::common::{Image, SharedTrace, disks};
 use flagstone_blockdev::{BlockDevice, DelayConfig, DelayLayer, DelayTime, IoError, MemoryDevice};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeOptions};
@@ -246,7 +243,7 @@ fn canceled_step_of_a_removal_does_not_stop_the_log() {
 }
 
 /// Content of the disks when everything of the trace has ended.
-fn take(trace: &SharedTrace) -> common::Trace {
+fn take(trace: &SharedTrace) -> crate::common::Trace {
     std::mem::take(&mut *trace.lock())
 }
 

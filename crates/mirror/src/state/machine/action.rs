@@ -1,0 +1,158 @@
+//! Actions of a transition, in the order in which they are carried out.
+//!
+//! Invariant: an action is complete before the next one begins, so an action that is durable is
+//! durable before the next one has an effect.
+
+use crate::ondisk::superblock::ReplicaRole;
+use crate::state::status::DesiredState;
+
+use super::state::Disk;
+
+/// Claim under which a node begins to serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// The role and epoch that it has. A restart is no promotion: with a new epoch, it would prevail
+    /// over a peer that was promoted meanwhile.
+    Resumed,
+    /// A new epoch. The peers agree, or none is known.
+    Agreed,
+    /// The epoch that the arbiter has recorded.
+    Granted,
+    /// A new epoch. The peers were not asked, or the order overrides them.
+    Forced,
+}
+
+/// An action of a transition. Each is complete before the next one begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Ask every peer who serves, within [`crate::limits::ASK_MS`]; then [`Event::Asked`](super::Event::Asked).
+    AskPeers,
+    /// Refuse host calls from now on. Calls in flight are no longer acknowledged.
+    RefuseHosts,
+    /// Block host calls and wait for those in flight.
+    Drain,
+    /// Durable, within [`crate::limits::TRANSFER_CHECK_MS`]: the superblock as it is, after a flush. Until
+    /// then the transition can be taken back.
+    CheckDevices,
+    /// Wait until asynchronous peers have received and flushed the queued writes, within
+    /// [`crate::limits::QUEUE_DELIVERY_MS`].
+    DeliverQueues,
+    /// Durable: peers whose queues are not empty, or that have lost queued writes, are out of date.
+    LeaveBehind,
+    /// Wait for calls in flight, which are refused already.
+    Settle,
+    /// End the sessions to the peers.
+    EndSessions,
+    /// Durable: the role, also if a crash follows.
+    Record(ReplicaRole),
+    /// Durable: the role and that the replica is not in use, after a flush.
+    PutAway(ReplicaRole),
+    /// Durable: the epoch of a peer that takes the role.
+    RecordEpoch(u64),
+    /// Durable: the peer with this record may serve, and is met before this node serves.
+    RecordSuccessor(usize),
+    /// Announce to every peer that answers that this node takes the role. Ends the transition unless
+    /// [`consented`](super::consented).
+    Announce {
+        /// Peers that serve stop.
+        forced: bool,
+    },
+    /// Accept no more calls of an attached source.
+    Detach,
+    /// End the attachment of a source, and wait for its calls.
+    EndAttachment,
+    /// Durable: target of the source that attaches, and its epoch.
+    Admit,
+    /// The local leg failed and was left behind, so nothing is recorded: the peer is the source.
+    LeaveRole,
+    /// Serve hosts through the peer, as before: the local leg has failed.
+    ServeThroughPeer,
+    /// Durable: a new epoch.
+    RaiseEpoch,
+    /// Durable: the data is discarded, and this node is a target.
+    Discard,
+    /// Durable: source; then serve hosts.
+    Serve(Claim),
+    /// Durable: unverified data counts as verified, older data in the listed ranges as accepted, or a
+    /// removed replica as a member.
+    TrustData(Disk),
+    /// Durable: this replica was removed from the mirror.
+    RecordRemoved,
+    /// Transfer the role to this peer.
+    HandOver(usize),
+    /// Ask this peer for the role.
+    AskForRole(usize),
+    /// Durable: every block of a leg counts as out of sync.
+    MarkAll(usize),
+    /// Durable: the desired state of a leg.
+    StoreDesired(usize, DesiredState),
+    /// Repeat the handshakes now.
+    Reconnect,
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Action::AskPeers => "ask the peers",
+            Action::RefuseHosts => "refuse hosts",
+            Action::Drain => "block and drain host calls",
+            Action::CheckDevices => "check that the devices answer",
+            Action::DeliverQueues => "deliver the queues",
+            Action::LeaveBehind => "**record what peers lack**",
+            Action::Settle => "wait for calls in flight",
+            Action::EndSessions => "end the sessions",
+            Action::Record(_) => "**record the role**",
+            Action::PutAway(_) => "flush, **record the role and that it is unused**",
+            Action::RecordEpoch(_) => "**record the epoch**",
+            Action::RecordSuccessor(_) => "**record the peer as successor**",
+            Action::Announce { forced: true } => "depose the peers that answer",
+            Action::Announce { forced: false } => "claim the role at every peer",
+            Action::Detach => "refuse the source's calls",
+            Action::EndAttachment => "end the source's session",
+            Action::Admit => "**record the role and the epoch**",
+            Action::LeaveRole => "forget the role",
+            Action::ServeThroughPeer => "serve hosts through the peer",
+            Action::RaiseEpoch => "**record a new epoch**",
+            Action::Discard => "**discard the data**",
+            Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
+            Action::Serve(Claim::Granted) => {
+                "**record the role and the arbiter's epoch**, serve hosts"
+            }
+            Action::Serve(_) => "**record the role and a new epoch**, serve hosts",
+            Action::TrustData(Disk::Incomplete) => "**accept older data in the bad ranges**",
+            Action::TrustData(Disk::Removed) => "**forget that it was removed**",
+            Action::RecordRemoved => "**record that it was removed**",
+            Action::TrustData(_) => "**record the data as verified**",
+            Action::HandOver(_) => "**record the successor**, hand over",
+            Action::AskForRole(_) => "ask the peer for the role",
+            Action::MarkAll(_) => "**mark everything out of sync**",
+            Action::StoreDesired(..) => "**record the desired state**, end an unwanted session",
+            Action::Reconnect => "repeat the handshakes",
+        })
+    }
+}
+
+/// At most eight actions, in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Actions([Option<Action>; 8]);
+
+impl Actions {
+    pub(super) fn of(actions: &[Action]) -> Actions {
+        let mut list = Actions::default();
+        for (place, action) in list.0.iter_mut().zip(actions) {
+            *place = Some(*action);
+        }
+        assert!(actions.len() <= list.0.len(), "a transition has at most eight actions");
+        list
+    }
+
+    /// The actions, in order.
+    pub fn iter(self) -> impl Iterator<Item = Action> + 'static {
+        self.0.into_iter().flatten()
+    }
+
+    /// Nothing changes.
+    pub fn is_empty(self) -> bool {
+        self.0[0].is_none()
+    }
+}

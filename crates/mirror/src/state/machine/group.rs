@@ -1,0 +1,55 @@
+//! Consistency groups: how a member follows the first member, its leader.
+//!
+//! Invariant: a member never takes the role before its leader serves.
+
+use super::event::{Answers, Event, Order};
+use super::state::{Leader, Role, State, servable, unchanged};
+use super::{Transition, next};
+
+/// A step with which a member follows the leader of its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Following {
+    /// The leader was handed over, or follows another source, so this member does or will: it gives up
+    /// its claim.
+    StepBack,
+    /// The leader serves, and this member is served nowhere, unless its peers say otherwise.
+    TakeRole,
+}
+
+impl Following {
+    /// The order that carries it out.
+    pub fn order(self) -> Order {
+        match self {
+            Following::StepBack => Order::Demote,
+            Following::TakeRole => Order::Failover { answers: Answers::default() },
+        }
+    }
+}
+
+/// What a member of a group has to do to be where its leader is.
+pub fn following(state: &State) -> Option<Following> {
+    match (state.leader?, state.role) {
+        (Leader::Follows, Role::Waiting { .. })
+        | (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => Some(Following::StepBack),
+        (Leader::Serves, Role::Target { attached: false, .. })
+            if servable(state, false).is_ok() && state.promised == 0 =>
+        {
+            Some(Following::TakeRole)
+        }
+        _ => None,
+    }
+}
+
+/// The transition for an order to all members of a consistency group.
+///
+/// # Errors
+/// As [`next`]. The order is refused for all members then.
+pub fn next_in_group(state: &State, order: Order) -> Transition {
+    match (order, state.role) {
+        // It was handed over before, or its source is there anyway.
+        (Order::HandOver(_), Role::Target { attached: true, .. }) if state.leader.is_some() => {
+            Ok(unchanged(state))
+        }
+        _ => next(state, Event::Order(order)),
+    }
+}

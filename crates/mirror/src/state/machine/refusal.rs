@@ -1,0 +1,53 @@
+//! Refusals of the machine: the reason why an event changes nothing.
+
+use crate::named;
+
+named! {
+    /// Why an event is refused.
+    pub enum Refusal {
+        /// The mirror has ended.
+        Closed = "the mirror has ended, or moves to another device",
+        /// No such peer.
+        NoPeer = "there is no such peer",
+        /// The local data is inconsistent.
+        Inconsistent = "the local data is inconsistent: a resync to it has not completed",
+        /// See [`Disk::Incomplete`](super::Disk::Incomplete).
+        Incomplete = "ranges that the source could not copy hold older data",
+        /// The replica holds no data yet.
+        Blank = "the replica holds no data yet",
+        /// The local leg has failed.
+        Failed = "the local leg has failed",
+        /// See [`Disk::Unverified`](super::Disk::Unverified).
+        Unverified = "a flush of the local device failed, and no resync has completed since",
+        /// See [`Disk::Removed`](super::Disk::Removed).
+        Removed = "the source has removed this replica from the mirror",
+        /// A peer serves hosts.
+        PeerServes = "a peer serves hosts",
+        /// A peer did not answer, so it may serve hosts.
+        PeerSilent = "a peer does not answer, and may serve hosts",
+        /// A peer has newer data and takes the role as soon as it can.
+        PeerLeads = "a peer has newer data",
+        /// The peer is not in sync.
+        NotInSync = "the mirror is not in sync",
+        /// Only the source can do this.
+        NotSource = "this node is not the source",
+        /// The operator has to choose the data to keep first.
+        SplitBrain = "split brain: first choose the data to keep",
+        /// The peer has seen a later epoch.
+        Fenced = "this node has seen a later epoch",
+        /// This node serves.
+        Serving = "this node serves hosts",
+        /// Only the operator, or the peer that the role was handed to, can make this node the source.
+        NotEntitled = "this node may not take the role by itself",
+        /// See [`Consent::Later`](super::Consent::Later) and [`State::promised`](super::State::promised).
+        Overtaken = "another node takes the role at the same time",
+        /// A member has no open replica on this node.
+        GroupIncomplete = "not all volumes of the consistency group have an open replica on this node",
+        /// See [`Leader`](super::Leader).
+        LeaderFirst = "the first volume of the consistency group decides which node serves the group",
+        /// See [`Consent::Unknown`](super::Consent::Unknown).
+        Unconfirmed = "a peer answers, and has not confirmed that it serves no hosts",
+        /// See [`Consent::TooOld`](super::Consent::TooOld).
+        PeerTooOld = "a peer serves hosts, and its release cannot be ordered to stop",
+    }
+}
