@@ -1,11 +1,7 @@
 //! Compressed units in trouble: hostile bytes on disk, units of which parts are dead, small pools,
 //! reservations, and streams and rollbacks of compressed snapshots.
-#![allow(missing_docs)]
-
-mod common;
-
-use common::units::*;
-use common::{Image, disks};
+use crate::common::units::*;
+use crate::common::{Image, disks};
 use flagstone_blockdev::{BlockDevice as _, IoError};
 use flagstone_pool::ondisk::chunk::{ChunkHeader, Record};
 use flagstone_pool::ondisk::layout::Layout;
@@ -66,7 +62,7 @@ fn hostile_units_fail_their_blocks_alone() {
         write(&v, 8..9, 5).await;
         write(&v, 16..24, 5).await;
         v.flush().await.unwrap();
-        let image = common::durable(&trace).remove(0);
+        let image = crate::common::durable(&trace).remove(0);
         drop((pool, v));
         let frame = |bytes: usize| zstd::bulk::compress(&vec![7; bytes], 3).unwrap();
         let whole = |codec, bytes: &[u8]| unit(codec, 8, bytes.len() as u32, bytes);
@@ -117,7 +113,7 @@ fn hostile_units_fail_their_blocks_alone() {
             }
             assert_eq!(damages, 7, "{what}");
             pool.close().await.unwrap();
-            let (devices, _) = disks(common::durable(&trace), size, 0);
+            let (devices, _) = disks(crate::common::durable(&trace), size, 0);
             let report = Pool::check_devices(devices, &mut |_, _| ()).await.unwrap();
             assert_eq!(report.damages, 7, "{what}: {:?}", report.damage);
         }
@@ -131,7 +127,7 @@ fn cleaner_leaves_hostile_units_in_their_segment() {
         let v = pool.create_volume("v", &volume(1000, Compression::Lz4)).await.unwrap();
         write(&v, 0..8, 5).await;
         v.flush().await.unwrap();
-        let mut image = common::durable(&trace).remove(0);
+        let mut image = crate::common::durable(&trace).remove(0);
         drop((pool, v));
         assert_eq!(forge(&mut image, size, &unit(1, 8, u32::MAX, &[])), 1);
         let (devices, trace) = disks(vec![image], size, 0);

@@ -1,12 +1,8 @@
 //! Compressed volumes: space, reads, partial overwrites, settings, snapshots, cleaning, damage.
-#![allow(missing_docs)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::disks;
-use common::units::*;
+use crate::common::disks;
+use crate::common::units::*;
 use flagstone_blockdev::{BlockDevice as _, IoError};
 use flagstone_pool::{Compression, Pool, PoolVolume};
 use flagstone_runtime::rng::Rng;
@@ -185,7 +181,7 @@ fn damaged_unit_fails_its_blocks_alone() {
         write(&v, 0..64, 5).await;
         pool.close().await.unwrap();
         drop((pool, v));
-        let mut image = common::durable(&trace);
+        let mut image = crate::common::durable(&trace);
         // Every stored unit begins with its codec, number of blocks and two zeroes.
         let is_unit = |page: &u64| {
             let mut begin = [0; 4];
@@ -222,33 +218,6 @@ fn damaged_unit_fails_its_blocks_alone() {
         // A write repairs.
         write(&v, 24..32, 6).await;
         assert!(read(&v, 24..32).await.unwrap() == blocks(24..32, 6));
-    });
-}
-
-#[test]
-fn concurrent_reads_of_units_stay_within_memory() {
-    simulate(async {
-        let (pool, ..) = pool(64).await;
-        let v = pool.create_volume("v", &volume(256, Compression::Zstd)).await.unwrap();
-        write(&v, 0..128, 5).await;
-        write(&v, 128..256, 5).await;
-        pool.checkpoint().await.unwrap();
-        let limit = buf::memory_held() + (8 << 20);
-        buf::set_memory_limit(limit);
-        let tasks: Vec<_> = (0..1000)
-            .map(|number| {
-                let v = v.clone();
-                flagstone_runtime::spawn(async move {
-                    let at = number * 37 % 256;
-                    assert!(read(&v, at..at + 1).await.unwrap() == block(at, 5));
-                })
-            })
-            .collect();
-        for task in tasks {
-            task.await.unwrap();
-        }
-        assert!(buf::memory_under_limit() <= limit);
-        buf::set_memory_limit(usize::MAX);
     });
 }
 
