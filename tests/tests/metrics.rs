@@ -193,10 +193,10 @@ fn metrics_page_lists_every_family() {
     }
     let path = tools::workspace().join("docs/metrics.md");
     let page = fs::read_to_string(&path).expect("docs/metrics.md exists");
-    let (before, rest) = page.split_once("<!-- metrics -->\n").expect("the list begins");
-    let (found, after) = rest.split_once("<!-- end of metrics -->").expect("the list ends");
+    let (before, rest) = page.split_once("<!--metrics-->\n").expect("the list begins");
+    let (found, after) = rest.split_once("<!--end-->").expect("the list ends");
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        let page = format!("{before}<!-- metrics -->\n{table}<!-- end of metrics -->{after}");
+        let page = format!("{before}<!--metrics-->\n{table}<!--end-->{after}");
         return fs::write(path, page).expect("docs/metrics.md can be written");
     }
     assert!(

@@ -75,16 +75,18 @@ fn height(name: &str, graph: &BTreeMap<String, BTreeSet<String>>) -> usize {
 
 #[test]
 fn architecture_lists_workspace_dependencies() {
-    const BEGIN: &str = "<!-- dependencies -->\n";
-    const END: &str = "<!-- end of dependencies -->";
+    const BEGIN: &str = "<!--dependencies-->\n";
+    const END: &str = "<!--end-->";
     let graph = workspace_dependencies(&metadata(&["--no-deps"]).expect("it needs no registry"));
     let mut names: Vec<&String> = graph.keys().collect();
     names.sort_by_key(|name| (height(name, &graph), *name));
     let mut list = String::new();
-    for name in names {
-        let below: Vec<&str> = graph[name].iter().map(String::as_str).collect();
+    // Neighbors with equal dependencies share a line.
+    for equal in names.chunk_by(|one, other| graph[*one] == graph[*other]) {
+        let below: Vec<&str> = graph[equal[0]].iter().map(String::as_str).collect();
         let below = if below.is_empty() { "none".to_owned() } else { below.join(", ") };
-        let _ = writeln!(list, "- {name}: {below}");
+        let equal: Vec<&str> = equal.iter().map(|name| name.as_str()).collect();
+        let _ = writeln!(list, "- {}: {below}", equal.join(", "));
     }
     let document = read("ARCHITECTURE.md");
     let (before, rest) = document.split_once(BEGIN).expect("the list has its first mark");

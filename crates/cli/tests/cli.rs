@@ -119,7 +119,7 @@ fn options_beyond(command: &clap::Command, without: &[String]) -> String {
         let value = value.unwrap_or_else(|| id.to_uppercase());
         let value = if takes_value && !words.is_empty() { words.join("|") } else { value };
         let name = match argument.get_long() {
-            Some(long) if takes_value => format!("--{long} {value}"),
+            Some(long) if takes_value => format!("--{long}={value}"),
             Some(long) => format!("--{long}"),
             None => value,
         };
@@ -188,7 +188,7 @@ fn cli_reference_matches_clap() {
     let lab = |name: &str| options_beyond(&find(&["lab", name]), &targets);
     let shared_options = shared.iter().map(|(name, group)| {
         let without = match *name {
-            "mirror-actions" => query.clone(),
+            "mirror-actions" | "pool-orders" => query.clone(),
             "mirror-peer" => actions.clone(),
             "plan-disk" => ids(&["plan-machine"]),
             _ => Vec::new(),
@@ -198,6 +198,7 @@ fn cli_reference_matches_clap() {
     // These commands have no other options.
     assert!(["pause", "continue", "break"].iter().all(|name| mirror_peer(name).is_empty()));
     assert!(mirror("demote").is_empty() && mirror("failover") == mirror("delete"));
+    assert!(options_beyond(&find(&["reload"]), &query).is_empty());
     let commands = [
         ("options:mirror-create".to_owned(), mirror("create")),
         ("options:mirror-resync".to_owned(), mirror_peer("resync")),
@@ -260,7 +261,6 @@ fn cli_reference_matches_clap() {
         ("options:key-convert".to_owned(), options(&find(&["key", "convert"]))),
         ("options:key-identity".to_owned(), options(&find(&["key", "identity"]))),
         ("options:status".to_owned(), status),
-        ("options:reload".to_owned(), of("reload")),
         ("options:doctor".to_owned(), of("doctor")),
         ("options:completions".to_owned(), of("completions")),
         ("options:serve".to_owned(), of("serve")),

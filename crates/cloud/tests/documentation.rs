@@ -69,10 +69,10 @@ fn catalog_reference_matches_types() {
     let structs = model().matches("\npub struct ").count();
     let mut documented = 0;
     let mut at = 0;
-    while let Some(found) = doc[at..].find("<!-- keys:") {
-        let begin = at + found + "<!-- keys:".len();
-        let name = doc[begin..].split(" -->").next().expect("the mark is whole").to_owned();
-        let from = begin + name.len() + " -->\n".len();
+    while let Some(found) = doc[at..].find("<!--keys:") {
+        let begin = at + found + "<!--keys:".len();
+        let name = doc[begin..].split("-->").next().expect("the mark is whole").to_owned();
+        let from = begin + name.len() + "-->\n".len();
         let length = doc[from..].find("\n## ").unwrap_or(doc.len() - from);
         doc.replace_range(from..from + length, &keys(&name));
         documented += 1;

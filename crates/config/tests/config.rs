@@ -201,8 +201,8 @@ fn documentation_tables_match_schema() {
     let path = docs_dir().join("configuration.md");
     let mut text = fs::read_to_string(&path).expect("docs/configuration.md exists");
     for section in SECTIONS {
-        let begin = format!("<!-- keys of {} -->\n", section.path);
-        let end = "<!-- end of keys -->";
+        let begin = format!("<!--keys:{}-->\n", section.path);
+        let end = "<!--end-->";
         let start = text.find(&begin).unwrap_or_else(|| panic!("{begin} is missing")) + begin.len();
         let length = text[start..].find(end).expect("the end of the keys is marked");
         text.replace_range(start..start + length, &section.markdown());

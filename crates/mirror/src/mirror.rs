@@ -19,38 +19,36 @@
 //!
 //! [`BlockDevice`]: flagstone_blockdev::BlockDevice
 
+mod marks;
+mod state;
+
 use std::future::poll_fn;
-use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use flagstone_blockdev::{Geometry, IoError};
+use flagstone_blockdev::Geometry;
 use flagstone_runtime::{spawn_detached, time};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::agree::versions::LinkVersions;
-use crate::failover::{Failover, FailoverOptions, Published};
-use crate::group::{GroupSession, Membership, SharedNumbering, follow_leader};
-use crate::id::{Generation, MirrorId};
+use crate::failover::{Failover, FailoverOptions};
+use crate::group::{Membership, follow_leader};
 use crate::intent_log::bitmap::Bitmap;
-use crate::intent_log::out_of_sync::{CopyToken, OutOfSync};
+use crate::intent_log::out_of_sync::OutOfSync;
 use crate::io::admission::AdmissionView;
 use crate::io::call_gate::{CallGate, Counted};
 use crate::io::fifo_lock::FifoLock;
 use crate::io::queue::WriteQueue;
 use crate::io::range_lock::RangeLock;
-use crate::io::reorder::ReorderBuffer;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX};
 use crate::manage::replica::Replica;
-use crate::manage::transfer::Transfer;
-use crate::ondisk::superblock::ReplicaRole;
 use crate::options::{Mode, PeerOptions};
 use crate::session::bad_ranges::BadRanges;
-use crate::state::arbitration::Standing;
 use crate::state::status::{DesiredState, LegPhase};
-use crate::wire::peer::{ReplicaIdentity, SharedSession};
+
+pub(crate) use self::state::{AttachedSource, LegState, State, StateGuard};
 
 /// A mirrored volume on this node. Clones are handles to the same mirror.
 #[derive(Clone)]
@@ -140,183 +138,6 @@ pub(crate) struct LegCounters {
 /// Adds to a counter that orders no other memory access.
 pub(crate) fn count(counter: &AtomicU64, amount: u64) {
     counter.fetch_add(amount, Ordering::Relaxed);
-}
-
-#[derive(Default)]
-pub(crate) struct State {
-    pub(crate) role: ReplicaRole,
-    pub(crate) serving: bool,
-    /// How often this node has stopped serving hosts. A read compares it before and after.
-    pub(crate) service_ends: u64,
-    /// Number of reasons for which new host calls are blocked.
-    pub(crate) admission_blocks: u32,
-    /// Blocked writes: waiting for admission, or recorded and waiting to be acknowledged.
-    pub(crate) blocked: usize,
-    pub(crate) legs: Vec<LegState>,
-    pub(crate) local_device_failed: bool,
-    /// A flush of the local device failed earlier. Its contents may not be durable, even after
-    /// later successful flushes, until a resync to it completes.
-    pub(crate) unverified: bool,
-    pub(crate) bumping_generation: bool,
-    pub(crate) generation_error: Option<IoError>,
-    pub(crate) changing_role: bool,
-    /// Orders to change the role that have not ended, including orders that wait for another
-    /// change.
-    pub(crate) orders: usize,
-    /// See [`promised`](crate::state::machine::State::promised).
-    pub(crate) promised: u64,
-    /// See [`announced`](crate::state::machine::State::announced).
-    pub(crate) announced: u64,
-    /// Right to serve without the peer, of a node that serves.
-    pub(crate) standing: Standing,
-    /// What the arbiter's record says about the peer.
-    pub(crate) published: Option<Published>,
-    /// How often a source has attached.
-    pub(crate) attachments: u64,
-    /// The local leg has just failed, and a peer is being asked to run degraded.
-    pub(crate) degrading: bool,
-    /// The session that may write to this replica.
-    pub(crate) attached: Option<AttachedSource>,
-    /// Bad ranges that the attached source has begun to report.
-    pub(crate) reported_bad_ranges: Vec<Range<u64>>,
-    /// The attached source counts this replica as in sync.
-    pub(crate) counted_in_sync: bool,
-    pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
-    pub(crate) closed: bool,
-    pub(crate) transfer: Transfer,
-    pub(crate) requested_bytes: Option<u64>,
-    /// The space that the volume is about to grow into is being zeroed for a source.
-    pub(crate) zeroing: bool,
-    /// That zeroing failed, and the source has not been informed yet.
-    pub(crate) zeroing_failed: bool,
-    pub(crate) changes: u64,
-}
-
-/// The locked state. Changing it invalidates the views of all cores: see [`crate::io::call_gate`].
-pub(crate) struct StateGuard<'a> {
-    gate: &'a CallGate<AdmissionView>,
-    locked: MutexGuard<'a, (State, Vec<Waker>)>,
-    /// The version is invalid until the lock is released.
-    is_changing: bool,
-}
-
-impl Deref for StateGuard<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.locked.0
-    }
-}
-
-impl DerefMut for StateGuard<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        if !std::mem::replace(&mut self.is_changing, true) {
-            self.gate.begin_change();
-        }
-        &mut self.locked.0
-    }
-}
-
-impl Drop for StateGuard<'_> {
-    fn drop(&mut self) {
-        if self.is_changing {
-            self.gate.end_change();
-        }
-    }
-}
-
-impl State {
-    /// From now on hosts are not served here, and reads may find data of the next source.
-    pub(crate) fn stop_serving(&mut self) {
-        self.serving = false;
-        self.service_ends += 1;
-    }
-
-    /// The local leg has failed and no peer serves the volume.
-    pub(crate) fn is_unavailable(&self) -> bool {
-        self.local_device_failed && !self.legs.iter().any(|leg| leg.phase == LegPhase::InSync)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AttachedSource {
-    pub(crate) session: u64,
-    pub(crate) source: MirrorId,
-}
-
-/// The part of a leg that is under the state's lock.
-#[derive(Default)]
-pub(crate) struct LegState {
-    pub(crate) desired_state: DesiredState,
-    pub(crate) phase: LegPhase,
-    /// The peer's replica at the last handshake; none before the first.
-    pub(crate) peer: MirrorId,
-    pub(crate) session: Option<SharedSession>,
-    /// Identifies the session. Each new session gets the next number.
-    pub(crate) session_id: u64,
-    pub(crate) receives_writes: bool,
-    /// With automatic failover: the peer has admitted this session as its source.
-    pub(crate) is_admitted: bool,
-    /// A generation was started after this peer was lost.
-    pub(crate) generation_bumped: bool,
-    pub(crate) unflushed_half: usize,
-    /// The last session ended with writes that were not flushed.
-    pub(crate) has_unflushed: bool,
-    pub(crate) volatile_cache: bool,
-    pub(crate) last_handshake: Option<ReplicaIdentity>,
-    /// Versions of the link that the peer announced then, even if nothing else could be parsed.
-    pub(crate) versions: Option<LinkVersions>,
-    /// Attach no earlier, in nanoseconds: the peer was detached for a congested queue.
-    pub(crate) attach_not_before_ns: u64,
-    /// Incremented by each command that the connection task has to act on.
-    pub(crate) reconnect_requests: u64,
-    /// Copy everything after the next handshake.
-    pub(crate) full_resync: bool,
-    /// The role is being handed over through this session, which is kept meanwhile.
-    pub(crate) handing_over: bool,
-    /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
-    /// informed of its end. Until then, differences need no other record.
-    pub(crate) inconsistent: bool,
-    /// Bad ranges, in whole bits, that were reported to the peer in this session.
-    pub(crate) reported_bad_ranges: Vec<Range<u64>>,
-    /// Generation under which the peer was asked to run degraded, until it answers.
-    pub(crate) degraded_as: Generation,
-    /// Of this session, or of the group session. Locked after the state.
-    pub(crate) numbering: SharedNumbering,
-    /// The group session of this session, also after its end.
-    pub(crate) group_session: Option<Arc<GroupSession>>,
-    /// Writes have been sent in it.
-    pub(crate) opened_group_session: bool,
-    /// The peer refused the last attachment because of its group.
-    pub(crate) refused_group: bool,
-}
-
-impl State {
-    /// Holds after each change, also in release: going on would lose or mix data.
-    fn assert_sound(&self, grouped: bool) {
-        let sound = !self.serving || self.role == ReplicaRole::Source;
-        assert!(sound, "hosts are served only by the source, and not by a {} node", self.role);
-        let two_sources = self.serving && self.attached.is_some();
-        assert!(!two_sources, "a node that serves hosts has a source attached");
-        for leg in self.legs.iter().filter(|leg| leg.receives_writes) {
-            assert!(leg.session.is_some(), "writes are sent to a peer without a session");
-            assert_eq!(
-                leg.opened_group_session, grouped,
-                "writes of a consistency group are sent outside of its session"
-            );
-        }
-    }
-}
-
-impl LegState {
-    fn new(desired_state: DesiredState) -> LegState {
-        LegState { desired_state, volatile_cache: true, ..LegState::default() }
-    }
-
-    /// True while this session takes writes and has not been lost.
-    pub(crate) fn is_current(&self, session_id: u64) -> bool {
-        self.session_id == session_id && self.session.is_some()
-    }
 }
 
 impl Mirror {
@@ -541,135 +362,6 @@ impl Inner {
 
     pub(crate) fn next_session(&self) -> u64 {
         self.next_session.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Copies the log's bits to the out-of-sync bitmap of every peer.
-    pub(crate) fn load_out_of_sync(&self) {
-        for leg in &self.legs {
-            for index in 0..leg.out_of_sync.words() {
-                leg.out_of_sync.merge(index, self.local.word(index));
-            }
-        }
-    }
-
-    /// Loads the suspect bitmaps. Blocks that a log names when it is opened may be durable on
-    /// neither leg: they were in active regions, or had been sent to a peer that had not flushed. A
-    /// newly created log names everything and implies nothing of the kind.
-    fn load_suspect(&self) {
-        if self.local.log_lost().is_some() {
-            return;
-        }
-        let crashed = self.local.superblock().flags.crashed;
-        let here = Some(&self.suspect).filter(|_| crashed);
-        let maps = self.legs.iter().map(|leg| &leg.suspect).chain(here);
-        for map in maps {
-            (0..map.words()).for_each(|index| map.merge(index, self.local.word(index)));
-        }
-    }
-
-    /// Marks a range that a leg lacks, or may lack.
-    pub(crate) fn mark(&self, leg: usize, offset: u64, len: u64) {
-        let marks = self.marks.lock();
-        self.mark_locked(&marks, leg, offset, len);
-    }
-
-    fn mark_locked(&self, _marks: &MutexGuard<'_, ()>, leg: usize, offset: u64, len: u64) {
-        let out_of_sync = &self.legs[leg].out_of_sync;
-        let bits = out_of_sync.bits_of(offset, len);
-        out_of_sync.mark(bits.clone());
-        self.local.mark(bits);
-    }
-
-    /// Marks a range that was sent to a leg and failed: the leg may lack it.
-    pub(crate) fn mark_suspect(&self, leg: usize, offset: u64, len: u64) {
-        let suspect = &self.legs[leg].suspect;
-        let marks = self.marks.lock();
-        suspect.set(suspect.bits_of(offset, len));
-        self.mark_locked(&marks, leg, offset, len);
-    }
-
-    /// Clears all marks: no block that the log names differs any more.
-    pub(crate) fn forget_marks(&self) {
-        let _marks = self.marks.lock();
-        self.legs.iter().for_each(|leg| leg.out_of_sync.clear_all());
-        let maps =
-            self.legs.iter().flat_map(|leg| std::iter::once(&leg.suspect).chain(&leg.unflushed));
-        maps.chain([&self.suspect]).for_each(|map| map.clear(map.all()));
-        self.local.clear(0..self.local.superblock().geometry.bits());
-    }
-
-    /// Marks a range that is being sent to a leg, which may lose it or not have it yet. The caller
-    /// has counted the call.
-    pub(crate) fn mark_unflushed(&self, leg: usize, half: usize, offset: u64, len: u64) {
-        let unflushed = &self.legs[leg].unflushed[half];
-        let bits = unflushed.bits_of(offset, len);
-        // The writer that set them set the log's bits too, and no bit of this half is cleared while
-        // a call is counted in it.
-        if unflushed.has_all(bits.clone()) {
-            return;
-        }
-        let _marks = self.marks.lock();
-        unflushed.set(bits.clone());
-        self.local.mark(bits);
-    }
-
-    /// Clears the bits of the log that no other bitmap contains.
-    fn clear_log(&self, _marks: &MutexGuard<'_, ()>, bits: Range<u64>) {
-        let named = |bits: Range<u64>| {
-            self.legs.iter().any(|leg| {
-                leg.out_of_sync.any(bits.clone())
-                    || leg.unflushed.iter().any(|map| map.any(bits.clone()))
-            })
-        };
-        if !named(bits.clone()) {
-            return self.local.clear(bits);
-        }
-        for bit in bits.filter(|bit| !named(*bit..bit + 1)) {
-            self.local.clear(bit..bit + 1);
-        }
-    }
-
-    /// Clears the marks of a run that was copied and that the peer has durably, except for the
-    /// blocks in `kept`, in ascending order. The whole run stays marked if a block was marked again
-    /// since the copy began. False, without a change, when the session has ended.
-    pub(crate) fn copied(
-        &self,
-        leg: usize,
-        session_id: u64,
-        copy: CopyToken,
-        kept: &[Range<u64>],
-    ) -> bool {
-        let state = self.lock();
-        let current = state.legs[leg].is_current(session_id);
-        if current {
-            let own = &self.legs[leg];
-            let marks = self.marks.lock();
-            let mut cleared = Vec::new();
-            own.out_of_sync.finish_copy(copy, kept, |run| cleared.push(run));
-            for run in cleared {
-                own.suspect.clear(run.clone());
-                self.suspect.clear(run.clone());
-                self.clear_log(&marks, run);
-            }
-        }
-        current
-    }
-
-    /// Clears half of the unflushed bitmap after a peer's flush; false if the session ended.
-    pub(crate) fn unflushed_is_durable(&self, leg: usize, session_id: u64, half: usize) -> bool {
-        let state = self.lock();
-        let current = state.legs[leg].is_current(session_id);
-        if current {
-            let unflushed = &self.legs[leg].unflushed[half];
-            let mut from = 0;
-            while let Some(run) = unflushed.next_run(from, 1 << 16) {
-                from = run.end;
-                let marks = self.marks.lock();
-                unflushed.clear(run.clone());
-                self.clear_log(&marks, run);
-            }
-        }
-        current
     }
 
     /// Ends the session of a leg because it was lost or given up.

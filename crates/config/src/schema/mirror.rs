@@ -35,27 +35,27 @@ pub static MIRROR: Section = Section {
         "group", Kind::Text("name"), "" =>
             "[Consistency group](mirror-groups.md): its volumes keep one order of writes and change their role together.";
         "ack", ACK, Ack::Disk.name() =>
-            "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or received (`memory`): it survives the loss of either node, and is durable after a flush.";
+            "Mode `sync`: the peer acknowledges a write when it is durable (`disk`) or [received](guides/mirror.md#guarantees-and-cost) (`memory`).";
         "intent_log", Kind::Text("device"), "" =>
             "Device of the write-intent log; a file is created. Default: the end of the volume's device.";
         "intent_log_disk_model", Kind::Table(&DISK_MODEL), "" =>
             "`disk_model` of the `intent_log` device, for labs.";
         "intent_log_mode", LOG_MODE, IntentLogMode::ActiveRegions.name() =>
-            "`every-write` is only for `flagstone lab mirror`, without added safety, refused without `intent_log_disk_model`.";
+            "`every-write` is for `flagstone lab mirror`, and needs `intent_log_disk_model`.";
         "added_rtt", Kind::Time(Duration::from_micros(1)..=Duration::from_secs(1)), "" =>
             "Added to the round trip of the link, for labs.";
         "on_peer_loss", PEER_LOSS, OnPeerLoss::Degrade.name() =>
-            "Mode `sync`, when the peer cannot be reached: durably record that it is out of date and continue (`degrade`), or `block` writes until it returns or an operator pauses or breaks the mirror.";
+            "Mode `sync`, when the peer cannot be reached: continue without it (`degrade`), or `block` writes until it returns or an operator pauses or breaks the mirror.";
         "after_split_brain", SPLIT_BRAIN, AfterSplitBrain::Manual.name() =>
             "After a split brain: `manual`: an operator chooses. `keep-serving`: this node discards its own writes if only the peer serves hosts. Set it on both nodes.";
         "failover", FAILOVER, FailoverMode::Manual.name() =>
-            "Who decides that the target takes over: an operator (`manual`), or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
+            "Who decides that the target takes over: an operator, or in mode `sync`, with one peer and without `group`, the [`[arbiter]`](#arbiter) (`automatic`). Set it on both nodes.";
         "failover_after", time(1000, MINUTE_MS), "5s" =>
             "`automatic`: how long after its last contact the target asks. At least the `timeout` of the peer, the same on both nodes.";
         "queue", Kind::Size(32 * MIB..=64 * GIB, SizeRule::MultipleOf(MIB)), "64MiB" =>
             "Mode `async`: writes not yet acknowledged by the peer. At most half of `buffer_memory`.";
         "on_congestion", CONGESTION, OnCongestion::Throttle.name() =>
-            "Mode `async`, when the queue is full: hosts wait (`throttle`), or the peer is detached, its out-of-sync blocks are tracked, and it is resynchronized later.";
+            "Mode `async`, when the queue is full: hosts wait (`throttle`), or the peer is detached, and resynchronized later.";
         "resync_max", LINK_RATE, "" =>
             "Highest rate of a resync. Default: none.";
         "resync_min", THROUGHPUT, "16MiB/s" =>
@@ -65,9 +65,9 @@ pub static MIRROR: Section = Section {
         "resync_compare", Kind::Flag, "false" =>
             "A resync compares checksums and copies only blocks that differ. For links slower than the disks.";
         "granularity", Kind::Size(4 * KIB..=16 * MIB, SizeRule::PowerOfTwo), "64KiB" =>
-            "Bytes per bit of the bitmap, the same on all nodes. Fixed by `flagstone mirror create`. A finer bitmap copies less and takes more space: 2 MiB per TiB at 64KiB, and more in memory. Minimum: 8KiB beyond 32 TiB, 128KiB beyond 64 TiB (also the default there), doubling with the volume.";
+            "Bytes per bit of the bitmap, the same on all nodes. Fixed by `flagstone mirror create`. A finer bitmap copies less and takes more space (2 MiB per TiB at 64KiB) and memory. Minimum: 8KiB beyond 32 TiB, 128KiB beyond 64 TiB (also the default there), doubling with the volume.";
         "activity_log_size", Kind::Size(GIB / 8..=256 * GIB, SizeRule::MultipleOf(MIB)), "4GiB" =>
-            "All active regions together: the most that a resync copies after a crash. A larger one saves log writes. Fixed when the replica is made.";
+            "All active regions: the most that a resync copies after a crash. A larger one saves log writes. Fixed when the replica is made.";
     },
     profile: false,
 };
@@ -83,17 +83,17 @@ pub static PEER: Section = Section {
         "insecure", Kind::Flag, "false" =>
             "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
         "tls_key_file", Kind::Text("path"), "" =>
-            "TLS key of both nodes (`flagstone key generate --tls`): the link is encrypted, and the replica cannot be reached without. Both listeners need `?tls=allowed` or `?tls=required`. Default: no encryption.";
+            "TLS key of both nodes (`flagstone key generate --tls`), without which the replica cannot be reached. Both listeners need `?tls=allowed` or `?tls=required`. Default: no TLS.";
         "tls", Kind::Choice(&["required", "allowed"]), "required" =>
             "`allowed`: also accept and make connections without TLS, with a warning, while [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
         "host_addresses", Kind::List("address"), "" =>
-            "Where hosts reach it, for the discovery log: `nvme connect-all` to either node finds the paths to both. Empty: none. Default: `address`.";
+            "Where hosts reach it, for the discovery log (`nvme connect-all`). Empty: none. Default: `address`.";
         "connections", Kind::Count(1..=16), "1" =>
             "Connections per volume and core.";
         "timeout", time(500, MINUTE_MS), "5s" =>
             "Silence after which the peer counts as lost. Writes of mode `sync` wait that long.";
         "compression", Kind::Choice(&["none", "lz4", "zstd"]), "none" =>
-            "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed, and so is all data to a peer without the algorithm.";
+            "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed.";
         "bandwidth_max", LINK_RATE, "" =>
             "Highest rate of data sent to it for all volumes, after compression. Host writes have priority; a resync gets at least a ninth. Hosts of mode `sync` wait. Default: none.";
     },

@@ -16,7 +16,7 @@ impl Section {
                 (Kind::Flag, _) => key.kind.noun(),
                 (Kind::Choice(_), range) => range,
                 (_, range) if range.is_empty() => key.kind.noun(),
-                (_, range) => format!("{}, {range}", key.kind.noun()),
+                (_, range) => format!("{}, {}", key.kind.noun(), range.replace(" to ", "–")),
             };
             let default = match key.default {
                 "" => String::new(),

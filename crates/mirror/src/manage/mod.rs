@@ -1,5 +1,6 @@
 //! Management of replicas: create, open, resize, transfer, commands and roles.
 
+pub(crate) mod announce;
 pub mod command;
 pub(crate) mod create;
 mod group_order;

@@ -196,19 +196,25 @@ fn role_name(role: Role) -> &'static str {
 }
 
 /// Actions, sequences of actions and refusals that the table names once.
-const NAMED: [(&str, &str); 12] = [
+const NAMED: [(&str, &str); 18] = [
     ("*take the role*", "**record the role and a new epoch**, serve hosts"),
     ("*retire*", "flush, **record the role and that it is unused**"),
     ("*drain*", "block and drain host calls; deliver the queues"),
     ("*step down*", "**record the role**; end the sessions; wait for calls in flight; *retire*"),
     ("*reconnect*", "**record the desired state**, end an unwanted session; repeat the handshakes"),
     ("*detach*", "end the source's session"),
+    ("*depose*", "depose the peers that answer; *detach*"),
+    ("*withdraw*", "end the sessions; wait for calls in flight; *retire*"),
     ("`no mandate`", "refused: this node may not take the role by itself"),
     ("`contention`", "refused: another node takes the role at the same time"),
     ("`not the source`", "refused: this node is not the source"),
     ("`serves`", "refused: this node serves hosts"),
     ("`peer serves`", "refused: a peer serves hosts"),
     ("`stale`", "refused: this node has seen a later epoch"),
+    ("`silent`", "refused: a peer does not answer, and may serve hosts"),
+    ("`unconfirmed`", "refused: a peer answers, and has not confirmed that it serves no hosts"),
+    ("`inconsistent`", "refused: the local data is inconsistent: a resync to it has not completed"),
+    ("`split brain`", "refused: split brain: first choose the data to keep"),
 ];
 
 /// Replaces actions and refusals by their names.
@@ -266,10 +272,6 @@ fn table() -> String {
          - *Serving*: the source. *Waiting*: the last source, until a peer or the operator was \
          asked. *Handing over*: waiting for the successor's answer. *Deposed*: a former source that was replaced without its consent; its data is kept.\n\
          - A *later* claim has the higher role epoch, or the greater UUID.\n\
-         - A deposed source refuses hosts first and waits for calls in flight afterwards. An order \
-         with its consent waits first, so no host call fails.\n\
-         - Until a node has acted on the announcement that a peer takes the role, it does not begin to \
-         serve (`contention`).\n\
          - A closed mirror refuses every event. `a → b`: role *a* becomes *b*. Roles that are left \
          out ignore the event.\n",
     );
@@ -297,9 +299,8 @@ fn table() -> String {
 fn consent_table() -> String {
     let mut text = String::from(
         "\n## Announcement of a failover\n\nBefore it serves, the node announces its epoch to every peer \
-         that can be reached, and continues only if all answers allow it. A peer acts on the announcement \
-         when its current change of role has ended; until then it does not begin to serve. \
-         A peer that cannot be reached is the operator's responsibility (`--force`).\n\n\
+         that can be reached, and continues only if all answers allow it. Until a peer has acted on the \
+         announcement, it does not begin to serve (`contention`).\n\n\
          Answers of a peer, and what follows:\n\n",
     );
     let consents = [

@@ -1,0 +1,408 @@
+//! Announcements: a node that takes the role asks its peers and informs them, and a peer follows.
+//!
+//! Invariants:
+//! - from an announcement that this node accepts until it has acted on it, no change of role ends with
+//!   this node serving;
+//! - a source that is deposed refuses hosts at once, and confirms only when that is durable;
+//! - while this node's own announcement stands, announcements with a lower epoch are refused.
+//!
+//! A peer that does not answer in time counts as silent; its late answer has no effect.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use flagstone_runtime::{spawn, spawn_detached, time};
+
+use crate::agree::plan::plan;
+use crate::agree::versions::LinkVersion;
+use crate::id::MirrorId;
+use crate::limits::{ASK_MS, DEPOSE_MS, PEERS_MAX, REFUSAL_MS, RETRY_MIN_MS};
+use crate::manage::command::CommandError;
+use crate::manage::order::Progress;
+use crate::manage::roles::{RoleChange, RoleError};
+use crate::mirror::{Inner, StateGuard};
+use crate::ondisk::superblock::ReplicaRole;
+use crate::session::connect::{CloseOnDrop, SessionEnd};
+use crate::state::machine::{
+    self, Action, Answer, Answers, Consent, Event, Refusal, Role, consented, next,
+};
+use crate::wire::peer::{
+    PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
+    execute, identify,
+};
+
+/// Epoch and UUID of a replica: a claim to be the source.
+fn claim(identity: &ReplicaIdentity) -> (u64, MirrorId) {
+    (identity.view.epoch, identity.view.replica)
+}
+
+/// How a peer is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// With a single attempt.
+    Once,
+    /// Until it answers or the time is up: both nodes may be starting.
+    Retry,
+}
+
+/// A peer that answered, with the connection on which it did.
+pub(crate) struct Reached {
+    session: CloseOnDrop,
+    identity: ReplicaIdentity,
+}
+
+/// The announcement that this node takes the role, until it is dropped.
+pub(crate) struct Announcement(Arc<Inner>);
+
+impl Drop for Announcement {
+    fn drop(&mut self) {
+        self.0.change(|state| state.announced = 0);
+    }
+}
+
+impl Inner {
+    /// Asks every peer once.
+    pub(crate) async fn ask_all_peers(self: &Arc<Self>) -> Answers {
+        self.ask_peers(Patience::Once).await.0
+    }
+
+    /// Asks all peers at once.
+    pub(crate) async fn ask_peers(
+        self: &Arc<Self>,
+        patience: Patience,
+    ) -> (Answers, [Option<Reached>; PEERS_MAX]) {
+        let limit = Duration::from_millis(match patience {
+            Patience::Once => DEPOSE_MS,
+            Patience::Retry => ASK_MS,
+        });
+        let ask = |leg: usize| {
+            let inner = self.clone();
+            spawn(async move { time::timeout(limit, inner.ask_peer(leg, patience)).await })
+        };
+        let asking: Vec<_> = (0..self.legs.len()).map(ask).collect();
+        let (mut answers, mut reached) = (Answers::default(), [const { None }; PEERS_MAX]);
+        for (leg, answer) in asking.into_iter().enumerate() {
+            reached[leg] = answer.await.ok().and_then(Result::ok).flatten();
+            answers[leg] = Some(reached[leg].as_ref().map_or(Answer::Silent, |peer: &Reached| {
+                let identity = &peer.identity;
+                let mine = self.identity(identity.view.replica);
+                Answer::Known {
+                    serving: identity.is_serving,
+                    epoch: identity.view.epoch,
+                    plan: plan(&mine, identity),
+                    differs: mine.view.generations.current != identity.view.generations.current,
+                }
+            }));
+        }
+        (answers, reached)
+    }
+
+    /// Whether a peer other than `leg`'s answers and serves hosts. A node that returns would
+    /// otherwise take the role beside it, because the met peer is equal.
+    pub(crate) async fn is_served_elsewhere(self: &Arc<Self>, leg: usize) -> bool {
+        if self.legs.len() < 2 {
+            return false;
+        }
+        let (answers, _) = self.ask_peers(Patience::Once).await;
+        let mut others = answers.iter().enumerate().filter(|(other, _)| *other != leg);
+        others.any(|(_, answer)| matches!(answer, Some(Answer::Known { serving: true, .. })))
+    }
+
+    async fn ask_peer(self: &Arc<Self>, leg: usize, patience: Patience) -> Option<Reached> {
+        loop {
+            let connector = self.legs[leg].options().connector.clone();
+            if let Ok(session) = connector.connect().await {
+                let session = CloseOnDrop(session);
+                let own = self.local.superblock().replica;
+                if let Ok(identity) = identify(&session.0, own, self.versions).await {
+                    return Some(Reached { session, identity });
+                }
+            }
+            if patience == Patience::Once || self.lock().closed {
+                return None;
+            }
+            time::sleep(Duration::from_millis(RETRY_MIN_MS)).await;
+        }
+    }
+
+    /// Announces to every peer that can be reached that this node takes the role, and waits for its
+    /// answer. From here on until the order ends, peers' announcements with a lower epoch are
+    /// refused.
+    pub(crate) async fn announce(
+        self: &Arc<Self>,
+        forced: bool,
+        progress: &mut Progress,
+    ) -> Result<(), CommandError> {
+        let (_, reached) = self.ask_peers(Patience::Once).await;
+        let epochs = reached.iter().flatten().map(|peer| peer.identity.view.epoch);
+        progress.seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
+        let epoch = self.epoch_after(progress.seen);
+        let overtaken = self.change(|state| {
+            let overtaken = state.promised > 0;
+            state.announced = if overtaken { 0 } else { epoch };
+            overtaken
+        });
+        if overtaken {
+            return Err(Refusal::Overtaken.into());
+        }
+        progress.announcement = Some(Announcement(self.clone()));
+        let was_source =
+            |peer: &Reached| peer.identity.is_serving || peer.identity.role == ReplicaRole::Source;
+        progress.deposed = forced && reached.iter().flatten().any(was_source);
+        let tell = |peer: Option<Reached>| {
+            let inner = self.clone();
+            spawn(async move { inner.announce_to(peer?, epoch, forced).await })
+        };
+        let telling: Vec<_> = reached.into_iter().take(self.legs.len()).map(tell).collect();
+        let mut consents = Vec::new();
+        for consent in telling {
+            consents.push(consent.await.ok().flatten().unwrap_or(Consent::Unreachable));
+        }
+        tracing::info!(
+            replica = %self.local.superblock().replica,
+            epoch,
+            forced,
+            "announced to the peers that this node takes the role: {consents:?}"
+        );
+        Ok(consented(&consents, forced)?)
+    }
+
+    async fn announce_to(&self, peer: Reached, epoch: u64, forced: bool) -> Option<Consent> {
+        if !self.deposes(&peer.identity) {
+            return Some(Consent::TooOld { serving: peer.identity.is_serving });
+        }
+        let volume = self.local.superblock().volume;
+        let request = match forced {
+            true => PeerRequest::Depose { volume, epoch },
+            false => PeerRequest::Claim { volume, epoch },
+        };
+        let asked = execute(&peer.session.0, request);
+        Some(match time::timeout(Duration::from_millis(DEPOSE_MS), asked).await {
+            Ok(Ok(())) => Consent::Yields,
+            Ok(Err(RequestError::Refused(refusal))) => match refusal {
+                PeerRefusal::Failed => Consent::RefusesHosts,
+                PeerRefusal::Serving => Consent::Serves,
+                PeerRefusal::Fenced(_) => Consent::Later,
+                _ => Consent::Unknown,
+            },
+            _ => Consent::Unknown,
+        })
+    }
+
+    /// Whether a peer understands [`PeerRequest::Depose`], and it concerns the peer.
+    fn deposes(&self, peers: &ReplicaIdentity) -> bool {
+        let common = self.versions.highest_common(peers.versions);
+        let related = peers.view.volume == self.local.superblock().volume;
+        related && common.is_ok_and(|version| version >= LinkVersion::DEPOSES)
+    }
+
+    /// Orders a peer that still serves at a handshake to stop, if this node's claim is later.
+    pub(crate) async fn depose_peer(
+        &self,
+        session: &SharedSession,
+        peers: &ReplicaIdentity,
+    ) -> Result<(), RequestError> {
+        let epoch = self.local.superblock().epoch;
+        let prevails = self.lock().serving && peers.is_serving && epoch > peers.view.epoch;
+        match prevails && self.deposes(peers) {
+            true => {
+                let volume = self.local.superblock().volume;
+                execute(session, PeerRequest::Depose { volume, epoch }).await
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// As [`Inner::depose_peer`], where the outcome of the handshake does not depend on it: the peer
+    /// may never connect by itself, because its leg is paused or its connections fail.
+    pub(crate) async fn depose_if_serving(&self, session: &SharedSession, peers: &ReplicaIdentity) {
+        if let Err(error) = self.depose_peer(session, peers).await {
+            let peer = peers.view.replica;
+            tracing::warn!(%peer, "the peer still serves hosts: {error}");
+        }
+    }
+
+    /// Refuses announcements of nodes that are no peers of this volume.
+    fn check_asker(&self, asker: MirrorId, volume: MirrorId) -> Result<(), PeerRefusal> {
+        let superblock = self.local.superblock();
+        let state = self.lock();
+        // Two targets need not have met.
+        let known = state.role != ReplicaRole::Source
+            || state.legs.iter().any(|leg| leg.peer == asker)
+            || superblock.peers.iter().any(|peer| peer.replica == asker);
+        match known && !asker.is_none() && volume == superblock.volume {
+            true => Ok(()),
+            false => Err(PeerRefusal::Unrelated),
+        }
+    }
+
+    /// Answers [`PeerRequest::Remove`].
+    pub(crate) async fn follow_removal(
+        self: &Arc<Self>,
+        asker: MirrorId,
+        (volume, epoch): (MirrorId, u64),
+    ) -> PeerAnswer {
+        self.check_asker(asker, volume)?;
+        let _role_change = self.begin_role_change().await;
+        let decided = next(&self.machine_state(), Event::Removed { epoch });
+        let (after, actions) = decided.map_err(|refusal| self.refusal(refusal))?;
+        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        tracing::warn!(
+            replica = %self.local.superblock().replica,
+            peer = %asker,
+            "the source has removed this replica from the mirror"
+        );
+        done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)
+    }
+
+    /// Answers [`PeerRequest::Depose`] and [`PeerRequest::Claim`]. Carried out also if the asker's
+    /// connection ends meanwhile.
+    pub(crate) async fn follow_announcement(
+        self: &Arc<Self>,
+        asker: MirrorId,
+        (volume, epoch): (MirrorId, u64),
+        forced: bool,
+    ) -> PeerAnswer {
+        self.check_asker(asker, volume)?;
+        let refuses = self.change(|state| {
+            let event = Event::Announced { epoch, forced };
+            let (after, actions) = next(&self.machine_state_in(state), event)?;
+            state.promised = after.promised;
+            let refuses = actions.iter().any(|action| action == Action::RefuseHosts);
+            if refuses {
+                state.stop_serving();
+            }
+            Ok(refuses)
+        });
+        let refuses = refuses.map_err(|refusal: Refusal| self.refusal(refusal))?;
+        if refuses {
+            tracing::warn!(
+                replica = %self.local.superblock().replica,
+                peer = %asker,
+                epoch,
+                "the peer takes the role by its operator's order: hosts are refused here"
+            );
+        }
+        self.detach_source();
+        let inner = self.clone();
+        let task = spawn(async move {
+            let role_change = inner.begin_role_change().await;
+            let done = inner.yield_role((asker, epoch), forced, role_change).await;
+            inner.change(|state| {
+                if state.promised == epoch {
+                    state.promised = 0;
+                }
+            });
+            done
+        });
+        let limit = Duration::from_millis(REFUSAL_MS);
+        let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
+        ended.unwrap_or(Err(PeerRefusal::Failed))
+    }
+
+    pub(crate) fn refusal(&self, refusal: Refusal) -> PeerRefusal {
+        match refusal {
+            Refusal::Serving => PeerRefusal::Serving,
+            Refusal::Fenced => PeerRefusal::Fenced(self.local.superblock().epoch),
+            Refusal::Failed => PeerRefusal::Failed,
+            _ => PeerRefusal::NotNow,
+        }
+    }
+
+    /// Acts on an announcement that was accepted, up to the record that makes it durable. The rest may
+    /// wait for calls in flight, so it follows afterwards.
+    async fn yield_role(
+        self: &Arc<Self>,
+        (asker, epoch): (MirrorId, u64),
+        forced: bool,
+        role_change: RoleChange,
+    ) -> PeerAnswer {
+        let is_source = self.lock().role == ReplicaRole::Source;
+        if !forced && is_source {
+            // Its slot is about to be the successor's.
+            self.record_peer(asker).await.map_err(|_| PeerRefusal::Failed)?;
+        }
+        let event = match forced {
+            true => Event::Deposed { epoch },
+            false => Event::Claimed { by: self.slot_of(asker), epoch },
+        };
+        let decided = next(&self.machine_state(), event);
+        let (after, actions) = decided.map_err(|refusal| self.refusal(refusal))?;
+        let durable = |action: &Action| matches!(action, Action::Record(_));
+        let first =
+            actions.iter().position(|action| durable(&action)).map_or(usize::MAX, |at| at + 1);
+        let mut progress = Progress::default();
+        let mut done = Ok(PeerReply::Done);
+        for action in actions.iter().take(first) {
+            if self.act(after.role.epoch(), action, &mut progress).await.is_err() {
+                done = Err(PeerRefusal::Failed);
+            }
+        }
+        let rest = actions.iter().skip(first);
+        let inner = self.clone();
+        spawn_detached(async move {
+            let _role_change = role_change;
+            if let Err(error) = inner.perform(after, rest, progress).await {
+                tracing::error!("a deposed source did not stop cleanly: {error}");
+            }
+            inner.reconnect_all();
+        });
+        done
+    }
+
+    /// Steps down at a handshake with a peer that takes this node's place.
+    pub(crate) async fn give_way(
+        self: &Arc<Self>,
+        mine: &ReplicaIdentity,
+        peers: &ReplicaIdentity,
+    ) -> Result<(), SessionEnd> {
+        let later = machine::later(claim(peers), claim(mine));
+        let prevailing = (peers.is_serving && later).then_some(peers.view.epoch);
+        let event = Event::Met { plan: plan(mine, peers), prevailing };
+        if next(&self.machine_state(), event).is_ok_and(|(_, actions)| actions.is_empty()) {
+            return Ok(());
+        }
+        let _role_change = self.begin_role_change().await;
+        // A write in flight may be the first without the peer, and begin a generation.
+        let unchanged = self.wait(|state: &mut StateGuard<'_>| {
+            if state.bumping_generation {
+                return None;
+            }
+            let same = self.local.superblock().current == mine.view.generations.current;
+            if same && state.serving {
+                state.stop_serving();
+            }
+            Some(same)
+        });
+        let (after, actions) =
+            next(&self.machine_state(), event).map_err(|_| SessionEnd::Changed)?;
+        if !unchanged.await || actions.is_empty() {
+            return Err(SessionEnd::Changed);
+        }
+        let replica = self.local.superblock().replica;
+        match after.role {
+            Role::Deposed { .. } => tracing::warn!(
+                %replica,
+                "split brain: the peer serves under a later epoch; hosts are refused here, and the \
+                 data written only here is kept"
+            ),
+            _ => tracing::warn!(
+                %replica,
+                "peer has been promoted to source; stepping down (no data lost)"
+            ),
+        }
+        self.change(|_| {});
+        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        done.map(drop).map_err(|error| match error {
+            CommandError::Role(RoleError::Io(error)) => SessionEnd::Local(error),
+            _ => SessionEnd::Changed,
+        })
+    }
+
+    /// The highest epoch of the last handshakes.
+    fn epoch_seen(&self) -> u64 {
+        let state = self.lock();
+        let seen = state.legs.iter().filter_map(|leg| leg.last_handshake);
+        seen.map(|handshake| handshake.view.epoch).max().unwrap_or(0)
+    }
+}
