@@ -318,7 +318,9 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
                 let volume = pool.create_volume(&name, &options).await.unwrap();
                 recorder.end(step);
                 let block = Buf::copy_of(&fill(0, number + 1)).unwrap();
-                volume.write(0, block, false).await.unwrap();
+                let written = volume.write(0, block, false).await;
+                assert!(written.is_ok() || written == Err(IoError::NoSpace), "{written:?}");
+                recorder.history.borrow_mut().full += usize::from(written.is_err());
                 names.push((name, blocks));
             }
             2 if plan.compression == Compression::Auto && rng.chance(0.5) => {
