@@ -119,7 +119,7 @@ fn options_beyond(command: &clap::Command, without: &[String]) -> String {
         let value = value.unwrap_or_else(|| id.to_uppercase());
         let value = if takes_value && !words.is_empty() { words.join("|") } else { value };
         let name = match argument.get_long() {
-            Some(long) if takes_value => format!("--{long}={value}"),
+            Some(long) if takes_value => format!("--{long} {value}"),
             Some(long) => format!("--{long}"),
             None => value,
         };
