@@ -273,7 +273,7 @@ refused_attaches() {
     refused_attach $range "$(attach_data $epoch 1 3 $((2 * SIZE_BYTES)))"
     refused_attach $range "$(attach_data $epoch 1 3 $((SIZE_BYTES - 512)))"
     # A reserved flag, a volume of a group, no volume.
-    refused_attach $invalid_field "$(attach_data $epoch 3 3 "$SIZE_BYTES")"
+    refused_attach $invalid_field "$(attach_data $epoch 5 3 "$SIZE_BYTES")"
     refused_attach $other_group "$(echo -n "$sound" | sed -E 's/^(.{108})../\101/')"
     refused_attach $invalid_field "$(repeat 16 00)$(echo -n "$sound" | cut -c33-)"
     # Too little data, and more than any command takes.

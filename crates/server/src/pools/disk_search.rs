@@ -203,12 +203,18 @@ fn superblocks(path: &Path) -> (Vec<Superblock>, Option<io::Error>) {
     (found, failure)
 }
 
-/// Whether there is no disk, no medium in it, or one too small for a superblock. After other failures,
-/// a superblock may be there: a service that may not open every disk cannot know.
+/// Whether there is no disk for this service, no medium in it, or one too small for a superblock. After
+/// other failures, a superblock may be there.
+///
+/// EPERM is the answer for a disk that the unit's `DeviceAllow` or a container excludes, such as the
+/// system's: counted as unread, it would keep every pool closed whose log device is lost.
 fn is_absent(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     error.kind() == io::ErrorKind::UnexpectedEof
-        || matches!(code, Some(Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM))
+        || matches!(
+            code,
+            Some(Errno::NOENT | Errno::NXIO | Errno::NODEV | Errno::NOMEDIUM | Errno::PERM)
+        )
 }
 
 #[cfg(test)]
@@ -278,6 +284,13 @@ mod tests {
             assert_eq!(search.find_log(newer).await, Ok(None), "an old copy");
         })
         .unwrap();
+    }
+
+    #[test]
+    fn disks_that_the_service_may_not_open_are_not_searched() {
+        for (error, absent) in [(Errno::PERM, true), (Errno::ACCESS, false), (Errno::IO, false)] {
+            assert_eq!(is_absent(&io::Error::from(error)), absent, "{error}");
+        }
     }
 
     #[test]
