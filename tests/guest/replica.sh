@@ -304,7 +304,7 @@ other_refusals() {
     ends $invalid_field admin -o 0xec --cdw10=0
     ends $not_attached example nvme admin-passthru /dev/nvme1 -o 0xf2 -n 1 --cdw10=12 --cdw12=1 --cdw13=5000 -r -l 8
     ends $invalid_field admin -o 0xf2 --cdw10=12 --cdw12=1 -r -l 8
-    ends $invalid_field admin -o 0xc8 --cdw10=12 --cdw12=1
+    ends $invalid_field admin -o 0xc8 --cdw10=12 --cdw14=2
 }
 
 # Hosts write continuously until they are stopped.
