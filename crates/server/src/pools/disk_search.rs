@@ -5,7 +5,7 @@
 //! copy that got the name of its original looks like the pool.
 //!
 //! Invariant: a disk is read by one thread at a time. A disk that hangs keeps its thread; later searches
-//! skip it. A search that skipped a disk, or may not read it, does not conclude that what it is for is
+//! skip it. A search that skipped a disk, or failed to read one, does not conclude that its object is
 //! nowhere.
 
 use std::collections::BTreeSet;

@@ -80,7 +80,7 @@ impl Partition {
     }
 }
 
-/// Disks, and those that a relation leads to.
+/// Disks, and the disks that a relation leads to.
 fn related(root: &Root, mut disks: BTreeSet<String>, relation: &str) -> BTreeSet<String> {
     let mut open: Vec<String> = disks.iter().cloned().collect();
     while let Some(name) = open.pop() {
