@@ -210,7 +210,7 @@ impl ConsistencyGroup {
     /// Tells whether both nodes mean the same group: of its name and its volumes. Not 0.
     pub(crate) fn tag(&self) -> u16 {
         let text = [std::slice::from_ref(&self.name), &self.names].concat().join("\n");
-        let sum = crate::session::target::checksum(text.as_bytes());
+        let sum = crate::session::checksums::checksum(text.as_bytes());
         (sum % u64::from(u16::MAX)) as u16 + 1
     }
 

@@ -20,7 +20,7 @@ use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
 
 /// The residue class of a replica's epochs.
 fn epoch_rank(replica: MirrorId) -> u64 {
-    crate::session::target::checksum(&replica.0) % EPOCH_STRIDE
+    crate::session::checksums::checksum(&replica.0) % EPOCH_STRIDE
 }
 
 /// A change of role in progress, ended on drop.

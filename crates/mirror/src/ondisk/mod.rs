@@ -11,6 +11,7 @@ pub(crate) mod device_prefix;
 pub mod layout;
 pub(crate) mod locate;
 pub mod log_header;
+pub mod member;
 pub(crate) mod new_space;
 pub mod remnant;
 pub mod superblock;

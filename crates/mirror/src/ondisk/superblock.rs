@@ -5,11 +5,11 @@ use std::ops::Range;
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
 use crate::limits::{
-    BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, LOG_PLACE_MAX, MEMBER_TEXT_MAX, MEMBERS_MAX,
-    PAGE_BYTES, PEERS_MAX,
+    BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, LOG_PLACE_MAX, MEMBERS_MAX, PAGE_BYTES, PEERS_MAX,
 };
 use crate::named;
 use crate::ondisk::layout::ReplicaGeometry;
+use crate::ondisk::member::{MEMBER_BYTES, Member};
 use crate::ondisk::{FormatError, Page, begin, open, put, seal};
 use crate::state::status::DesiredState;
 
@@ -38,7 +38,6 @@ const ARBITER_LEASE_AT: usize = ARBITER_STANDING_AT + 4;
 const _: () = assert!(ARBITER_LEASE_AT + 4 <= NOT_RECEIVED_AT);
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
 const MEMBERS_AT: usize = 3080;
-const MEMBER_BYTES: usize = 3 + MEMBER_TEXT_MAX;
 const _: () = assert!(MEMBERS_AT >= LOG_PLACE_AT + 2 + LOG_PLACE_MAX);
 const _: () = assert!(MEMBERS_AT + MEMBERS_MAX * MEMBER_BYTES <= PAGE_BYTES - 4);
 
@@ -176,71 +175,6 @@ impl LogProgress {
     /// True when no progress up to `before` is missing.
     pub fn has_reached(self, before: LogProgress) -> bool {
         self.record_sequence >= before.record_sequence && self.page_writes >= before.page_writes
-    }
-}
-
-/// A change of the mirror's peers at run time, in addition to the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
-    /// Name of the peer's node.
-    pub name: String,
-    /// The change. With the name at most [`MEMBER_TEXT_MAX`] bytes.
-    pub change: MemberChange,
-}
-
-/// See [`Member`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemberChange {
-    /// A peer that the configuration does not have, at this address.
-    Added(String),
-    /// No peer any more, although the configuration may name it.
-    Removed,
-}
-
-impl Member {
-    /// Both texts fit into the superblock, and can be shown.
-    pub fn is_sound(&self) -> bool {
-        let address = match &self.change {
-            MemberChange::Added(address) => address.as_str(),
-            MemberChange::Removed => "",
-        };
-        let printable = |text: &str| !text.contains(char::is_control);
-        !self.name.is_empty()
-            && (self.change == MemberChange::Removed) == address.is_empty()
-            && self.name.len() + address.len() <= MEMBER_TEXT_MAX
-            && printable(&self.name)
-            && printable(address)
-    }
-
-    fn encode(&self, to: &mut [u8]) {
-        let (kind, address) = match &self.change {
-            MemberChange::Added(address) => (1, address.as_str()),
-            MemberChange::Removed => (2, ""),
-        };
-        let (name_end, end) = (3 + self.name.len(), 3 + self.name.len() + address.len());
-        to[..3].copy_from_slice(&[kind, self.name.len() as u8, address.len() as u8]);
-        to[3..name_end].copy_from_slice(self.name.as_bytes());
-        to[name_end..end].copy_from_slice(address.as_bytes());
-    }
-
-    /// `None` for a free place.
-    fn decode(from: &[u8]) -> Result<Option<Member>, FormatError> {
-        let wrong = || FormatError::Field("members");
-        let (kind, name_end) = (from[0], 3 + usize::from(from[1]));
-        let text = |range: Range<usize>| {
-            let text = from.get(range).and_then(|text| std::str::from_utf8(text).ok());
-            text.map(str::to_owned).ok_or_else(wrong)
-        };
-        let (name, address) =
-            (text(3..name_end)?, text(name_end..name_end + usize::from(from[2]))?);
-        let change = match kind {
-            0 => return Ok(None),
-            1 => MemberChange::Added(address),
-            2 if address.is_empty() => MemberChange::Removed,
-            _ => return Err(wrong()),
-        };
-        let member = Member { name, change };
-        if member.is_sound() { Ok(Some(member)) } else { Err(wrong()) }
     }
 }
 
@@ -570,6 +504,7 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::ondisk::layout::tests::any_shape;
+    use crate::ondisk::member::MemberChange;
 
     fn any_list<const N: usize>() -> impl Strategy<Value = GenerationList<N>> {
         prop::array::uniform::<_, N>(any::<u64>())

@@ -1,7 +1,9 @@
 //! Sessions with a peer: handshake, resync, verify, and the target's side.
 
 pub mod bad_ranges;
+pub(crate) mod checksums;
 pub(crate) mod connect;
+mod join_group;
 pub mod pace;
 pub(crate) mod resync;
 pub(crate) mod split_brain;

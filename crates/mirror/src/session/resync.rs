@@ -44,9 +44,9 @@ use crate::limits::{
 };
 use crate::mirror::{Inner, count};
 use crate::session::bad_ranges::{BadRange, BadRangeCause};
+use crate::session::checksums::checksum;
 use crate::session::connect::SessionEnd;
 use crate::session::pace::Pace;
-use crate::session::target::checksum;
 use crate::wire::peer::{PeerRefusal, RequestError, SharedSession, checksums};
 
 /// Interval at which the rate and the hosts' latency are sampled.

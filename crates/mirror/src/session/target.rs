@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
-use flagstone_runtime::{Buf, BufMut, buf};
+use flagstone_runtime::{Buf, BufMut};
 use parking_lot::Mutex;
 
 use crate::agree::generation::{GenerationHistory, GenerationList};
@@ -26,9 +26,7 @@ use crate::id::{Generation, MirrorId};
 use crate::io::call_gate::Counted;
 use crate::io::reorder::{ReorderBuffer, WriteOrder};
 use crate::io::request::RunToCompletion;
-use crate::limits::{
-    BAD_RANGES_MAX, BIT_MIN_BYTES, CHECK_BYTES, HISTORY_LEN, PAGE_BYTES, PEERS_MAX,
-};
+use crate::limits::{BAD_RANGES_MAX, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
 use crate::manage::order::Progress;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
@@ -520,39 +518,6 @@ impl Inner {
         Ok(PeerReply::BitmapPage(Box::new(std::array::from_fn(word))))
     }
 
-    async fn checksums(&self, offset: u64, len: u64, unit_bytes: u32) -> PeerAnswer {
-        let sound = unit_bytes >= BIT_MIN_BYTES && len <= CHECK_BYTES;
-        let within = self.local.data().geometry().check(offset, len).is_ok();
-        if !sound || !within || !len.is_multiple_of(u64::from(BIT_MIN_BYTES)) {
-            return Err(PeerRefusal::Range);
-        }
-        let mut leg_checksums =
-            self.leg_checksums(offset, len, unit_bytes).await.map_err(|_| PeerRefusal::Failed)?;
-        let unverified = self.lock().unverified;
-        for (checksum, at) in leg_checksums.iter_mut().zip((offset..).step_by(unit_bytes as usize))
-        {
-            let suspect = self.suspect.any(self.suspect.bits_of(at, u64::from(unit_bytes)));
-            // Report a mismatch, so that even equal data is rewritten.
-            if unverified || suspect {
-                *checksum = !*checksum;
-            }
-        }
-        Ok(PeerReply::Checksums(leg_checksums))
-    }
-
-    /// Checksums of the local leg, one per `unit_bytes`, for at most [`CHECK_BYTES`]. Uses reserved
-    /// memory: host writes that hold all other memory may wait for it.
-    pub(crate) async fn leg_checksums(
-        &self,
-        offset: u64,
-        len: u64,
-        unit_bytes: u32,
-    ) -> Result<Vec<u64>, IoError> {
-        let memory = buf::acquire_more(len as usize).await;
-        let data = self.local.data().read(offset, memory).await?;
-        Ok(data.chunks(unit_bytes as usize).map(checksum).collect())
-    }
-
     async fn begin_resync(&self, base: Generation) -> PeerAnswer {
         let begin = move |superblock: &mut Superblock| {
             superblock.flags.inconsistent = true;
@@ -710,11 +675,6 @@ impl Inner {
         self.change(|state| state.role = ReplicaRole::Target);
         Ok(PeerReply::Done)
     }
-}
-
-/// A checksum strong enough for equal checksums to count as equal data.
-pub(crate) fn checksum(part: &[u8]) -> u64 {
-    crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, part)
 }
 
 #[cfg(test)]

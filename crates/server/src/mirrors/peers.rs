@@ -13,7 +13,8 @@ use std::rc::Rc;
 
 use flagstone_mirror::limits::{MEMBER_TEXT_MAX, PEERS_MAX};
 use flagstone_mirror::manage::replica::{Replica, ReplicaError};
-use flagstone_mirror::ondisk::superblock::{Member, MemberChange, Superblock};
+use flagstone_mirror::ondisk::member::{Member, MemberChange};
+use flagstone_mirror::ondisk::superblock::Superblock;
 use flagstone_mirror::state::machine::Role;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{Mirror, PeerChange};

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_blockdev::BlockDevice as _;
-use flagstone_mirror::ondisk::superblock::{Member, MemberChange};
+use flagstone_mirror::ondisk::member::{Member, MemberChange};
 use flagstone_mirror::state::machine::Refusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{PeerChange, RoleError};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::Mirror;
 use flagstone_mirror::PeerChange;
-use flagstone_mirror::ondisk::superblock::{Member, MemberChange};
+use flagstone_mirror::ondisk::member::{Member, MemberChange};
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_runtime::{buf, time};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use flagstone_blockdev::stats::Call;
 use flagstone_blockdev::{IoFuture, Layer, MemoryDevice};
 use flagstone_mirror::manage::replica::ReplicaError;
-use flagstone_mirror::ondisk::superblock::{Member, MemberChange};
+use flagstone_mirror::ondisk::member::{Member, MemberChange};
 use flagstone_nvmf_target::TargetConfig;
 use flagstone_runtime::{block_on, spawn, time};
 
