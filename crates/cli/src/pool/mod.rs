@@ -113,7 +113,7 @@ fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
         PoolCommand::Import(args) => {
             let log = log_device(args.log_device.as_ref())?;
             let body = json!({"devices": absolute(&args.devices)?, "log_device": log});
-            ("import", &args.name, body, false, &args.order)
+            ("import", &args.name, body, !args.yes, &args.order)
         }
         PoolCommand::Set(args) => {
             let body = json!({"map_cache_bytes": args.map_cache});

@@ -139,7 +139,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let permit = self.pools.order(name).await?;
         self.pools.writable()?;
-        self.pools.end_opening(name);
+        self.pools.end_opening(name, dry_run);
         let slot = self.pools.slot(name)?;
         let outcome = Outcome::changed(format!(
             "pool {name} continues without the writes that only its log device had"

@@ -35,10 +35,62 @@ pub(super) struct Consent {
     pub(super) devices: bool,
 }
 
+/// How an attempt to open a pool treats its log device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogDecision {
+    /// The device with the recorded path is it, or has taken its place.
+    Named(LostTail),
+    /// It is elsewhere, and has nothing that the pool needs.
+    Without,
+}
+
+impl LogDecision {
+    /// What the operator agreed to: it holds until the pool is open.
+    pub(super) fn consent(self) -> Consent {
+        let lost_tail = self == LogDecision::Named(LostTail::GiveUp);
+        Consent { lost_tail, ..Consent::default() }
+    }
+}
+
 /// The order that opens what is there.
 fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
     let log = log.map_or(String::new(), |log| format!(" --log-device {log}"));
     format!("flagstone pool import {name} {}{log}", paths.join(" "))
+}
+
+/// What a refusal depends on besides the error.
+struct Refused<'a> {
+    /// The state directory has an identity of the pool.
+    was_open: bool,
+    /// The devices had to be that pool.
+    is_expected: bool,
+    /// Problem of the log device.
+    log: Option<&'a str>,
+    /// The order that opens what is there.
+    import: String,
+}
+
+impl Refused<'_> {
+    fn explain(self, error: &PoolError) -> OpenPoolError {
+        let Refused { was_open, is_expected, log, import } = self;
+        OpenPoolError {
+            cause: match error {
+                PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
+                _ => ClosedCause::Refused,
+            },
+            reason: match (error, log) {
+                (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
+                (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
+                (PoolError::OldCopy { .. }, _) => {
+                    format!("{error}, or go on without what was written since: {import}")
+                }
+                (PoolError::Unexpected { .. }, _) if is_expected => format!(
+                    "{error}, which was open last: attach its devices, or take what is there: {import}"
+                ),
+                _ => error.to_string(),
+            },
+        }
+    }
 }
 
 impl Pools {
@@ -77,7 +129,6 @@ impl Pools {
         if !consent.devices {
             self.check_copies(name, &devices, paths).await?;
         }
-        let was_open = self.registry.identity(name).is_some();
         let expected = Expected { name: Some(name.to_owned()), identity };
         // The pool decides what the absence of its log device means.
         let (mut log_device, mut why) = (None, None);
@@ -91,15 +142,21 @@ impl Pools {
             let options = OpenOptions { log, tail, expected: expected.clone() };
             Pool::open_with(devices.clone(), &options).await
         };
-        let tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
+        let full = |error: &PoolError, log| OpenPoolError {
+            cause: ClosedCause::Full { devices: paths.to_vec(), log },
+            reason: format!("{error}; flagstone pool grow {name} DEVICE adds some"),
+        };
+        let mut tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
         let opened = match open(log_device.clone(), tail).await {
             Err(PoolError::LogDeviceMissing { id, update, is_blank, .. }) => {
                 // With an empty tail, the pool needs no log device.
-                let without = async |reason: String| {
-                    let opened = open(None, LostTail::Keep).await;
-                    let pool = opened.map_err(|_| OpenPoolError::from(reason.clone()))?;
-                    tracing::warn!("pool {name} opened without its log device: {reason}");
-                    Ok(pool)
+                let without = async |reason: String| match open(None, LostTail::Keep).await {
+                    Ok(pool) => {
+                        tracing::warn!("pool {name} opened without its log device: {reason}");
+                        Ok(pool)
+                    }
+                    Err(error @ PoolError::Full { .. }) => Err(full(&error, LogDecision::Without)),
+                    Err(_) => Err(OpenPoolError::from(reason)),
                 };
                 let found = match self.search.find_log(Sought { id, update }).await {
                     Ok(found) => found,
@@ -135,32 +192,19 @@ impl Pools {
                         Err(problem) => why = Some(problem.detail),
                     }
                 }
-                open(log_device, LostTail::Withhold).await
+                tail = LostTail::Withhold;
+                open(log_device, tail).await
             }
             opened => opened,
         };
-        let pool = opened.map_err(|error| OpenPoolError {
-            cause: match &error {
-                PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
-                PoolError::Full { .. } => ClosedCause::Full { devices: paths.to_vec() },
-                _ => ClosedCause::Refused,
-            },
-            reason: match (&error, &why) {
-                (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
-                (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
-                (PoolError::OldCopy { .. }, _) => format!(
-                    "{error}, or go on without what was written since: {}",
-                    import_line(name, paths, log)
-                ),
-                (PoolError::Unexpected { .. }, _) if identity.is_some() => format!(
-                    "{error}, which was open last: attach its devices, or take what is there: {}",
-                    import_line(name, paths, log)
-                ),
-                (PoolError::Full { .. }, _) => {
-                    format!("{error}; flagstone pool grow {name} DEVICE adds some")
-                }
-                _ => error.to_string(),
-            },
+        let pool = opened.map_err(|error| match error {
+            PoolError::Full { .. } => full(&error, LogDecision::Named(tail)),
+            _ => {
+                let was_open = self.registry.identity(name).is_some();
+                let import = import_line(name, paths, log);
+                let is_expected = identity.is_some();
+                Refused { was_open, is_expected, log: why.as_deref(), import }.explain(&error)
+            }
         })?;
         if let Some(why) = why {
             tracing::warn!("pool {name} opened without its log device: {why}");
@@ -168,27 +212,28 @@ impl Pools {
         Ok(pool)
     }
 
-    /// Adds a device to a pool that is too full to be opened.
+    /// The devices of a closed pool, and the options of the attempt that found it too full.
     ///
     /// # Errors
-    /// The pool has the device or not.
-    pub(super) async fn grow_closed(
+    /// Of a device.
+    pub(super) async fn closed_pool(
         &self,
         name: &str,
         paths: &[String],
-        new: NamedDevice,
-        overwrite: bool,
-    ) -> Result<(), String> {
+        decision: LogDecision,
+    ) -> Result<(Vec<NamedDevice>, OpenOptions), String> {
         let devices = open_devices(paths).await?;
-        let log = match self.log_path(name) {
+        let (log, tail) = match decision {
+            LogDecision::Named(tail) => (self.log_path(name), tail),
+            LogDecision::Without => (None, LostTail::Keep),
+        };
+        let log = match log {
             Some(path) => self.open_log(&path).await.ok(),
             None => None,
         };
         let identity = self.registry.identity(name);
         let expected = Expected { name: Some(name.to_owned()), identity };
-        let options = OpenOptions { log, tail: LostTail::Keep, expected };
-        let grown = Pool::grow_closed(&devices, &options, new, overwrite).await;
-        grown.map_err(|error| error.to_string())
+        Ok((devices, OpenOptions { log, tail, expected }))
     }
 
     /// Checks that no other disk is a device of the pool, too, unless it is an older copy.
