@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use flagstone_pool::ondisk::chunk::ChunkHeader;
 use flagstone_pool::ondisk::superblock::{COPIES, Superblock, TailVolumes, copy_offset};
+use flagstone_tests::freezer::Freezer;
 use flagstone_tests::http::ask;
 use flagstone_tests::pools::Bed;
 use flagstone_tests::process::until;
@@ -60,8 +61,13 @@ fn add_tail(device: &Path) {
 
 /// A closed pool that is too full to be opened, with a log device.
 fn full_pool_with_log() -> (Bed, PathBuf, PathBuf) {
-    let mut bed = Bed::start();
-    let (device, log) = (bed.device("disk"), bed.device("log"));
+    let bed = Bed::start();
+    let log = bed.device("log");
+    full_pool_on(bed, log)
+}
+
+fn full_pool_on(mut bed: Bed, log: PathBuf) -> (Bed, PathBuf, PathBuf) {
+    let device = bed.device("disk");
     bed.run(&format!("pool create fast {} --log-device {}", device.display(), log.display()));
     bed.run("volume create db --pool fast --size 64MiB");
     let drained = || bed.pool()["log"]["tail_bytes"] == 0;
@@ -173,4 +179,25 @@ fn full_pool_grows_after_its_tail_was_given_up() {
     assert_eq!(pool["next"], "run flagstone pool grow fast DEVICE", "{pool:#}");
     grow(&bed, &more);
     assert!(is_served(&bed, "db"));
+}
+
+#[test]
+fn full_pool_with_a_hung_log_device_grows() {
+    let bed = Bed::start();
+    let made = Freezer::new("hung log of a full pool", &bed.scratch, 1 << 30);
+    let Some((freezer, log)) = made else { return };
+    let (mut bed, ..) = full_pool_on(bed, log);
+    let freezer = freezer;
+    freezer.freeze();
+    bed.server.restart();
+    let is_full = || bed.pool()["next"] == "run flagstone pool grow fast DEVICE";
+    until("the pool is full", is_full, || bed.pool().to_string());
+    let more = bed.device("more");
+    let grown = bed.output(&format!("pool grow fast {}", more.display()));
+    let printed = String::from_utf8_lossy(&grown.stderr);
+    assert!(grown.status.success() || printed.contains("this continues"), "{printed}");
+    until("the pool is open", || bed.pool()["state"] == "open", || bed.pool().to_string());
+    assert_eq!(bed.pool()["devices"].as_array().unwrap().len(), 2);
+    assert!(is_served(&bed, "db"));
+    freezer.thaw();
 }

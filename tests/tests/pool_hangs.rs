@@ -4,6 +4,7 @@ use std::process::{Child, Output};
 
 use flagstone_tests::freezer::{Freezer, LoopDevice};
 use flagstone_tests::http::{ask, get};
+use flagstone_tests::load::Load;
 use flagstone_tests::pools::Bed;
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
@@ -245,4 +246,64 @@ fn hung_state_directory_holds_up_only_what_it_records() {
     bed.server.restart();
     assert_eq!(bed.pool()["map_cache_bytes"], 128 << 20);
     assert!(is_served(&bed, "b"));
+}
+
+#[test]
+fn restart_during_a_hung_growth_opens_the_pool() {
+    let mut bed = Bed::start();
+    let Some((freezer, file)) = Freezer::new("hung restart", &bed.scratch, SIZE) else { return };
+    bed.run(&format!("pool create fast {}", bed.device("disk").display()));
+    bed.run("volume create db --pool fast --size 64MiB");
+    let Some(hung) = LoopDevice::new("hung restart", &file) else { return };
+    // Its first write hangs, and after the restart also its opening.
+    let link = bed.scratch.join("new");
+    std::os::unix::fs::symlink(hung.path(), &link).unwrap();
+    freezer.freeze();
+    let mut order = bed.start_order(&format!("pool grow fast {}", link.display()));
+    let recorded = bed.scratch.join("state/pools.json");
+    let is_recorded = || std::fs::read_to_string(&recorded).unwrap().contains("adding");
+    until("the device is recorded", is_recorded, String::new);
+    bed.server.kill();
+    order.wait().unwrap();
+    std::fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink(&file, &link).unwrap();
+    bed.server.restart();
+    until("the pool is open", || bed.pool()["state"] == "open", || bed.pool().to_string());
+    assert_eq!(bed.pool()["devices"].as_array().unwrap().len(), 1);
+    assert!(is_served(&bed, "db"));
+    freezer.thaw();
+}
+
+#[test]
+fn failed_pool_grows_only_after_it_was_reopened() {
+    let mut bed = Bed::start();
+    let Some((_freezer, disk)) = Freezer::new("failed pool", &bed.scratch, SIZE) else { return };
+    bed.run(&format!("pool create fast {}", disk.display()));
+    bed.run("volume create db --pool fast --size 512MiB");
+    // Writes fail without space for the file.
+    let filler = disk.with_file_name("filler");
+    for size in (10..=30).rev().map(|bits| 1_u64 << bits) {
+        let part = format!("{}-{size}", filler.display());
+        let _ =
+            std::process::Command::new("fallocate").args(["-l", &size.to_string(), &part]).output();
+    }
+    let write = "--rw write --bs 64k --depth 4 --size 512MiB --ios 4000";
+    let _ = Load::start(&bed.server.nvme_uri("db"), write).wait();
+    let more = bed.device("more");
+    let refused = bed.refused(&format!("pool grow fast {}", more.display()));
+    assert!(refused.contains("pool reopen fast"), "{refused}");
+    let recorded = std::fs::read_to_string(bed.scratch.join("state/pools.json")).unwrap();
+    assert!(!recorded.contains("adding") && !recorded.contains("more"), "{recorded}");
+    for entry in std::fs::read_dir(disk.parent().unwrap()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.display().to_string().contains("filler") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    bed.run("pool reopen fast --force --yes");
+    bed.run(&format!("pool grow fast {}", more.display()));
+    assert!(bed.server.terminate().success());
+    bed.server.restart();
+    assert_eq!(bed.pool()["devices"].as_array().unwrap().len(), 2);
+    assert!(bed.server.terminate().success());
 }

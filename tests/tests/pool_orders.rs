@@ -382,6 +382,15 @@ fn old_copy_and_other_pool_need_an_import() {
         assert!(shown.contains("data loss: ") && shown.contains(loss), "{shown}");
         let refused = bed.refused(&import);
         assert!(refused.contains("--yes"), "{refused}");
+        let body = format!("{{\"devices\":[\"{}\"]}}", device.display());
+        let request = format!(
+            "POST /v1/pools/fast/import HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = exchange(unix(&bed.server.api()), request.as_bytes());
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
         assert_eq!(bed.pool()["state"], "closed");
         assert!(bed.server.terminate().success());
         assert!(std::fs::read(wrong).unwrap() == std::fs::read(&device).unwrap());

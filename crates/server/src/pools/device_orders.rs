@@ -97,7 +97,20 @@ impl Server {
                 let removing = set.removing.filter(|device| devices.contains(device));
                 (Growing::Full(log), DeviceSet { removing, ..devices.into() })
             }
-            _ => (Growing::Open(self.pools.open_pool(name)?), set),
+            _ => {
+                let pool = self.pools.open_pool(name)?;
+                let status = pool.status();
+                if let Some(error) = status.failed {
+                    return Err(Problem::conflict(format!(
+                        "pool {name} has failed ({error}): flagstone pool reopen {name} comes first"
+                    )));
+                }
+                // Without one that an order did not add, and could not take off the record.
+                let mut before = DeviceSet { adding: None, ..set };
+                before.devices.retain(|device| status.devices.contains(device));
+                before.removing = before.removing.filter(|device| status.devices.contains(device));
+                (Growing::Open(pool), before)
+            }
         };
         if before.devices.contains(device) {
             return Ok(Outcome::unchanged(format!("{device} is a device of pool {name} already")));
@@ -140,17 +153,29 @@ impl Server {
     ) -> Result<(), Problem> {
         let (device, paths) = (named.name.clone(), before.devices.clone());
         self.pools.set_devices(name, during.clone()).await?;
-        let prepared = answered(&device, OPEN_PATIENCE, async {
-            let prepared = match &growing {
-                Growing::Open(pool) => pool.prepare_growth(&named, destroys).await,
+        let prepared = async {
+            let closed = match &growing {
+                Growing::Open(_) => None,
                 Growing::Full(log) => {
-                    let closed = self.pools.closed_pool(name, &paths, *log).await;
-                    let (devices, options) = closed.map_err(Problem::conflict)?;
-                    Pool::prepare_closed_growth(&devices, &options, &named, destroys).await
+                    let own = paths.join(", ");
+                    let closed = self.pools.closed_pool(name, &paths, *log);
+                    let closed = async { closed.await.map_err(Problem::conflict) };
+                    // Its log device has a limit of its own.
+                    Some(answered(&own, 2 * OPEN_PATIENCE, closed).await?)
                 }
             };
-            prepared.map_err(|error| Problem::conflict(error.to_string()))
-        });
+            answered(&device, OPEN_PATIENCE, async {
+                let prepared = match (&growing, &closed) {
+                    (Growing::Open(pool), _) => pool.prepare_growth(&named, destroys).await,
+                    (Growing::Full(_), Some((devices, options))) => {
+                        Pool::prepare_closed_growth(devices, options, &named, destroys).await
+                    }
+                    (Growing::Full(_), None) => unreachable!("it was opened before"),
+                };
+                prepared.map_err(|error| Problem::conflict(error.to_string()))
+            })
+            .await
+        };
         if let Err(problem) = prepared.await {
             self.pools.set_devices(name, before).await?;
             return Err(problem);
@@ -337,7 +362,9 @@ impl Server {
             }
             Ok::<(), String>(())
         };
-        if let Err(why) = cleared.await {
+        // Calls that it does not answer keep it from being used again meanwhile.
+        let cleared = time::timeout(OPEN_PATIENCE, cleared).await;
+        if let Err(why) = cleared.unwrap_or(Err("it does not answer".to_owned())) {
             tracing::warn!("{device} keeps an old superblock of pool {name}: {why}");
         }
         tracing::info!("{device} was removed from pool {name}");

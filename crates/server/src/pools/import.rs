@@ -8,17 +8,15 @@
 
 use std::rc::Rc;
 
-use flagstone_pool::{DeviceSet, ExaminedPool, Pool, PoolIdentity};
+use flagstone_pool::{DeviceSet, Pool, PoolIdentity};
 use flagstone_runtime::sync::oneshot;
-use flagstone_runtime::{spawn, time};
+use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::disk_search::DiskCopy;
-use super::open::Consent;
+use super::open::{Consent, examine};
 use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
-use super::{
-    ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed, open_devices,
-};
+use super::{ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed};
 use crate::http::Problem;
 use crate::limits::{CHANGE_PATIENCE, OPEN_PATIENCE, POOLS_MAX};
 use crate::serve::Server;
@@ -61,7 +59,8 @@ impl Server {
         if let Some(outcome) = self.check_importable(&order)? {
             return Ok(outcome);
         }
-        let examined = answered(&devices.join(", "), OPEN_PATIENCE, examine(devices)).await?;
+        let examined = async { examine(devices).await.map_err(Problem::conflict) };
+        let examined = answered(&devices.join(", "), OPEN_PATIENCE, examined).await?;
         if examined.name != *name {
             let (devices, found) = (devices.join(", "), &examined.name);
             return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
@@ -73,15 +72,26 @@ impl Server {
         if *dry_run {
             return Ok(Outcome::changed(format!("pool {name} is opened")).losing(loss));
         }
+        if let Some(loss) = loss.as_ref().filter(|_| !order.accept_data_loss) {
+            return Err(Problem::conflict(format!(
+                "this would lose {loss}; to accept that, use --yes (`accept_data_loss`)"
+            )));
+        }
         let (sender, ended) = oneshot();
         let (server, own) = (self.clone(), name.clone());
         let task = spawn(async move {
             let name = order.name.clone();
-            let consent = Consent { devices: true, ..Consent::default() };
+            // What was shown, or newer: devices may be replaced until they answer.
+            let consent = Consent { devices: Some(identity), ..Consent::default() };
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;
-            sender.send(server.end_import(order, identity, opened).await);
+            let ended = server.end_import(order, identity, opened).await;
+            match &ended {
+                Ok(outcome) => tracing::info!("import of pool {name}: {}", outcome.outcome),
+                Err(problem) => tracing::error!("pool {name} is not imported: {}", problem.detail),
+            }
+            sender.send(ended);
             // The task ends with it.
             server.pools.end_opening(&name, false);
         });
@@ -95,7 +105,7 @@ impl Server {
             }
             Err(_) => Err(failed(format!(
                 "pool {name} is not imported: its devices have not answered; this continues when they \
-                 do, until the next order on the pool: see flagstone pool status {name}"
+                 do, until the next order on the pool, and its end is logged"
             ))),
         }
     }
@@ -130,7 +140,7 @@ impl Server {
         let outcome = self.check_importable(&order);
         if !matches!(outcome, Ok(None)) {
             if let Ok(pool) = opened {
-                let _ = pool.close().await;
+                close_unused(pool);
             }
             return outcome.map(Option::unwrap_or_default);
         }
@@ -155,7 +165,7 @@ impl Server {
             }
         };
         if let Err(problem) = self.pools.registry.change(name, import).await {
-            let _ = pool.close().await;
+            close_unused(pool);
             return Err(problem);
         }
         self.pools.apply_map_cache(name, &pool);
@@ -172,11 +182,11 @@ impl Server {
     }
 }
 
-/// Reads which pool the devices are.
-async fn examine(devices: &[String]) -> Result<ExaminedPool, Problem> {
-    let devices = open_devices(devices).await.map_err(Problem::conflict)?;
-    let examined = Pool::examine(&devices).await;
-    examined.map_err(|error| Problem::conflict(error.to_string()))
+/// Closes a pool that is not served. Its devices may hang, and nothing waits for them.
+fn close_unused(pool: Pool) {
+    spawn_detached(async move {
+        let _ = pool.close().await;
+    });
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use flagstone_units::display::size;
 
 use super::open::Consent;
 use super::state_directory::{PoolEntry, check_entry};
-use super::{ClosedCause, PoolSlot, PoolState, failed, log_orders, open_devices};
+use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
 use crate::limits::{CHANGE_PATIENCE, OPEN_PATIENCE, POOLS_MAX};
@@ -59,6 +59,8 @@ pub(crate) struct MakePool {
     pub(crate) accept_ephemeral: bool,
     /// Devices whose data may be destroyed, exactly as named.
     pub(crate) destroy_data: Vec<String>,
+    /// An import may open an older copy, or another pool of the name.
+    pub(crate) accept_data_loss: bool,
     pub(crate) dry_run: bool,
 }
 
@@ -82,7 +84,7 @@ impl Server {
     /// Creates a pool on empty devices, or on those whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order(&order.name).await?;
-        let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
+        let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run, .. } = &order;
         self.pools.end_opening(name, *dry_run);
         if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
             return Ok(outcome);
@@ -139,16 +141,21 @@ impl Server {
         self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
-        let created = answered(&all_devices, CHANGE_PATIENCE, async {
-            let created = Pool::create_with_log(opened, opened_log.pop(), &options).await;
-            created.map_err(|error| Problem::conflict(error.to_string()))
-        });
-        let pool = match created.await {
-            Ok(pool) => pool,
-            Err(problem) => {
+        let created = Pool::create_with_log(opened, opened_log.pop(), &options);
+        let pool = match time::timeout(CHANGE_PATIENCE, created).await {
+            Ok(Ok(pool)) => pool,
+            Ok(Err(error)) => {
                 self.pools.registry.change(name, |entry| *entry = None).await?;
                 self.pools.slots.borrow_mut().remove(name);
-                return Err(problem);
+                return Err(Problem::conflict(error.to_string()));
+            }
+            Err(_) => {
+                // As after a crash: what its devices still write is known.
+                let reason =
+                    format!("its creation did not end: a device does not answer ({all_devices})");
+                let error = OpenPoolError { reason: reason.clone(), cause: ClosedCause::Absent };
+                self.pools.insert(name, PoolSlot::closed(set, error));
+                return Err(failed(format!("{reason}; repeat the order when it does")));
             }
         };
         let capacity = size(pool.status().capacity_bytes);

@@ -34,7 +34,16 @@ impl Registry {
     /// Locks the directory and reads it.
     pub(super) async fn read(path: Option<PathBuf>) -> Registry {
         let read = match &path {
-            Some(path) => StateDirectory::open(path).await,
+            Some(path) => {
+                let opened = time::timeout(OPEN_PATIENCE, StateDirectory::open(path)).await;
+                let silent = || {
+                    let path = path.display();
+                    format!(
+                        "the state directory {path} does not answer: restart the server when it does"
+                    )
+                };
+                opened.unwrap_or_else(|_| Err(silent()))
+            }
             None => Err("this server has no state directory: start it with --state DIRECTORY, or \
                          write `state` in [server]"
                 .to_owned()),
