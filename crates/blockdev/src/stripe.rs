@@ -243,7 +243,8 @@ impl BlockDevice for StripeDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MemoryDevice, NullDevice};
+    use crate::{FaultConfig, FaultLayer, MemoryDevice, NullDevice};
+    use flagstone_runtime::buf;
 
     #[test]
     fn stripe_extents_match_locate() {
@@ -299,5 +300,22 @@ mod tests {
         assert_eq!(error, LayerConfigError::ChildTooSmall { size: 8192, chunk: 12288 });
         let huge = null(1 << 62, 4096);
         assert_eq!(refused(vec![huge; 4], 4096), LayerConfigError::DeviceSize(u64::MAX));
+    }
+
+    /// The parts around the one that failed were joined, which ended the server.
+    #[test]
+    fn read_error_of_one_child_fails_the_read_only() {
+        flagstone_runtime::block_on(async {
+            let memory = || Arc::new(MemoryDevice::new(64 << 10, 512).unwrap()) as SharedDevice;
+            let (faulty, control) = FaultLayer::new(memory(), FaultConfig::default()).unwrap();
+            let children = vec![memory(), Arc::new(faulty), memory()];
+            let stripe = StripeDevice::new(children, 4096).unwrap();
+            control.fail_reads(0..4096);
+            let read = async || stripe.read(0, buf::alloc(12 << 10).await).await.map(drop);
+            assert_eq!(read().await, Err(IoError::ReadFault));
+            control.heal();
+            assert_eq!(read().await, Ok(()));
+        })
+        .unwrap();
     }
 }

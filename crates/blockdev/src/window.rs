@@ -97,8 +97,8 @@ impl<T> Window<T> {
     }
 }
 
-/// Makes the calls that `calls` yields, several concurrently, and passes each result to `done` in
-/// order.
+/// Makes the calls that `calls` yields, several concurrently, and passes each result before the first
+/// failure to `done`, in order and without a gap.
 ///
 /// # Errors
 /// After a failure it makes no more calls, waits for those in flight, and returns the first failure
@@ -118,7 +118,8 @@ pub async fn run_all<T>(
             return failure.map_or(Ok(()), Err);
         }
         match window.pop().await {
-            Ok(value) => done(value),
+            Ok(value) if failure.is_none() => done(value),
+            Ok(_) => {}
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -175,7 +176,10 @@ mod tests {
                     call(number, &in_flight, number == 3)
                 }
             });
-            assert_eq!(run_all(calls, drop).await, Err(IoError::ReadFault), "the first in order");
+            let mut seen = Vec::new();
+            let failed = run_all(calls, |number| seen.push(number)).await;
+            assert_eq!(failed, Err(IoError::ReadFault), "the first in order");
+            assert_eq!(seen, [0, 1, 2], "results after a failure would leave a gap");
             assert_eq!(in_flight.get().0, 0);
             assert!(made.get() <= WINDOW + 4);
         })
