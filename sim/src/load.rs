@@ -20,6 +20,14 @@ pub struct LoadOptions {
     /// Tolerate failed reads and writes, because the simulated disk injects errors. Otherwise any
     /// failure violates a guarantee.
     pub medium_errors: bool,
+    /// A change that failed may take effect when the device is opened again, after reads of the former
+    /// content.
+    pub late_failures: bool,
+    /// Tolerate changes that fail because the device has no space.
+    pub may_be_full: bool,
+    /// The device may be smaller after a crash than a call before it has seen: the load ends, and has to
+    /// attach again.
+    pub may_shrink: bool,
     /// Longest pause after a call; zero for no pause.
     pub pause: Duration,
     /// Stops the load when set, after the calls in flight have completed.
@@ -33,6 +41,9 @@ impl LoadOptions {
             depth,
             max_bytes: 64 << 10,
             medium_errors: false,
+            late_failures: false,
+            may_be_full: false,
+            may_shrink: false,
             pause: Duration::ZERO,
             stop: Rc::default(),
         }
@@ -79,6 +90,8 @@ async fn lane(device: SharedDevice, model: Shared, options: LoadOptions) -> Ende
         match result {
             Ok(()) => {}
             Err(error @ (IoError::Poisoned | IoError::Unreachable)) => return Ended::Failed(error),
+            Err(IoError::NoSpace) if options.may_be_full => {}
+            Err(error @ IoError::OutOfRange) if options.may_shrink => return Ended::Failed(error),
             Err(error) => assert!(options.medium_errors, "a call failed: {error}"),
         }
         if !options.pause.is_zero() {
@@ -137,6 +150,7 @@ async fn one_call(
     match result {
         Ok(()) => claim.acknowledged(fua),
         Err(IoError::Unreachable) => claim.lost_on_the_way(),
+        Err(_) if options.late_failures => claim.lost_on_the_way(),
         Err(_) => claim.failed(),
     }
     result

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
@@ -34,6 +34,7 @@ use super::Profile;
 use super::arbiter::{Client, Fencer, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
+use super::pooled;
 use super::tls::{self, LinkTls};
 
 pub(super) const DATA: &str = "/dev/data";
@@ -82,6 +83,7 @@ pub(super) struct World {
     pub(super) mode: Mode,
     /// Nodes fail over by themselves.
     automatic: bool,
+    pooled: bool,
     pub(super) ack: Ack,
     sim: flagstone_runtime::sim::World,
     nodes: [NodeId; 2],
@@ -90,13 +92,9 @@ pub(super) struct World {
 
 impl World {
     /// Bytes that a node's disk shows.
-    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+    fn data(&self, index: usize) -> Vec<u8> {
+        assert!(!self.pooled, "a pool is read by the cluster");
         self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
-    }
-
-    /// First byte in which the disks of both nodes differ.
-    pub(super) fn first_difference(&self) -> Option<u64> {
-        self.sim.first_difference(self.nodes, DATA, self.usable)
     }
 
     /// A node begins to serve: the history restarts if that gives data up.
@@ -132,6 +130,9 @@ struct FailoverTiming {
     clock: u64,
 }
 
+/// Version of a disk, and the content of its replica in a pool then.
+type KnownReplica = (u64, Vec<u8>);
+
 pub(super) struct Cluster {
     pub(super) sim: Simulation,
     pub(super) profile: Profile,
@@ -149,6 +150,8 @@ pub(super) struct Cluster {
     arbiter: Option<(StoreHandle, [FailoverTiming; 2])>,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,
+    /// Versions of the disks, and the content of their replicas in pools.
+    replicas: RefCell<[Option<KnownReplica>; 2]>,
 }
 
 impl Cluster {
@@ -167,8 +170,8 @@ impl Cluster {
         let device_bytes = (sim.random_between(8, 48) + 16) * 4096;
         let volatile = sim.chance(0.5);
         for (index, node) in nodes.into_iter().enumerate() {
-            let disk =
-                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
+            let size = if profile.pooled { pooled::DISK_BYTES } else { device_bytes };
+            let disk = DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(size) };
             sim.add_disk(node, DATA, disk);
             let create = CreateReplica {
                 volume: MirrorId([7; 16]),
@@ -177,7 +180,12 @@ impl Cluster {
                 geometry,
             };
             let made = sim.spawn_on(node, async move {
-                Replica::create(device().await, None, create).await.expect("a sound disk");
+                if profile.pooled {
+                    pooled::create(disk_of_node().await, device_bytes).await;
+                }
+                Replica::create(device(profile.pooled).await, None, create)
+                    .await
+                    .expect("a sound disk");
             });
             sim.block_on(made).expect("the task is not aborted");
         }
@@ -193,6 +201,7 @@ impl Cluster {
             source: Cell::new(0),
             failing_over: Cell::new(None),
             automatic: profile.automatic,
+            pooled: profile.pooled,
             gives_up: Cell::new(false),
             lost_power: Default::default(),
             is_past: Default::default(),
@@ -232,6 +241,7 @@ impl Cluster {
             second_paths: profile.all && sim.chance(0.3),
             arbiter,
             device_bytes,
+            replicas: RefCell::default(),
             sim,
         }
     }
@@ -405,10 +415,62 @@ impl Cluster {
         Some(self.sim.block_on(async move { mirror.status() }))
     }
 
+    /// Bytes of the volume that a node's disk shows.
+    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+        match self.profile.pooled {
+            true => {
+                let [mut content] = self.replicas([index]);
+                content.truncate(self.world.usable as usize);
+                content
+            }
+            false => self.world.data(index),
+        }
+    }
+
+    /// Content of replicas in pools, at one moment.
+    fn replicas<const N: usize>(&self, indexes: [usize; N]) -> [Vec<u8>; N] {
+        let image = |index: usize| {
+            let node = self.nodes[index];
+            let version = self.sim.disk_version(node, DATA);
+            let known = self.replicas.borrow()[index].clone();
+            match known.filter(|(known, _)| *known == version) {
+                Some((_, content)) => Ok(content),
+                None => Err((version, self.sim.peek(node, DATA, 0, pooled::DISK_BYTES as usize))),
+            }
+        };
+        let images = indexes.map(image);
+        let mut contents = [const { Vec::new() }; N];
+        for ((image, index), content) in images.into_iter().zip(indexes).zip(&mut contents) {
+            *content = match image {
+                Ok(content) => content,
+                Err((version, image)) => {
+                    let content = pooled::content(&self.sim, image);
+                    self.replicas.borrow_mut()[index] = Some((version, content.clone()));
+                    content
+                }
+            };
+        }
+        contents
+    }
+
+    /// First byte in which the disks of both nodes differ.
+    pub(super) fn first_difference(&self) -> Option<u64> {
+        if self.profile.pooled {
+            let [one, other] = self.replicas([0, 1]);
+            let mut pairs = one.iter().zip(&other).take(self.world.usable as usize);
+            return pairs.position(|(one, other)| one != other).map(|at| at as u64);
+        }
+        self.sim.first_difference(self.nodes, DATA, self.world.usable)
+    }
+
     /// Superblock on a node's disk.
     pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
+        let content = self.profile.pooled.then(|| self.replicas([index])).map(|[content]| content);
         let read = |at: u64| {
-            let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
+            let bytes = match &content {
+                Some(content) => content[at as usize..][..4096].to_vec(),
+                None => self.sim.peek(self.nodes[index], DATA, at, 4096),
+            };
             Superblock::decode(&bytes.try_into().expect("a page"))
         };
         let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
@@ -463,11 +525,25 @@ impl Drop for Cluster {
     }
 }
 
-async fn device() -> Arc<ReopenableDevice> {
+async fn disk_of_node() -> SharedDevice {
     loop {
         match FileDevice::open(DATA, &FileOptions::default()) {
-            Ok(device) => return ReopenableDevice::new(device),
+            Ok(device) => return device,
             Err(_) => time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+/// The device of a replica: the disk, or a volume of a pool on it.
+async fn device(is_pooled: bool) -> Arc<ReopenableDevice> {
+    loop {
+        let disk = disk_of_node().await;
+        match is_pooled {
+            true => match pooled::open(disk).await {
+                Some(volume) => return ReopenableDevice::new(volume),
+                None => time::sleep(Duration::from_millis(100)).await,
+            },
+            false => return ReopenableDevice::new(disk),
         }
     }
 }
@@ -481,7 +557,7 @@ async fn node(
     unverified: bool,
 ) {
     let (device, local) = loop {
-        let device = device().await;
+        let device = device(world.pooled).await;
         match Replica::open(device.clone(), None).await {
             Ok(local) if !unverified || local.mark_unverified().await.is_ok() => {
                 break (device, local);
