@@ -1,4 +1,5 @@
 //! Orders on pools while a disk of one of them answers no writes.
+#![allow(clippy::disallowed_methods, reason = "an order has to hang for a while")]
 
 use std::process::{Child, Output};
 
