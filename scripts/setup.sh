@@ -9,7 +9,7 @@
 # needed programs are here; 1 one is missing, and the script says how to get it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin
+PATH=$PATH:/usr/sbin:/sbin:$HOME/.cargo/bin:/usr/local/go/bin
 
 # PROGRAM:PACKAGE, or FILE:PACKAGE
 needed=(
@@ -123,6 +123,26 @@ if [ ${#packages[@]} -gt 0 ]; then
     if [ ${#packages[@]} -gt 0 ]; then
         echo "setup: without ${packages[*]}: the tests that use them will be skipped"
     fi
+fi
+
+# Builds the S3-compatible server of the tests (a Go module) at a pinned version, beside the tools of
+# scripts/lint.sh.
+versitygw=v1.8.0
+install_versitygw() {
+    local tools=$PWD/.cache/tools
+    have "$tools/bin/versitygw" && [ "$(cat "$tools/versitygw-version" 2>/dev/null)" = $versitygw ] &&
+        return 0
+    have go || ! can_install golang-go || apt_install golang-go >/dev/null 2>&1 || true
+    have go || return 1
+    echo "setup: building versitygw $versitygw, for the tests"
+    GOBIN=$tools/bin go install "github.com/versity/versitygw/cmd/versitygw@$versitygw" &&
+        echo $versitygw >"$tools/versitygw-version"
+}
+if install_versitygw; then
+    rm -f .cache/tools/versitygw-missing
+else
+    mkdir -p .cache/tools && touch .cache/tools/versitygw-missing
+    echo "setup: without versitygw (it needs Go 1.25 and a network): tests of buckets are skipped"
 fi
 
 if ! rust_is_new_enough && ! install_rust; then

@@ -335,8 +335,16 @@ pub struct Attempt {
     pub ask: Ask,
     /// Attempts that failed.
     pub failed: u32,
-    /// Proposals whose answer was lost. One of them may be the stored record.
+    /// Proposals whose answer was lost, or was a conflict. One of them may be the stored record.
     pub unanswered: Vec<Record>,
+}
+
+impl Attempt {
+    fn remember(&mut self, record: Record) {
+        if !self.unanswered.contains(&record) {
+            self.unanswered.push(record);
+        }
+    }
 }
 
 /// An event of a race.
@@ -383,18 +391,18 @@ pub fn next(state: State, event: Event) -> (State, Option<Action>) {
         (State::Writing { record, .. }, Event::Written(Ok(Written::Yes))) => {
             (State::Ended(Ok(record)), None)
         }
-        // Another node has written, or the proposal whose answer was lost has arrived after all.
-        (State::Writing { attempt, .. }, Event::Written(Ok(Written::Conflict))) => {
-            let attempt = Attempt { failed: attempt.failed + 1, ..attempt };
+        // Another node has written, the proposal whose answer was lost has arrived after all, or a
+        // store has repeated this one by itself and refused its repetition.
+        (State::Writing { attempt, record }, Event::Written(Ok(Written::Conflict))) => {
+            let mut attempt = Attempt { failed: attempt.failed + 1, ..attempt };
+            attempt.remember(record);
             match attempt.failed >= ATTEMPTS_MAX {
                 true => (State::Ended(Err(Denial::Silent(conflict()))), None),
                 false => (State::Reading(attempt), Some(Action::Read)),
             }
         }
         (State::Writing { mut attempt, record }, Event::Written(Err(silence))) => {
-            if !attempt.unanswered.contains(&record) {
-                attempt.unanswered.push(record);
-            }
+            attempt.remember(record);
             failed(attempt, silence)
         }
         (State::Rehearsing { record, .. }, Event::Rehearsed(Ok(()))) => {
