@@ -84,7 +84,8 @@ fn bucket_url(text: &str) -> Result<BucketUrl, &'static str> {
     Ok(BucketUrl { cloud, bucket: bucket.to_owned(), prefix: key_prefix(prefix)? })
 }
 
-/// An endpoint in the form of a URL, without a slash at the end.
+/// An endpoint in the form of a URL, without a slash at the end, and without the scheme's default port:
+/// requests are signed without it.
 fn bucket_endpoint(text: &str) -> Result<String, String> {
     let (scheme, authority) = text.split_once("://").unwrap_or_default();
     let port = match scheme {
@@ -94,7 +95,9 @@ fn bucket_endpoint(text: &str) -> Result<String, String> {
     };
     let authority = authority.strip_suffix('/').unwrap_or(authority);
     let server = parse_authority(authority, port).map_err(|error| error.to_string())?;
-    Ok(format!("{scheme}://{server}"))
+    let server = server.to_string();
+    let shown = server.strip_suffix(&format!(":{port}")).unwrap_or(&server);
+    Ok(format!("{scheme}://{shown}"))
 }
 
 fn word(text: &str) -> Result<String, &'static str> {

@@ -406,7 +406,18 @@ fn bucket_of_arbiter_is_checked() {
     let server = "object_store = \"s3://bucket/a/b/\"\nendpoint = \"https://10.0.0.3/\"";
     let found = parse(server).expect("sound");
     assert_eq!((found.object_store.prefix.as_str(), found.region.as_str()), ("a/b", "us-east-1"));
-    assert_eq!(found.endpoint.as_deref(), Some("https://10.0.0.3:443"));
+    assert_eq!(found.endpoint.as_deref(), Some("https://10.0.0.3"));
+    for (written, read) in [
+        ("https://H:443", "https://h"),
+        ("http://h:80/", "http://h"),
+        ("http://h:443", "http://h:443"),
+        ("https://[::443]", "https://[::443]"),
+        ("https://[::443]:9000", "https://[::443]:9000"),
+    ] {
+        let found = parse(&format!("object_store = \"s3://bucket\"\nendpoint = \"{written}\""));
+        let endpoint = found.expect("sound").endpoint;
+        assert_eq!(endpoint.map(|text| text.to_lowercase()).as_deref(), Some(read), "{written}");
+    }
     let found = parse("object_store = \"az://container\"\naccount = \"acc\"").expect("sound");
     assert_eq!((found.object_store.cloud, found.account.as_str()), (Cloud::Azure, "acc"));
     for (lines, named) in [

@@ -6,6 +6,7 @@
 
 use std::fmt::Display;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_arbiter::NoAnswer;
@@ -18,7 +19,8 @@ use object_store::gcp::{GcpCredentialProvider, GoogleCloudStorageBuilder};
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 use zeroize::Zeroizing;
 
-use crate::arbiter::bucket::http::Connector;
+use crate::arbiter::bucket::credential::{Checked, NO_WORD};
+use crate::arbiter::bucket::http::{Connector, is_word};
 use crate::arbiter::bucket::no_answer;
 
 /// Longest file of credentials, in bytes. A service account's key has about 2,400.
@@ -124,7 +126,8 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                     let builder = builder.with_access_key_id(id?).with_secret_access_key(key?);
                     match value(settings, text, "aws_session_token") {
                         Ok(token) => builder.with_token(token),
-                        Err(_) => builder,
+                        Err(Unusable::Missing(_)) => builder,
+                        Err(unusable) => return Err(unusable.into()),
                     }
                 }
                 None => {
@@ -133,9 +136,14 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                     })
                 }
             };
-            let store = builder.build().map_err(unusable)?;
-            let identity = Identity::Aws(store.credentials().clone());
-            (Box::new(store), identity)
+            let inner = builder.clone().build().map_err(unusable)?.credentials().clone();
+            let token_file = match text {
+                Some(_) => None,
+                None => std::env::var_os("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE").map(Into::into),
+            };
+            let checked: AwsCredentialProvider = Arc::new(Checked { inner, token_file });
+            let store = builder.with_credentials(checked.clone()).build().map_err(unusable)?;
+            (Box::new(store), Identity::Aws(checked))
         }
         Cloud::Azure => {
             let mut builder = MicrosoftAzureBuilder::new()
@@ -150,10 +158,14 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
             builder = match text {
                 Some(text) => match value(settings, text, "account_key") {
                     Ok(key) => builder.with_access_key(key),
-                    Err(missing) => {
-                        let token = value(settings, text, "sas_token").map_err(|_| missing)?;
+                    Err(Unusable::Missing(missing)) => {
+                        let token = match value(settings, text, "sas_token") {
+                            Err(Unusable::Missing(_)) => return Err(missing),
+                            found => found?,
+                        };
                         builder.with_sas_authorization(split_sas(token).map_err(unusable)?)
                     }
+                    Err(unusable) => return Err(unusable.into()),
                 },
                 None => {
                     variables(&AZURE_IDENTITY).into_iter().fold(builder, |builder, (key, value)| {
@@ -161,9 +173,10 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                     })
                 }
             };
-            let store = builder.build().map_err(unusable)?;
-            let identity = Identity::Azure(store.credentials().clone());
-            (Box::new(store), identity)
+            let inner = builder.clone().build().map_err(unusable)?.credentials().clone();
+            let checked: AzureCredentialProvider = Arc::new(Checked { inner, token_file: None });
+            let store = builder.with_credentials(checked.clone()).build().map_err(unusable)?;
+            (Box::new(store), Identity::Azure(checked))
         }
         Cloud::Google => {
             let mut builder = GoogleCloudStorageBuilder::new()
@@ -179,26 +192,45 @@ pub(super) fn client(settings: &BucketStore, secret: Secret) -> io::Result<Clien
                 (None, Ok(path)) => builder.with_application_credentials(path),
                 (None, Err(_)) => builder,
             };
-            let store = builder.build().map_err(unusable)?;
-            let identity = Identity::Google(store.credentials().clone());
-            (Box::new(store), identity)
+            let inner = builder.clone().build().map_err(unusable)?.credentials().clone();
+            let checked: GcpCredentialProvider = Arc::new(Checked { inner, token_file: None });
+            let store = builder.with_credentials(checked.clone()).build().map_err(unusable)?;
+            (Box::new(store), Identity::Google(checked))
         }
     };
     Ok(Client { store, cloud, secret, identity })
 }
 
+/// Why a value of the file cannot be used.
+enum Unusable {
+    /// There is none.
+    Missing(io::Error),
+    /// It is written, and wrong.
+    Wrong(io::Error),
+}
+
+impl From<Unusable> for io::Error {
+    fn from(unusable: Unusable) -> io::Error {
+        match unusable {
+            Unusable::Missing(error) | Unusable::Wrong(error) => error,
+        }
+    }
+}
+
 /// The value of a line `NAME = VALUE`.
-fn value<'a>(settings: &BucketStore, text: &'a str, name: &str) -> io::Result<&'a str> {
+fn value<'a>(settings: &BucketStore, text: &'a str, name: &str) -> Result<&'a str, Unusable> {
     let pairs = text.lines().filter_map(|line| line.split_once('='));
     let mut found = pairs.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim());
-    let mistake = match (found.next(), found.next()) {
-        (Some(value), None) if !value.is_empty() => return Ok(value),
-        (Some(_), None) => "it has an empty",
-        (Some(_), Some(_)) => "it has more than one",
-        (None, _) => "it has no",
-    };
     let path = settings.credentials_file.as_ref().map(|path| path.display().to_string());
-    Err(failed(&format_args!("{}: {mistake} {name}", path.unwrap_or_default())))
+    let path = path.unwrap_or_default();
+    let wrong = |what: &dyn Display| Err(Unusable::Wrong(failed(what)));
+    match (found.next(), found.next()) {
+        (Some(value), None) if is_word(value.as_bytes()) => Ok(value),
+        (Some(""), None) => wrong(&format_args!("{path}: it has an empty {name}")),
+        (Some(_), None) => wrong(&format_args!("{path}: {name} {NO_WORD}")),
+        (Some(_), Some(_)) => wrong(&format_args!("{path}: it has more than one {name}")),
+        (None, _) => Err(Unusable::Missing(failed(&format_args!("{path}: it has no {name}")))),
+    }
 }
 
 /// The library's errors about a secret may quote it.

@@ -91,7 +91,7 @@ impl Service {
         if !is_encrypted && !self.is_plain_allowed {
             return Err(failure(HttpErrorKind::Unknown, "plain HTTP is not allowed here"));
         }
-        let port = uri.port_u16().unwrap_or(if is_encrypted { 443 } else { 80 });
+        let port = uri.port_u16().unwrap_or(default_port(&uri));
         let stream = TcpStream::connect((bare.as_str(), port)).await.map_err(|error| {
             failure(HttpErrorKind::Connect, format!("{host} cannot be reached: {error}"))
         })?;
@@ -121,10 +121,10 @@ where
     let (mut requests, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| interrupted(&error))?;
     let (mut parts, body) = request.into_parts();
-    let authority = uri.authority().map_or_else(String::new, ToString::to_string);
+    let host = host_header(uri);
     parts.headers.insert(
         HOST,
-        authority.parse().map_err(|_| failure(HttpErrorKind::Unknown, "the host is invalid"))?,
+        host.parse().map_err(|_| failure(HttpErrorKind::Unknown, "the host is invalid"))?,
     );
     parts.uri = Uri::from(uri.path_and_query().cloned().unwrap_or(PathAndQuery::from_static("/")));
     let answer = async {
@@ -144,6 +144,11 @@ where
         _ = &mut connection => answer.await,
     }?;
     let body = match parts.status {
+        // The library panics on such bytes, which it puts into the next request as they are.
+        status if status.is_success() && is_metadata(uri) && !is_word_or_json(&body) => {
+            let what = "the machine's metadata service answers what is no token and no JSON";
+            return Err(failure(HttpErrorKind::Decode, what));
+        }
         status if status.is_success() || status == StatusCode::NOT_MODIFIED => body,
         status if status.is_redirection() => {
             let what = format!("status {status}: another `region` or `endpoint` has this bucket");
@@ -158,6 +163,35 @@ where
         }
     };
     Ok(HttpResponse::from_parts(parts, HttpResponseBody::from(body)))
+}
+
+/// The host and the port as the library signs them: without the scheme's default port.
+fn host_header(uri: &Uri) -> String {
+    let host = uri.host().unwrap_or_default();
+    let default = default_port(uri);
+    match uri.port_u16() {
+        Some(port) if port != default => format!("{host}:{port}"),
+        _ => host.to_owned(),
+    }
+}
+
+fn default_port(uri: &Uri) -> u16 {
+    if uri.scheme_str() == Some("https") { 443 } else { 80 }
+}
+
+/// Whether the metadata service of an EC2 machine is asked.
+fn is_metadata(uri: &Uri) -> bool {
+    let token = uri.path() == "/latest/api/token";
+    token || uri.path().starts_with("/latest/meta-data/iam/security-credentials/")
+}
+
+fn is_word_or_json(body: &[u8]) -> bool {
+    body.first() == Some(&b'{') || is_word(body)
+}
+
+/// Whether these bytes can be a token in a header, and a part of a path.
+pub(super) fn is_word(bytes: &[u8]) -> bool {
+    !bytes.is_empty() && bytes.iter().all(u8::is_ascii_graphic)
 }
 
 /// Code of an error in XML, or nothing, and the text to show.
@@ -180,4 +214,66 @@ fn printable(text: &str) -> String {
 
 fn failure(kind: HttpErrorKind, what: impl Into<String>) -> HttpError {
     HttpError::new(kind, io::Error::other(what.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::client::HttpRequestBody;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// The request as a server received it, and what became of this answer.
+    fn exchanged(uri: &str, body: &str) -> (String, Result<HttpResponse, HttpError>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(async {
+            let (client, mut server) = tokio::io::duplex(4096);
+            let uri: Uri = uri.parse().expect("a URI");
+            let mut request = HttpRequest::new(HttpRequestBody::empty());
+            *request.uri_mut() = uri.clone();
+            let serve = async {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    server.read_buf(&mut head).await.expect("a request");
+                }
+                let answer = format!("HTTP/1.1 200 x\r\ncontent-length: {}\r\n\r\n", body.len());
+                server.write_all((answer + body).as_bytes()).await.expect("it is read");
+                String::from_utf8(head).expect("ASCII")
+            };
+            tokio::join!(serve, exchange(client, request, &uri))
+        })
+    }
+
+    /// The library signs the host without it: a server that received it would refuse the signature.
+    #[test]
+    fn default_port_is_not_in_host_header() {
+        for (uri, host) in [
+            ("https://h:443/x", "h"),
+            ("https://h/x", "h"),
+            ("http://h:80/x", "h"),
+            ("http://h:443/x", "h:443"),
+            ("https://[::1]:443/x", "[::1]"),
+            ("https://[::1]:9000/x", "[::1]:9000"),
+        ] {
+            let (head, answer) = exchanged(uri, "x");
+            answer.expect("it answers");
+            let line = format!("\r\nhost: {host}\r\n");
+            assert!(head.to_lowercase().contains(&line), "{uri}: {head}");
+        }
+    }
+
+    /// The library puts them into the next request, and panics if that is impossible.
+    #[test]
+    fn unusable_answers_of_metadata_are_errors() {
+        let role = "http://169.254.169.254/latest/meta-data/iam/security-credentials/";
+        let token = "http://169.254.169.254/latest/api/token";
+        for uri in [role, token] {
+            for body in ["", "a\nb", "a b", "a\u{7f}", "\u{201c}a"] {
+                exchanged(uri, body).1.expect_err(body);
+            }
+            exchanged(uri, "AQAE=a-b").1.expect("a token");
+        }
+        exchanged(role, "{\n \"Code\": 1}").1.expect("JSON");
+        exchanged("http://h/object", "a\nb").1.expect("an object");
+    }
 }

@@ -12,6 +12,7 @@
 //! revisions grow, and the number of the writer is random.
 
 mod build;
+mod credential;
 mod http;
 mod probe;
 

@@ -112,6 +112,8 @@ impl Fake {
                 break (head.to_owned(), body.as_bytes().to_vec());
             }
         };
+        let host = header(&head, "host").unwrap_or_default();
+        assert_eq!(host, format!("127.0.0.1:{}", self.port));
         let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
         let signer = header(&head, "authorization")
             .and_then(|text| Some(text.split_once("Credential=")?.1.split('/').next()?.to_owned()));
@@ -492,6 +494,19 @@ fn credentials_are_checked_and_not_quoted() {
         (Cloud::S3, "", "has no aws_access_key_id"),
         (Cloud::S3, "aws_access_key_id = secret", "has no aws_secret_access_key"),
         (Cloud::S3, "aws_access_key_id = secret\naws_access_key_id = secret", "has more than one"),
+        (Cloud::S3, "aws_access_key_id = \u{201c}k\naws_secret_access_key = s", "printable ASCII"),
+        (Cloud::S3, "aws_access_key_id = k\naws_secret_access_key = s\u{200b}", "printable ASCII"),
+        (
+            Cloud::S3,
+            "aws_access_key_id = k\naws_secret_access_key = s\naws_session_token = a\u{1}b",
+            "printable ASCII",
+        ),
+        (
+            Cloud::S3,
+            "aws_access_key_id = k\naws_secret_access_key = s\naws_session_token =",
+            "has an empty aws_session_token",
+        ),
+        (Cloud::Azure, "account_key = secret!\u{201d}", "printable ASCII"),
         (Cloud::Google, "{\"secret\": 1}", "do not have the form"),
         (Cloud::Google, "secret", "do not have the form"),
         (Cloud::Azure, "secret", "has no account_key"),
