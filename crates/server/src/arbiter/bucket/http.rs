@@ -37,6 +37,10 @@ const SHOWN_MAX: usize = 200;
 /// Codes of an object that does not exist.
 const NO_OBJECT: [&str; 2] = ["NoSuchKey", "BlobNotFound"];
 
+/// Codes of status 409 for a request that came together with another one. Nothing is decided: the other
+/// one may fail.
+const UNDECIDED: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
@@ -156,7 +160,12 @@ where
         }
         status => {
             let (code, shown) = described(&body);
-            if status == StatusCode::NOT_FOUND && !NO_OBJECT.contains(&code.as_str()) {
+            let misleads = match status {
+                StatusCode::NOT_FOUND => !NO_OBJECT.contains(&code.as_str()),
+                StatusCode::CONFLICT => UNDECIDED.contains(&code.as_str()),
+                _ => false,
+            };
+            if misleads {
                 return Err(failure(HttpErrorKind::Unknown, format!("status {status}: {shown}")));
             }
             Bytes::from(shown)

@@ -29,14 +29,17 @@ use object_store::{
     Error, GetOptions, ObjectStore, PutMode, PutOptions, PutPayload, UpdateVersion,
 };
 use tokio::task::spawn_local;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::arbiter::bucket::build::Client;
 
-/// Time limit of a probe, and of obtaining credentials, which may take several requests.
+/// Time limit of obtaining credentials, which may take several requests.
 const PREPARATION: Duration = Duration::from_secs(10);
-/// Pause before a probe that has failed is repeated.
-const PROBE_PAUSE: Duration = Duration::from_secs(1);
+/// Probes in a row without a flaw, after one that has found a flaw.
+const SOUND_AFTER_FLAW: u32 = 3;
+
+/// Longest part of the probe's name that is the machine's, in bytes: as long as Linux's host names.
+const NODE_NAME_MAX: usize = 64;
 
 /// What is known of the store's conditional writes.
 enum Conditions {
@@ -53,6 +56,8 @@ pub(super) struct Bucket {
     settings: BucketStore,
     client: RefCell<Arc<Client>>,
     conditions: RefCell<Conditions>,
+    /// Name of the machine, in the characters of a path.
+    node: String,
 }
 
 impl Bucket {
@@ -64,31 +69,34 @@ impl Bucket {
             settings: settings.clone(),
             client: RefCell::new(Arc::new(client)),
             conditions: RefCell::new(Conditions::Unknown("not probed yet".to_owned())),
+            node: node_name(),
         })
     }
 
-    /// Probes the store until it has answered.
+    /// Probes the store until it has answered. A flaw is looked for again, because a stranger who
+    /// removes or restores the probe's object causes one in an honest store; a second one counts.
     pub(super) async fn prove(&self) {
-        loop {
-            let probe = async { probe::run(&*self.ready().await?, self.probe_path()).await };
-            let probed = timeout(PREPARATION, probe).await.unwrap_or_else(|_| {
-                Err(NoAnswer(format!("no answer within {} s", PREPARATION.as_secs())))
-            });
-            match probed {
-                Ok(Ok(())) => {
-                    tracing::info!("the arbiter's object store honors conditional writes");
-                    self.conditions.replace(Conditions::Honored);
-                    return;
-                }
-                Ok(Err(flaw)) => return self.refuse(flaw),
-                Err(NoAnswer(reason)) => {
-                    let before = self.conditions.replace(Conditions::Unknown(reason.clone()));
-                    if !matches!(before, Conditions::Unknown(known) if known == reason) {
-                        tracing::warn!("the arbiter's object store cannot be checked: {reason}");
-                    }
+        let mut sound = 0;
+        let mut needed = 1;
+        while sound < needed {
+            match probe::run(self).await {
+                Ok(()) => sound += 1,
+                Err(flaw) if needed > 1 => return self.refuse(flaw),
+                Err(flaw) => {
+                    (sound, needed) = (0, SOUND_AFTER_FLAW);
+                    self.unknown(NoAnswer(format!("it is probed again, because {flaw}")));
                 }
             }
-            sleep(PROBE_PAUSE).await;
+        }
+        tracing::info!("the arbiter's object store honors conditional writes");
+        self.conditions.replace(Conditions::Honored);
+    }
+
+    /// The store is not proven, for this reason.
+    fn unknown(&self, NoAnswer(reason): NoAnswer) {
+        let before = self.conditions.replace(Conditions::Unknown(reason.clone()));
+        if !matches!(before, Conditions::Unknown(known) if known == reason) {
+            tracing::warn!("the arbiter's object store cannot be checked: {reason}");
         }
     }
 
@@ -144,7 +152,8 @@ impl Bucket {
     }
 
     fn probe_path(&self) -> Path {
-        Path::from(format!("{}/failover/probe", self.settings.object_store.prefix))
+        let prefix = &self.settings.object_store.prefix;
+        Path::from(format!("{prefix}/failover/probe-{}", self.node))
     }
 
     /// The client with the credentials as they are in the file now. A short-lived token is obtained
@@ -166,6 +175,13 @@ impl Bucket {
         task.await.unwrap_or_else(|_| Err(NoAnswer("the arbiter's thread ended".to_owned())))?;
         Ok(client)
     }
+}
+
+/// Name of this machine. Machines with the same name share a probe's object, and disturb each other.
+fn node_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let plain = name.trim().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });
+    plain.take(NODE_NAME_MAX).collect()
 }
 
 impl Client {
@@ -208,8 +224,7 @@ impl Client {
         match self.store.put_opts(path, PutPayload::from(bytes), options).await {
             Ok(_) => Ok(Written::Yes),
             Err(Error::Precondition { .. }) => Ok(Written::Conflict),
-            // The object exists. For a replacement it is status 409 of S3: another request was faster, or
-            // will be.
+            // The object exists. For a replacement it is status 409: no answer.
             Err(Error::AlreadyExists { .. }) if expected.is_none() => Ok(Written::Conflict),
             Err(error) => Err(no_answer(&error)),
         }

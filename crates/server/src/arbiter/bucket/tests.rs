@@ -1,7 +1,8 @@
 //! Tests of the client against a server that has faults a real one has rarely. A race runs through
 //! each, and grants only records that are stored. `tests/tests/failover_bucket.rs` asks a real server.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,6 +13,7 @@ use flagstone_arbiter::race::{self, Action, Ask, Denial, Event, Goal, State};
 use flagstone_config::BucketUrl;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::time::sleep;
 
 use super::*;
 use crate::arbiter::bounded;
@@ -31,6 +33,8 @@ enum Fault {
     Silence,
     /// This status, and nothing is carried out.
     Status(u16),
+    /// S3's status 409: nothing is carried out, and nothing is said about the object.
+    Undecided,
     /// Carried out, and answered with status 503.
     LateFailure,
     /// Carried out, and answered with a conflict: the store has repeated its own request.
@@ -67,6 +71,12 @@ struct Fake {
     objects: RefCell<BTreeMap<String, Vec<u8>>>,
     /// Of the next requests for a record.
     faults: RefCell<VecDeque<Option<Fault>>>,
+    /// Of the requests of the probe, again and again.
+    probe_faults: RefCell<VecDeque<Option<Fault>>>,
+    /// Requests of the probe after which its object vanishes.
+    removals: RefCell<Vec<usize>>,
+    probe_requests: Cell<usize>,
+    probe_paths: RefCell<BTreeSet<String>>,
     /// Key IDs that signed requests.
     signers: RefCell<Vec<String>>,
 }
@@ -87,6 +97,10 @@ impl Fake {
             flaw,
             objects: RefCell::default(),
             faults: RefCell::default(),
+            probe_faults: RefCell::default(),
+            removals: RefCell::default(),
+            probe_requests: Cell::default(),
+            probe_paths: RefCell::default(),
             signers: RefCell::default(),
         });
         let serving = fake.clone();
@@ -118,10 +132,26 @@ impl Fake {
         let signer = header(&head, "authorization")
             .and_then(|text| Some(text.split_once("Credential=")?.1.split('/').next()?.to_owned()));
         self.signers.borrow_mut().push(signer.unwrap_or_default());
-        let is_probe = path.ends_with("/probe");
-        let fault = if is_probe { None } else { self.faults.borrow_mut().pop_front().flatten() };
+        let is_probe = path.contains("/failover/probe-");
+        let fault = if is_probe {
+            self.probe_paths.borrow_mut().insert(path.clone());
+            self.probe_requests.set(self.probe_requests.get() + 1);
+            let mut faults = self.probe_faults.borrow_mut();
+            let next = faults.pop_front();
+            faults.extend(next);
+            next.flatten()
+        } else {
+            self.faults.borrow_mut().pop_front().flatten()
+        };
+        if is_probe && self.removals.borrow().contains(&self.probe_requests.get()) {
+            self.objects.borrow_mut().remove(&path);
+        }
         match fault {
             Some(Fault::ResetBefore) => return,
+            Some(Fault::Undecided) => {
+                let error = b"<Error><Code>ConditionalRequestConflict</Code></Error>";
+                return answer(&mut stream, 409, "", error).await;
+            }
             Some(Fault::Status(status)) => {
                 let error = "<Error><Code>SlowDown</Code><Message>wait</Message>\
                              <AWSAccessKeyId>key-in-answer</AWSAccessKeyId></Error>";
@@ -318,6 +348,7 @@ fn race_grants_only_what_is_stored() {
         Fault::ResetAfter,
         Fault::Silence,
         Fault::Status(409),
+        Fault::Undecided,
         Fault::Status(429),
         Fault::Status(503),
         Fault::LateFailure,
@@ -399,6 +430,62 @@ fn store_that_ignores_conditions_is_refused() {
             assert_eq!(fake.record(), Some(both()), "the record is untouched");
         });
     }
+}
+
+/// A store that limits the rate, or loses requests, was never proven: each began the probe again.
+#[test]
+fn faults_during_the_probe_do_not_restart_it() {
+    for fault in [
+        Fault::Status(429),
+        Fault::Status(503),
+        Fault::Undecided,
+        Fault::ResetBefore,
+        Fault::ResetAfter,
+        Fault::LateFailure,
+    ] {
+        run(async {
+            let fake = Fake::start(Flaw::None).await;
+            *fake.probe_faults.borrow_mut() = [None, None, Some(fault)].into();
+            let setup = setup(&fake);
+            let proven = timeout(Duration::from_secs(20), setup.bucket.prove()).await;
+            proven.unwrap_or_else(|_| panic!("{fault:?}: it begins again and again"));
+            setup.bucket.proven().unwrap_or_else(|refused| panic!("{fault:?}: {refused}"));
+            let requests = fake.probe_requests.get();
+            assert!(requests > 30, "{fault:?}: {requests} requests, some in vain");
+        });
+    }
+}
+
+/// A rule or an operator who removes the probe's object looked like a flaw, until the next restart.
+#[test]
+fn removed_probe_object_is_no_flaw() {
+    for at in 1..=30 {
+        run(async {
+            let fake = Fake::start(Flaw::None).await;
+            let setup = setup(&fake);
+            fake.removals.borrow_mut().push(at);
+            setup.bucket.prove().await;
+            setup.bucket.proven().unwrap_or_else(|refused| panic!("request {at}: {refused}"));
+        });
+    }
+}
+
+/// A first create that is not decided yet must not count as an object that exists.
+#[test]
+fn undecided_create_of_the_probe_is_no_flaw() {
+    run(async {
+        let fake = Fake::start(Flaw::None).await;
+        *fake.probe_faults.borrow_mut() = VecDeque::from([None; 200]);
+        for at in [0, 1, 2] {
+            fake.probe_faults.borrow_mut()[at] = Some(Fault::Undecided);
+        }
+        let setup = setup(&fake);
+        setup.bucket.prove().await;
+        setup.bucket.proven().expect("the store is honest");
+        let paths = fake.probe_paths.borrow();
+        let name = format!("/bucket/prefix/failover/probe-{}", node_name());
+        assert_eq!(paths.iter().collect::<Vec<_>>(), [&name], "an object of this node");
+    });
 }
 
 /// A store that is changed while the daemon runs is found out by the next rehearsal.
