@@ -142,6 +142,17 @@ impl Bucket {
         }
     }
 
+    /// Waits until a node asks the server, which does not run, and closes the connection.
+    ///
+    /// # Panics
+    /// If none does.
+    pub fn until_asked_in_vain(&self) {
+        assert!(self.child.is_none(), "it runs");
+        let trap = std::net::TcpListener::bind(("127.0.0.1", self.port)).expect("its port is free");
+        trap.set_nonblocking(true).expect("a socket");
+        until("a node asks the server", || trap.accept().is_ok(), || "no connection".to_owned());
+    }
+
     /// Stops its process (SIGSTOP), or continues it.
     ///
     /// # Panics

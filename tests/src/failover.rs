@@ -91,6 +91,24 @@ pub fn served_again(load: &mut Load, state: &Path) -> Duration {
     begun.elapsed()
 }
 
+/// Waits twice as long as a target without an arbiter's grant could be expected to wait, and checks that
+/// hosts were not served meanwhile: neither by the node's status, nor by the records of the load.
+///
+/// # Panics
+/// If they were.
+pub fn denied_to_serve(pair: &Pair, target: usize, state: &Path) {
+    let lost = || pair.status(target)["replica"]["has_source"] == false;
+    until("the source is lost", lost, || format!("{:#}", pair.status(target)));
+    // What the source acknowledged at last is recorded then.
+    std::thread::sleep(AFTER / 2);
+    let records = Load::records_now(state);
+    std::thread::sleep(2 * AFTER);
+    until_failover(pair, target, "obstacle", "arbiter-silent");
+    let status = pair.status(target);
+    assert_eq!(status["replica"]["serving"], false, "nothing is decided: {status:#}");
+    assert_eq!(Load::records_now(state), records, "nothing is written without a decision");
+}
+
 /// A verified load over both paths, which has written.
 ///
 /// # Panics

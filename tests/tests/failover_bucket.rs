@@ -2,11 +2,10 @@
 
 use flagstone_tests::bucket::Bucket;
 use flagstone_tests::failover::{
-    self, AFTER, PROMISE, armed, end, killed_and_replaced, served_again, start_load, until_denied,
-    until_failover,
+    self, AFTER, PROMISE, armed, denied_to_serve, end, killed_and_replaced, served_again,
+    start_load, until_denied, until_failover,
 };
 use flagstone_tests::mirror::Pair;
-use flagstone_tests::process::until;
 
 fn pair_with(bucket: &Bucket) -> Pair {
     failover::pair(&bucket.arbiter(), None, AFTER)
@@ -48,9 +47,10 @@ fn bucket_is_needed_only_when_nodes_part() {
     }
     served_again(&mut load, &state);
     pair.kill(source);
-    let waits = || pair.status(1 - source)["replica"]["has_source"] == false;
-    until("the source is lost", waits, || format!("{:#}", pair.status(1 - source)));
-    assert_eq!(pair.status(1 - source)["replica"]["serving"], false, "nothing is decided");
+    denied_to_serve(&pair, 1 - source, &state);
+    // Only a takeover asks without a source.
+    bucket.until_asked_in_vain();
+    until_denied(&pair, 1 - source, "object store");
     bucket.run();
     served_again(&mut load, &state);
     pair.restart(source);
@@ -66,8 +66,8 @@ fn hung_bucket_delays_takeover_only() {
     let source = armed(&pair);
     bucket.stall(true);
     pair.kill(source);
-    let asked = || pair.status(1 - source)["failover"]["denial"].is_string();
-    until("the target asks in vain", asked, || format!("{:#}", pair.status(1 - source)));
+    denied_to_serve(&pair, 1 - source, &state);
+    until_denied(&pair, 1 - source, "no answer within");
     bucket.stall(false);
     served_again(&mut load, &state);
     pair.restart(source);
