@@ -24,6 +24,15 @@ pub const SEGMENTS_MAX: u32 = 1 << 24;
 /// reserve.
 pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 
+/// Most blocks of a compressed unit: a read of one of them reads and decompresses at most 32 KiB.
+pub const UNIT_BLOCKS: usize = 8;
+
+/// zstd level of compression.
+pub const ZSTD_LEVEL: i32 = 3;
+
+/// Units of a volume that are not tried after data that did not compress, at most: 2 MiB.
+pub const GIVE_UP_MAX: u32 = 64;
+
 /// Chunks of a core whose device writes are in flight. Writes that arrive meanwhile gather in the
 /// next chunk. 8 × 1 MiB per core is the most memory that they hold.
 pub const CHUNKS_IN_FLIGHT: usize = 8;
@@ -85,7 +94,7 @@ pub const VOLUME_NAME_MAX: usize = 128;
 /// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
 pub const PROPERTIES_MAX: usize = 2048;
 
-/// Largest catalog, in bytes: 16,384 volumes × 2,280 B, rounded up.
+/// Largest catalog, in bytes: 16,384 volumes × 2,288 B, rounded up.
 pub const CATALOG_BYTES_MAX: usize = 36 << 20;
 
 /// Largest volume, in blocks: 16 PiB.

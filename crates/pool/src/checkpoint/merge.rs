@@ -44,6 +44,8 @@ pub(crate) struct Merged {
     pub(crate) tree: Tree,
     /// Mapped blocks that were added.
     pub(crate) mapped: i64,
+    /// Their weight, and that of what replaced other blocks.
+    pub(crate) weight: i64,
     /// Blocks of the parent that it lost.
     pub(crate) unshared: u64,
 }
@@ -60,6 +62,7 @@ pub(super) struct Merge<'a> {
     /// Birth of new pages.
     birth: u64,
     mapped: i64,
+    weight: i64,
     unshared: u64,
 }
 
@@ -72,7 +75,7 @@ impl<'a> Merge<'a> {
         birth: u64,
     ) -> Merge<'a> {
         let shared = maps.shared;
-        Merge { shared, maps, usage, old, ownership, birth, mapped: 0, unshared: 0 }
+        Merge { shared, maps, usage, old, ownership, birth, mapped: 0, weight: 0, unshared: 0 }
     }
 
     /// Applies the changes; the new root has `level`.
@@ -94,8 +97,8 @@ impl<'a> Merge<'a> {
             pages = self.inner(above, &pages, touched).await?;
         }
         let root = pages.first().map_or(old.root, |(_, entry)| *entry);
-        let Merge { mapped, unshared, .. } = self;
-        Ok(Merged { tree: Tree { level, root, ..old }, mapped, unshared })
+        let Merge { mapped, weight, unshared, .. } = self;
+        Ok(Merged { tree: Tree { level, root, ..old }, mapped, weight, unshared })
     }
 
     /// The new tree lacks an old entry. It is freed if it was the tree's own, which is returned.
@@ -181,6 +184,7 @@ impl<'a> Merge<'a> {
                     let own = self.retire(*old, 0, block)?;
                     self.unshared += u64::from(!own && old.is_stored());
                     self.usage.add(self.shared, *new);
+                    self.weight += i64::from(new.weight()) - i64::from(old.weight());
                     self.mapped += i64::from(!new.is_hole()) - i64::from(!old.is_hole());
                 }
             }

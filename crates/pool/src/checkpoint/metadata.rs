@@ -76,9 +76,9 @@ impl Metadata {
         let (shared, catalog_bytes) = (old.shared, catalog.encode());
         let moved = |index: u64| moving.touched.contains(&PagePlace { volume: 0, level: 0, index });
         let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
-        let parts = usage.blocks.chunks(USAGE_PER_BLOCK);
+        let parts = usage.weights.chunks(USAGE_PER_BLOCK);
         for (index, (new, old)) in
-            (0..).zip(parts.zip(self.usage_on_disk.blocks.chunks(USAGE_PER_BLOCK)))
+            (0..).zip(parts.zip(self.usage_on_disk.weights.chunks(USAGE_PER_BLOCK)))
         {
             if new != old || moved(index) {
                 blocks.push((index, Some(usage_block(new))));

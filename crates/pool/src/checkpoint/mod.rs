@@ -26,6 +26,7 @@ use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::unit::BLOCK_WEIGHT;
 use crate::patience::{Patience, Unreadable};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
@@ -43,6 +44,8 @@ pub(crate) struct Frozen {
     pub(crate) catalog: Catalog,
     /// Snapshots of exactly these changes.
     pub(crate) snapshot: Option<SnapshotOrder>,
+    /// Blocks that hosts and orders had written to the log since the opening.
+    pub(crate) host_blocks: u64,
 }
 
 /// Reads of the maps that a checkpoint changes.
@@ -137,6 +140,7 @@ impl Shared {
             Err(IoError::ReadFault) => {
                 tracing::error!(pool = self.name, "map cannot be read: its blocks are not moved");
                 (work.trees, work.usage) = before;
+                work.catalog = frozen.catalog.clone();
             }
             done => done?,
         }
@@ -194,8 +198,8 @@ impl Shared {
             state.trees.insert(*id, trees[id]);
             let volume =
                 state.catalog.volumes.get_mut(id).expect("only checkpoints remove volumes");
-            (volume.mapped, volume.shared, volume.root) =
-                (merged.mapped, merged.shared, merged.root);
+            (volume.mapped, volume.weight) = (merged.mapped, merged.weight);
+            (volume.shared, volume.root) = (merged.shared, merged.root);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
             // It may have been deleted since.
             if merged.state != VolumeState::Present {
@@ -206,7 +210,8 @@ impl Shared {
         (state.meta_usage, state.catalog_bytes) = (meta.usage, meta.catalog_bytes);
         state.live = state.usage.total() + state.meta_usage.total();
         state.merged = state.frozen.take();
-        let (usage, meta_usage) = (&state.usage.blocks, &state.meta_usage.blocks);
+        state.merged_blocks = state.merged.as_ref().map_or(0, |merged| merged.host_blocks);
+        let (usage, meta_usage) = (&state.usage.weights, &state.meta_usage.weights);
         let is_live = |segment: u32| usage[segment as usize] + meta_usage[segment as usize] > 0;
         state.segments.commit(start, is_live);
         state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
@@ -267,6 +272,8 @@ impl Work<'_> {
         // Damage of the map may have hidden what was mapped.
         let mapped = volume.mapped.saturating_add_signed(merged.mapped);
         volume.mapped = mapped.min(volume.blocks);
+        let most = volume.mapped * u64::from(BLOCK_WEIGHT);
+        volume.weight = volume.weight.saturating_add_signed(merged.weight).min(most);
         volume.shared = volume.shared.saturating_sub(merged.unshared);
         self.trees.insert(id, merged.tree);
         Ok(())
@@ -298,8 +305,8 @@ impl Usage {
     fn retire(&mut self, shared: &Shared, entry: Entry) -> Result<(), IoError> {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
-            let blocks = &mut self.blocks[segment as usize];
-            *blocks = blocks.checked_sub(1).ok_or_else(|| {
+            let weights = &mut self.weights[segment as usize];
+            *weights = weights.checked_sub(entry.weight()).ok_or_else(|| {
                 tracing::error!(pool = shared.name, segment, "live blocks are miscounted");
                 IoError::ReadFault
             })?;
@@ -310,7 +317,7 @@ impl Usage {
     fn add(&mut self, shared: &Shared, entry: Entry) {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
-            self.blocks[segment as usize] += 1;
+            self.weights[segment as usize] += entry.weight();
         }
     }
 }
@@ -323,7 +330,8 @@ impl State {
         let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity));
         let recent = std::mem::replace(&mut self.active, fresh);
         let (log, catalog) = (self.position.log, self.catalog.clone());
-        self.frozen = Some(Arc::new(Frozen { recent, start, log, catalog, snapshot }));
+        let host_blocks = self.host_blocks;
+        self.frozen = Some(Arc::new(Frozen { recent, start, log, catalog, snapshot, host_blocks }));
     }
 }
 

@@ -14,6 +14,7 @@ use crate::ondisk::checksum;
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
+use crate::ondisk::unit::BLOCK_WEIGHT;
 
 /// What the cleaner wants out of its segments.
 #[derive(Debug, Default)]
@@ -29,14 +30,31 @@ pub(crate) struct Moving {
 /// Pages that are copied, with the entries of their old places.
 type Batch = Vec<(Entry, PagePlace, MapPage)>;
 
+/// What has moved, by old location.
+struct Relocated {
+    /// New entries of blocks and pages.
+    entries: BTreeMap<u64, Entry>,
+    /// Change of the weight of the blocks below each page.
+    weights: BTreeMap<u64, i64>,
+}
+
+impl Relocated {
+    /// Change of weight of what an entry in a page of this level refers to.
+    fn weight(&self, level: u8, entry: &Entry) -> i64 {
+        match self.entries.get(&entry.location) {
+            Some(new) if level == 1 => i64::from(new.weight()) - i64::from(entry.weight()),
+            _ => self.weights.get(&entry.location).copied().unwrap_or(0),
+        }
+    }
+}
+
 impl Work<'_> {
     /// Copies what moves, and changes the trees that have it.
     ///
     /// # Errors
     /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may move.
     pub(super) async fn relocate(&mut self, moving: &Moving) -> Result<(), IoError> {
-        // New entries by old location, of blocks and pages.
-        let mut moved = moving.blocks.clone();
+        let mut moved = Relocated { entries: moving.blocks.clone(), weights: BTreeMap::new() };
         for (old, new) in &moving.blocks {
             self.retire(Entry { location: *old, ..*new })?;
             self.add(*new);
@@ -56,7 +74,7 @@ impl Work<'_> {
         &mut self,
         id: u32,
         places: &[PagePlace],
-        moved: &mut BTreeMap<u64, Entry>,
+        moved: &mut Relocated,
     ) -> Result<(), IoError> {
         let Some(mut tree) = self.trees.get(&id).copied() else { return Ok(()) };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
@@ -70,13 +88,15 @@ impl Work<'_> {
             let mut batch = Batch::new();
             for index in &indexes {
                 let old = tree.lookup_page(storage, cache, level, *index).await?;
-                if !old.is_stored() || moved.contains_key(&old.location) {
+                if !old.is_stored() || moved.entries.contains_key(&old.location) {
                     continue;
                 }
                 let place = PagePlace { volume: id, level, index: *index };
                 let mut page = (*read_page(storage, cache, old, place).await?).clone();
+                let weight = page.entries.iter().map(|entry| moved.weight(level, entry)).sum();
+                moved.weights.insert(old.location, weight);
                 for entry in &mut page.entries {
-                    *entry = moved.get(&entry.location).copied().unwrap_or(*entry);
+                    *entry = moved.entries.get(&entry.location).copied().unwrap_or(*entry);
                 }
                 batch.push((old, place, page));
             }
@@ -84,12 +104,17 @@ impl Work<'_> {
                 for ((old, ..), new) in part.iter().zip(self.copy_pages(part).await?) {
                     self.retire(*old)?;
                     self.add(new);
-                    moved.insert(old.location, new);
+                    moved.entries.insert(old.location, new);
                 }
             }
             below = indexes;
         }
-        tree.root = moved.get(&tree.root.location).copied().unwrap_or(tree.root);
+        if let Some(volume) = self.catalog.volumes.get_mut(&id) {
+            let weight = moved.weights.get(&tree.root.location).copied().unwrap_or(0);
+            let most = volume.mapped * u64::from(BLOCK_WEIGHT);
+            volume.weight = volume.weight.saturating_add_signed(weight).min(most);
+        }
+        tree.root = moved.entries.get(&tree.root.location).copied().unwrap_or(tree.root);
         self.trees.insert(id, tree);
         Ok(())
     }

@@ -12,15 +12,23 @@ pub(crate) struct Gain {
     fruitless: u32,
     /// Most blocks that were free during these passes.
     most_free: u64,
+    /// Blocks that were free before a segment of which a part is left.
+    before: Option<u64>,
 }
 
 impl Gain {
-    /// Counts a pass, with the free blocks before and after it.
-    pub(super) fn count(&mut self, before: u64, after: u64) {
+    /// Counts a pass, with the free blocks before and after it. A pass that left a part of its first
+    /// segment has freed nothing yet: it counts with those that clean the rest.
+    pub(super) fn count(&mut self, before: u64, after: u64, is_first_whole: bool) {
+        let before = self.before.unwrap_or(before);
+        if !is_first_whole {
+            self.before = Some(before);
+            return;
+        }
         let most_free = self.most_free.max(before);
         *self = match after > most_free {
             true => Gain::default(),
-            false => Gain { fruitless: self.fruitless + 1, most_free },
+            false => Gain { fruitless: self.fruitless + 1, most_free, before: None },
         };
     }
 
@@ -36,7 +44,7 @@ mod tests {
 
     fn is_over(free: &[u64]) -> bool {
         let mut gain = Gain::default();
-        free.windows(2).for_each(|pass| gain.count(pass[0], pass[1]));
+        free.windows(2).for_each(|pass| gain.count(pass[0], pass[1], true));
         gain.is_over()
     }
 
@@ -45,5 +53,21 @@ mod tests {
         assert!(is_over(&[15, 14, 15, 14, 15, 14, 15, 14, 15]));
         assert!(!is_over(&[15, 14, 15, 14, 16, 14, 15, 14, 15]));
         assert!(!is_over(&[15, 15, 15, 15, 15, 15, 15, 15, 16]), "the last pass gained");
+    }
+
+    #[test]
+    fn segment_that_takes_several_passes_counts_once() {
+        let mut gain = Gain::default();
+        for _ in 0..100 {
+            gain.count(15, 14, false);
+        }
+        assert!(!gain.is_over());
+        gain.count(14, 16, true);
+        assert_eq!(gain, Gain::default());
+        for _ in 0..FRUITLESS_PASSES {
+            gain.count(15, 14, false);
+            gain.count(14, 15, true);
+        }
+        assert!(gain.is_over());
     }
 }

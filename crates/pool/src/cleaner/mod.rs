@@ -14,6 +14,7 @@
 
 pub(crate) mod gain;
 mod owners;
+mod pack;
 mod victims;
 
 use std::collections::BTreeSet;
@@ -22,34 +23,78 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use crate::checkpoint::METADATA_LEVEL;
-use crate::limits::BLOCK_BYTES;
+use crate::compress::{Compression, decompressed};
+use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
+use crate::ondisk::Block;
 use crate::ondisk::chunk::{
     CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
 };
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace};
-use crate::ondisk::{Block, checksum};
+use crate::ondisk::unit::{Codec, UnitPlace};
 use gain::Gain;
 use owners::{Node, Owners};
+use pack::{Copied, GiveUps, Moved, Packed, pack};
 use victims::{Budget, choose};
 
 /// Copies whose records fit the header of a chunk: 111.
 const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BYTES);
 
-/// Live blocks of a segment, gathered for one chunk.
+/// Live blocks of segments, gathered for the next chunks.
 #[derive(Default)]
 struct Copies {
-    /// With the entries of the copied blocks.
-    records: Vec<(Record, Entry)>,
-    blocks: Vec<Block>,
+    blocks: Vec<Copied>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
     /// A block or page was left, because the next checkpoint would have to copy too many pages.
     skipped: bool,
+    room: Room,
+    /// Blocks were left for the next pass.
+    limited: bool,
+    give_ups: GiveUps,
     owners: Owners,
+}
+
+/// What may still be copied before the next checkpoint. A stored block may have eight blocks of
+/// volumes, each in a leaf of its own.
+#[derive(Default)]
+struct Room {
+    /// Payload of chunks, in blocks.
+    blocks: usize,
+    /// Recent changes, which take memory.
+    entries: usize,
+    /// Leaves that the checkpoint will write, and those that it will write already.
+    leaves: usize,
+    counted: BTreeSet<(u32, u64)>,
+}
+
+impl Room {
+    fn new(recent: usize, segment: usize) -> Room {
+        let leaves = (recent / 2).max(segment);
+        // With the last blocks, there is room for a unit.
+        let blocks = leaves + UNIT_BLOCKS;
+        // A segment of units of one stored block each takes no more than one pass.
+        let entries = (recent / 2).max(UNIT_BLOCKS * segment);
+        Room { blocks, entries, leaves, counted: BTreeSet::new() }
+    }
+
+    /// Counts a block of a volume; returns false if there is no room for it.
+    fn take(&mut self, volume: u32, block: u64) -> bool {
+        let leaf = (volume, block / FANOUT as u64);
+        let is_new = !self.counted.contains(&leaf);
+        if self.entries == 0 || is_new && self.leaves == 0 {
+            return false;
+        }
+        if is_new {
+            self.leaves -= 1;
+            self.counted.insert(leaf);
+        }
+        self.entries -= 1;
+        true
+    }
 }
 
 /// A block or page that a chunk header names.
@@ -59,6 +104,34 @@ struct Found {
     place: PagePlace,
     birth: u64,
     location: u64,
+}
+
+/// Payload of a chunk that is being cleaned, read when its first live block is found.
+#[derive(Default)]
+struct Payload {
+    bytes: Option<Vec<u8>>,
+    /// The last unit that was decompressed, and the block where it is stored.
+    unit: Option<(u64, Vec<u8>)>,
+}
+
+impl Payload {
+    /// The content of a block of the chunk; `None` if it is damaged.
+    fn content(&mut self, first: u64, entry: Entry) -> Option<Block> {
+        let at = (entry.block() - first) as usize * BLOCK_BYTES;
+        let bytes = self.bytes.as_ref().expect("it was read");
+        let stored = bytes.get(at..at + entry.stored_blocks() * BLOCK_BYTES)?;
+        let Some(place) = entry.unit() else {
+            return entry.matches(stored).then(|| stored.try_into().expect("a block"));
+        };
+        if self.unit.as_ref().is_none_or(|(block, _)| *block != entry.block()) {
+            let data = entry
+                .matches(stored)
+                .then(|| decompressed(stored, place.blocks.into(), <[u8]>::to_vec));
+            self.unit = Some((entry.block(), data??));
+        }
+        let (_, data) = self.unit.as_ref()?;
+        data.get(usize::from(place.index) * BLOCK_BYTES..)?.get(..BLOCK_BYTES)?.try_into().ok()
+    }
 }
 
 impl Shared {
@@ -85,6 +158,8 @@ impl Shared {
                 return Ok(());
             }
             copies.owners = Owners::of(&state);
+            let segment = self.storage.layout.segment_blocks() as usize;
+            copies.room = Room::new(state.sizes.recent, segment);
         }
         let victims = self.victims();
         let mut is_first_whole = None;
@@ -94,18 +169,22 @@ impl Shared {
                 tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
                 self.state.lock().leave_alone(*segment);
                 // Nothing is known of its live blocks.
-                is_first_whole.get_or_insert(false);
+                is_first_whole.get_or_insert((false, false));
                 done = Ok(());
             }
             if let Err(error) = done {
                 return Err(self.fail_cleaning(error));
             }
-            is_first_whole.get_or_insert(!copies.skipped);
+            is_first_whole.get_or_insert((!copies.limited, !copies.skipped && !copies.limited));
+            if copies.limited {
+                break;
+            }
         }
         if let Err(error) = self.write_copies(&mut copies).await {
             return Err(self.fail_cleaning(error));
         }
-        let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
+        let (Some(first), Some((is_tried, is_whole))) = (victims.first().copied(), is_first_whole)
+        else {
             self.state.lock().clean = true;
             self.progress.notify();
             return Ok(());
@@ -113,11 +192,11 @@ impl Shared {
         let live = self.state.lock().live_in(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
-        state.cleaned.0 += victims.len() as u64;
+        state.cleaned.0 += victims.len() as u64 - u64::from(copies.limited);
         let after = self.room(&mut state);
         // What is withheld from use is no gain, and no sign of a clean pool.
         if state.evacuated.is_none() {
-            state.gain.count(before, after);
+            state.gain.count(before, after, is_tried);
         }
         // The counted blocks belong to a chunk or map page that is damaged.
         let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
@@ -195,7 +274,7 @@ impl Shared {
     }
 
     async fn clean_chunk(&self, header: &ChunkHeader, copies: &mut Copies) -> Result<(), IoError> {
-        let mut payload = None;
+        let mut payload = Payload::default();
         let mut at = header.block + 1;
         let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
         for record in &header.records {
@@ -203,6 +282,30 @@ impl Shared {
                 Record::Data { volume, block, .. } => (block_of(*volume, *block), header.sequence),
                 Record::Moved { volume, block, birth, .. } => (block_of(*volume, *block), *birth),
                 Record::Page { place, birth } => (*place, *birth),
+                Record::Unit { volume, block, count, stored } => {
+                    let place = block_of(*volume, *block);
+                    let birth = header.sequence;
+                    let parts = (place.index..).take(usize::from(*count));
+                    let parts = parts.map(|index| (PagePlace { index, ..place }, birth));
+                    let unit = UnitPlace { index: 0, blocks: *count, stored: *stored };
+                    self.clean_unit(header, at, unit, parts, &mut payload, copies).await?;
+                    at += u64::from(*stored);
+                    continue;
+                }
+                Record::MovedUnit { stored, parts } => {
+                    let count = parts.len() as u8;
+                    let parts = parts.iter().map(|part| match part {
+                        Record::Moved { volume, block, birth, .. } => {
+                            (block_of(*volume, *block), *birth)
+                        }
+                        Record::Page { place, birth } => (*place, *birth),
+                        other => unreachable!("{other:?} is no part of a unit"),
+                    });
+                    let unit = UnitPlace { index: 0, blocks: count, stored: *stored };
+                    self.clean_unit(header, at, unit, parts, &mut payload, copies).await?;
+                    at += u64::from(*stored);
+                    continue;
+                }
                 _ => continue,
             };
             for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
@@ -214,6 +317,24 @@ impl Shared {
                 }
             }
             at += record.payload_blocks() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies the live blocks of a unit that is stored at `at`.
+    async fn clean_unit(
+        &self,
+        header: &ChunkHeader,
+        at: u64,
+        unit: UnitPlace,
+        parts: impl Iterator<Item = (PagePlace, u64)>,
+        payload: &mut Payload,
+        copies: &mut Copies,
+    ) -> Result<(), IoError> {
+        for (index, (place, birth)) in (0..unit.blocks).zip(parts) {
+            let location = UnitPlace { index, ..unit }.location(at);
+            let found = Found { place, birth, location };
+            self.copy_if_live(header, found, payload, copies).await?;
         }
         Ok(())
     }
@@ -280,28 +401,31 @@ impl Shared {
         &self,
         header: &ChunkHeader,
         found: Found,
-        payload: &mut Option<Vec<u8>>,
+        payload: &mut Payload,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
+        if copies.limited {
+            return Ok(());
+        }
         let Found { place, birth, location } = found;
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
         // A block that was changed since is dead at the next checkpoint.
         if !top.is_snapshot && self.state.lock().recent(top.id, place.index).is_some() {
             return Ok(());
         }
-        let bytes = match payload {
-            Some(bytes) => bytes,
-            None => {
-                // Writers hold memory while they wait for the cleaner. The buffer is returned
-                // before the copies need one.
-                let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
-                payload.insert(self.storage.read(header.block + 1, memory).await?.to_vec())
-            }
-        };
-        let index = (location - header.block - 1) as usize;
-        let bytes = &bytes[index * BLOCK_BYTES..][..BLOCK_BYTES];
-        if checksum(bytes) != entry.checksum {
+        if payload.bytes.is_none() {
+            // Writers hold memory while they wait for the cleaner. The buffer is returned before
+            // the copies need one.
+            let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
+            payload.bytes = Some(self.storage.read(header.block + 1, memory).await?.to_vec());
+        }
+        let Some(bytes) = payload.content(header.block + 1, entry) else {
             return self.skip_damaged(top.id, place.index, location);
+        };
+        copies.limited |= copies.room.blocks < UNIT_BLOCKS
+            || !top.is_snapshot && !copies.room.take(top.id, place.index);
+        if copies.limited {
+            return Ok(());
         }
         let record = match top.is_snapshot {
             true => Record::Page { place, birth },
@@ -310,12 +434,21 @@ impl Shared {
         if top.is_snapshot && !self.add_holders(top, found, copies).await? {
             return Ok(());
         }
-        copies.records.push((record, entry));
-        copies.blocks.push(bytes.try_into().expect("a block"));
-        if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
+        let codec = self.cold_codec(top.id).or(entry.unit().map(|_| Codec::Zstd));
+        copies.blocks.push(Copied { record, old: entry, codec, bytes });
+        if copies.blocks.len() >= COPIES_MAX.min(copies.room.blocks) {
             self.write_copies(copies).await?;
         }
         Ok(())
+    }
+
+    /// How the cleaner compresses the blocks of a volume or snapshot. What is compressed stays so
+    /// whatever the setting: a full pool has no room to unpack it.
+    fn cold_codec(&self, id: u32) -> Option<Codec> {
+        let state = self.state.lock();
+        let source = state.catalog.volumes.get(&id)?.source();
+        let volume = state.catalog.volumes.get(&source)?;
+        Compression::of(&volume.properties).when_cold()
     }
 
     /// A damaged block stays where reads find its damage, instead of getting a new checksum.
@@ -356,28 +489,32 @@ impl Shared {
         Ok(())
     }
 
+    /// Writes the gathered copies as chunks.
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
-        if copies.records.is_empty() {
-            return Ok(());
+        let blocks = std::mem::take(&mut copies.blocks);
+        for packed in pack(blocks, self.chunk_blocks(), &mut copies.give_ups) {
+            copies.room.blocks = copies.room.blocks.saturating_sub(packed.payload_blocks());
+            self.write_packed(packed).await?;
         }
-        let mut memory = chunk_memory(copies.blocks.len()).await;
-        let places = memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES);
-        for (block, place) in copies.blocks.drain(..).zip(places) {
-            place.copy_from_slice(&block);
-        }
-        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..).unzip();
-        let is_shared = |record: &Record| matches!(record, Record::Page { .. });
-        let shared: Vec<bool> = records.iter().map(is_shared).collect();
+        Ok(())
+    }
+
+    async fn write_packed(&self, packed: Packed) -> Result<(), IoError> {
+        let Packed { records, bytes, entries } = packed;
+        let mut memory = chunk_memory(bytes.len() / BLOCK_BYTES).await;
+        memory[BLOCK_BYTES..].copy_from_slice(&bytes);
+        drop(bytes);
         {
             let mut state = self.state.lock();
-            state.admitted.0 += shared.iter().filter(|shared| !**shared).count();
-            state.cleaned.1 += records.len() as u64;
+            state.admitted.0 += entries.iter().filter(|moved| !moved.shared).count();
+            state.cleaned.1 += entries.len() as u64;
         }
         let appended = self.append(records, memory).await?;
         let mut state = self.state.lock();
-        for ((old, location), shared) in entries.into_iter().zip(appended.payload..).zip(shared) {
+        for Moved { old, new, shared } in entries {
             if shared {
-                state.moving.blocks.insert(old.location, Entry { location, ..old });
+                let location = new.location + appended.payload;
+                state.moving.blocks.insert(old, Entry { location, ..new });
             }
         }
         Ok(())

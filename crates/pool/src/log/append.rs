@@ -8,7 +8,7 @@ use super::position::ChunkContent;
 use crate::limits::BLOCK_BYTES;
 use crate::manage::shared::{Shared, WriteOut};
 use crate::manage::superblock::changed;
-use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::chunk::{ChunkHeader, Record, is_upkeep};
 use crate::ondisk::superblock::LogStart;
 use crate::ondisk::{Block, checksum};
 
@@ -27,11 +27,6 @@ struct ChunkPlace {
     log: u64,
     /// Every chunk before this sequence is durable.
     durable: u64,
-}
-
-/// False for chunks of checkpoints and the cleaner.
-fn is_of_hosts(records: &[Record]) -> bool {
-    !matches!(records.first(), Some(Record::Page { .. } | Record::Moved { .. }))
 }
 
 /// Memory for a chunk of this payload: the header, then the payload.
@@ -118,7 +113,7 @@ impl Shared {
         records: &[Record],
         payload: usize,
     ) -> Result<ChunkPlace, IoError> {
-        if is_of_hosts(records) {
+        if !is_upkeep(records) {
             log.pace(1 + payload as u64).await;
         }
         loop {

@@ -170,9 +170,9 @@ impl Pool {
         {
             let mut state = shared.state.lock();
             let segments = record.segments as usize;
-            let more = |blocks: &mut Vec<u32>| blocks.resize(blocks.len() + segments, 0);
-            more(&mut state.usage.blocks);
-            more(&mut state.meta_usage.blocks);
+            let more = |weights: &mut Vec<u32>| weights.resize(weights.len() + segments, 0);
+            more(&mut state.usage.weights);
+            more(&mut state.meta_usage.weights);
             state.segments.extend(record.segments);
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);

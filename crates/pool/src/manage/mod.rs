@@ -4,6 +4,7 @@ pub mod create;
 pub mod device_set;
 pub mod devices;
 pub mod grow_closed;
+pub(crate) mod handle;
 pub mod identity;
 pub mod log_device;
 pub mod open;

@@ -412,7 +412,7 @@ async fn recover(
     }
     let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
     let is_live =
-        |segment: u32| usage.blocks[segment as usize] + meta_usage.blocks[segment as usize] > 0;
+        |segment: u32| usage.weights[segment as usize] + meta_usage.weights[segment as usize] > 0;
     let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);
     storage.layout.removed_segments().for_each(|range| segments.withhold(range));
     let free = segments.free();

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::sync::SharedNotify;
 use flagstone_runtime::{CoreLocal, spawn, spawn_detached};
 use parking_lot::Mutex;
 
+use super::handle::VolumeHandle;
 use super::log_device::LogDeviceStatus;
-use super::shared::{Opened, Shared, State, Update, VolumeHandle, Work, WriteOut, reservation};
+use super::shared::{Opened, Shared, State, Update, Work, WriteOut, reservation};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -22,6 +22,7 @@ use crate::map::cache::PageCache;
 use crate::ondisk::FormatError;
 use crate::ondisk::catalog::{Catalog, VolumeRecord};
 use crate::ondisk::chunk::Record;
+use crate::ondisk::unit::BLOCK_WEIGHT;
 use crate::storage::Storage;
 
 /// Stops the keeper when the last handle of the pool and its volumes is dropped.
@@ -60,6 +61,11 @@ pub struct PoolStatus {
     pub capacity_bytes: u64,
     /// Space in use, in bytes; includes changes that a checkpoint may find to be overwritten.
     pub used_bytes: u64,
+    /// Data of the volumes as of the last checkpoint, before compression, in bytes. What they share
+    /// counts for each.
+    pub data_bytes: u64,
+    /// The same, compressed.
+    pub stored_bytes: u64,
     /// Space reserved for thick volumes beyond what they use, in bytes.
     pub reserved_bytes: u64,
     /// Free segments, in bytes.
@@ -238,6 +244,14 @@ impl Pool {
                 .collect(),
             capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),
+            data_bytes: bytes(state.catalog.present().map(|volume| volume.mapped).sum()),
+            stored_bytes: bytes(
+                state
+                    .catalog
+                    .present()
+                    .map(|volume| volume.weight.div_ceil(BLOCK_WEIGHT.into()))
+                    .sum(),
+            ),
             reserved_bytes: bytes(supply.reserved),
             free_segment_bytes: bytes(supply.free as u64 * segment),
             map_cache_bytes: bytes(shared.cache.capacity() as u64),
@@ -287,15 +301,9 @@ impl Pool {
         blocks: u64,
         read_only: bool,
     ) -> Arc<PoolVolume> {
-        let thick = state.catalog.volumes.get(&id).is_some_and(|volume| volume.thick);
-        let handle = state.handles.entry(id).or_insert_with(|| {
-            Arc::new(VolumeHandle {
-                thick: AtomicBool::new(thick),
-                blocks: AtomicU64::new(blocks),
-                deleted: AtomicBool::new(false),
-                read_only,
-            })
-        });
+        let record = state.catalog.volumes.get(&id);
+        let new = || Arc::new(VolumeHandle::new(blocks, read_only, record));
+        let handle = state.handles.entry(id).or_insert_with(new);
         Arc::new(PoolVolume::new(self.guard.clone(), id, handle.clone()))
     }
 

@@ -6,13 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::CoreLocal;
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
+use super::handle::VolumeHandle;
 use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_order, chunk_blocks};
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
@@ -27,9 +28,10 @@ use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
 use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::{Record, is_upkeep};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
+use crate::ondisk::unit::{BLOCK_WEIGHT, Payload};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -42,16 +44,6 @@ pub(crate) struct Shared {
     /// A chunk took effect, a checkpoint was committed, work was requested, or the pool failed.
     pub(crate) progress: SharedNotify,
     pub(crate) gatherers: CoreLocal<Gatherer>,
-}
-
-/// What the handles of a volume see of it.
-#[derive(Debug)]
-pub(crate) struct VolumeHandle {
-    pub(crate) blocks: AtomicU64,
-    pub(crate) deleted: AtomicBool,
-    pub(crate) thick: AtomicBool,
-    /// A snapshot.
-    pub(crate) read_only: bool,
 }
 
 /// Work that the keeper has been asked for.
@@ -115,15 +107,18 @@ pub(crate) enum WriteOut {
     Ended,
 }
 
-/// Live blocks per segment.
+/// Live blocks per segment, by weight.
 #[derive(Clone, Debug)]
 pub(crate) struct Usage {
-    pub(crate) blocks: Vec<u32>,
+    /// In parts of a block: [`BLOCK_WEIGHT`] for each block that is stored alone.
+    pub(crate) weights: Vec<u32>,
 }
 
 impl Usage {
+    /// Live blocks of all segments.
     pub(crate) fn total(&self) -> u64 {
-        self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
+        let weights = self.weights.iter().map(|weight| u64::from(*weight));
+        weights.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
     }
 }
 
@@ -191,6 +186,8 @@ pub(crate) struct State {
     pub(crate) gain: Gain,
     /// Blocks of chunks with changes of hosts and orders since the opening.
     pub(crate) host_blocks: u64,
+    /// Those of them that the last checkpoint contains.
+    pub(crate) merged_blocks: u64,
     /// Segments cleaned and blocks copied since the opening.
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
@@ -202,6 +199,8 @@ pub(crate) struct State {
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
     reserved: u64,
+    /// Blocks by which the data of all maps is counted smaller than it is uncompressed.
+    saved: u64,
     /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
@@ -257,10 +256,11 @@ pub(crate) struct Opened {
 }
 
 /// Blocks that a volume may still need, if it is thick. What it shares with a snapshot needs new
-/// space when it is overwritten.
+/// space when it is overwritten, and so does what is compressed now.
 pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
+    let taken = volume.weight / u64::from(BLOCK_WEIGHT);
     match volume.thick {
-        true => volume.blocks - volume.mapped.saturating_sub(volume.shared),
+        true => volume.blocks.saturating_sub(taken.saturating_sub(volume.shared)),
         false => 0,
     }
 }
@@ -293,6 +293,7 @@ impl State {
             clean: false,
             gain: Gain::default(),
             host_blocks: 0,
+            merged_blocks: 0,
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
@@ -300,6 +301,7 @@ impl State {
             keeper_works: false,
             turn: Turn::None,
             reserved: 0,
+            saved: 0,
             deleting: 0,
             spare: None,
             sizes,
@@ -315,6 +317,7 @@ impl State {
     pub(crate) fn catalog_changed(&mut self) {
         let thick = self.catalog.present().filter(|volume| volume.thick);
         self.reserved = thick.map(reservation).sum();
+        self.saved = self.catalog.volumes.values().map(VolumeRecord::saved).sum();
         let deleting = self.catalog.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
     }
@@ -366,7 +369,11 @@ impl State {
                     0 => (0, 1),
                     entries => (entries, 0),
                 },
+                Record::Unit { count, .. } => (usize::from(*count), 0),
                 Record::Moved { .. } => (1, 0),
+                Record::MovedUnit { parts, .. } => {
+                    (parts.iter().filter(|part| matches!(part, Record::Moved { .. })).count(), 0)
+                }
                 _ => (0, 0),
             };
             self.admitted.0 -= entries;
@@ -388,20 +395,16 @@ impl State {
 
     fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
         self.withdraw(&content.records);
-        if !matches!(content.records.first(), Some(Record::Page { .. } | Record::Moved { .. })) {
+        if !is_upkeep(&content.records) {
             self.host_blocks += 1 + content.checksums.len() as u64;
         }
-        let mut blocks = (payload..).zip(&content.checksums);
-        let mut next = || {
-            let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            Entry { location, birth: sequence, checksum: *checksum }
-        };
+        let mut payload = Payload::of(payload, sequence, &content.checksums);
         for record in &content.records {
             match record {
                 Record::Data { volume, block, count } => {
                     let effect = self.catalog.takes_effect(*volume, *block, u64::from(*count));
                     for block in (*block..).take(usize::from(*count)) {
-                        let entry = next();
+                        let entry = payload.block();
                         if effect {
                             self.active.insert(*volume, block, entry);
                         }
@@ -413,12 +416,30 @@ impl State {
                     }
                 }
                 Record::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..next() };
+                    let entry = Entry { birth: *birth, ..payload.block() };
                     if self.catalog.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
                 }
-                Record::Page { .. } => drop(next()),
+                Record::Unit { volume, block, count, stored } => {
+                    let effect = self.catalog.takes_effect(*volume, *block, u64::from(*count));
+                    for (block, entry) in (*block..).zip(payload.unit(*count, *stored)) {
+                        if effect {
+                            self.active.insert(*volume, block, entry);
+                        }
+                    }
+                }
+                Record::MovedUnit { stored, parts } => {
+                    let entries = payload.unit(parts.len() as u8, *stored);
+                    for (part, entry) in parts.iter().zip(entries) {
+                        let Record::Moved { volume, block, old, birth } = part else { continue };
+                        let entry = Entry { birth: *birth, ..entry };
+                        if self.catalog.takes_effect(*volume, *block, 1) {
+                            self.move_block(*volume, *block, *old, entry);
+                        }
+                    }
+                }
+                Record::Page { .. } => drop(payload.block()),
                 order => self.apply_order(order, sequence),
             }
         }
@@ -444,7 +465,7 @@ impl State {
         for (id, handle) in &self.handles {
             if let Some(volume) = self.catalog.volumes.get(id) {
                 handle.blocks.store(volume.blocks, Ordering::Release);
-                handle.thick.store(volume.thick, Ordering::Release);
+                handle.set(volume);
             }
         }
     }
@@ -483,7 +504,7 @@ impl State {
     /// Live blocks of a segment, as of the last checkpoint.
     pub(crate) fn live_in(&self, segment: u32) -> u32 {
         let segment = segment as usize;
-        self.usage.blocks[segment] + self.meta_usage.blocks[segment]
+        (self.usage.weights[segment] + self.meta_usage.weights[segment]).div_ceil(BLOCK_WEIGHT)
     }
 
     /// The cleaner leaves a segment alone for a while.
@@ -506,6 +527,7 @@ impl State {
         Supply {
             live: self.live + frozen as u64,
             reserved: self.reserved,
+            saved: self.saved,
             entries: self.active.len() + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
@@ -513,6 +535,7 @@ impl State {
             unmerged: !self.active.is_empty()
                 || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
                 || self.admitted != (0, 0),
+            logged: self.host_blocks > self.merged_blocks,
             clean: self.clean,
         }
     }

@@ -19,6 +19,8 @@ pub(crate) struct Sizes {
     pub(crate) reserve: usize,
     /// Blocks that volumes and their maps may have.
     pub(crate) capacity: u64,
+    /// Payload of a segment of full chunks, in blocks.
+    pub(crate) payload: u64,
     /// Longest catalog, in bytes.
     pub(crate) catalog: usize,
     /// Blocks on a log device near which hosts slow down.
@@ -69,6 +71,7 @@ impl Sizes {
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
+            payload: segment_blocks / (chunk + 1) * chunk,
             catalog: catalog as usize * BLOCK_BYTES,
             // A checkpoint ends when the tail that it found is written out; the changes that hosts
             // make meanwhile fit the next table.
@@ -97,6 +100,9 @@ pub(crate) struct Supply {
     pub(crate) live: u64,
     /// Blocks reserved for thick volumes beyond what they have.
     pub(crate) reserved: u64,
+    /// Blocks by which compressed data is counted smaller than it is uncompressed. Where parts of
+    /// units are dead, the rest takes up to so much more than it counts.
+    pub(crate) saved: u64,
     /// Recent changes, admitted ones included.
     pub(crate) entries: usize,
     /// Recent ranges, admitted ones included.
@@ -107,6 +113,9 @@ pub(crate) struct Supply {
     pub(crate) unmerged: bool,
     /// Deleted volumes or snapshots still have blocks.
     pub(crate) reaping: bool,
+    /// The log has chunks of hosts or orders that no checkpoint contains: the next one may free
+    /// their segments.
+    pub(crate) logged: bool,
     /// The cleaner found nothing to free since the last checkpoint.
     pub(crate) clean: bool,
 }
@@ -118,10 +127,23 @@ impl Supply {
         self.live + self.reserved + self.entries as u64
     }
 
+    /// True if what is free may be too little for what is reserved, because dead parts of units keep
+    /// space that they no longer count. Without units, the counts alone decide.
+    fn is_overdrawn(&self, sizes: &Sizes) -> bool {
+        let free = self.free.saturating_sub(sizes.reserve) as u64 * sizes.payload;
+        let needed = self.reserved + self.reserved / 16;
+        self.reserved > 0 && self.used() + self.saved > sizes.capacity && free < needed
+    }
+
     /// Whether less may be in use after the next checkpoint. Others may change blocks all the time,
     /// so the changes that were recent at first are merged after some.
     pub(crate) fn may_shrink(&self, checkpoints_waited: u64) -> bool {
         self.reaping || self.unmerged && checkpoints_waited < MERGES_WAITED
+    }
+
+    /// Whether the next checkpoint may free segments, although the cleaner finds none to empty.
+    fn may_free(&self, checkpoints_waited: u64) -> bool {
+        self.may_shrink(checkpoints_waited) || self.logged && checkpoints_waited < MERGES_WAITED
     }
 }
 
@@ -162,11 +184,12 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             true => Admission::AfterCheckpoint,
         };
     }
-    if demand.blocks > 0 && supply.free <= sizes.reserve {
+    let is_overdrawn = !demand.reserved && supply.is_overdrawn(sizes);
+    if demand.blocks > 0 && (supply.free <= sizes.reserve || is_overdrawn) {
         return match supply.clean {
             _ if waited >= PASSES_WAITED => Admission::Full,
             false => Admission::AfterCleaning,
-            true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
+            true if supply.may_free(waited) => Admission::AfterCheckpoint,
             true => Admission::Full,
         };
     }
@@ -200,6 +223,8 @@ pub(crate) fn admit_order(
         (false, false, _) => Admission::AfterCleaning,
         // The checkpoint after it frees its block again.
         (false, true, OrderKind::Deletion) => Admission::Now,
+        // Chunks of orders are dead once a checkpoint contains them.
+        (false, true, OrderKind::Other) if supply.may_free(waited) => Admission::AfterCheckpoint,
         (false, true, OrderKind::Other) => Admission::Full,
     }
 }
@@ -208,16 +233,25 @@ pub(crate) fn admit_order(
 mod tests {
     use super::*;
 
-    const SIZES: Sizes =
-        Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000, catalog: 4096, tail: 64 };
+    const SIZES: Sizes = Sizes {
+        recent: 100,
+        moving: 25,
+        reserve: 4,
+        capacity: 1000,
+        payload: 14,
+        catalog: 4096,
+        tail: 64,
+    };
     const SUPPLY: Supply = Supply {
         live: 500,
         reserved: 100,
+        saved: 0,
         entries: 10,
         ranges: 0,
         free: 20,
         unmerged: true,
         reaping: false,
+        logged: false,
         clean: false,
     };
     const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
@@ -250,16 +284,41 @@ mod tests {
         assert_eq!(decide(Supply { clean: true, ..dirty }, WRITE), Admission::AfterCheckpoint);
         let stuck = Supply { clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), Admission::Full);
+        let logged = Supply { logged: true, ..stuck };
+        assert_eq!(decide(logged, WRITE), Admission::AfterCheckpoint);
     }
+
+    #[test]
+    fn dead_parts_of_units_leave_reserved_space() {
+        let decide = |supply: Supply, reserved| {
+            admit(&SIZES, &supply, &Demand { reserved, ..WRITE }, PASSES_WAITED - 1)
+        };
+        let saving = Supply { saved: 400, free: 11, ..SUPPLY };
+        assert_eq!(decide(saving, false), Admission::AfterCleaning, "98 blocks for 106");
+        assert_eq!(decide(Supply { clean: true, ..saving }, false), Admission::Full);
+        assert_eq!(decide(saving, true), Admission::Now, "it is for them");
+        assert_eq!(decide(Supply { free: 12, ..saving }, false), Admission::Now);
+        assert_eq!(decide(Supply { saved: 390, ..saving }, false), Admission::Now);
+        assert_eq!(decide(Supply { reserved: 0, ..saving }, false), Admission::Now);
+    }
+
     #[test]
     fn orders_leave_room_for_a_checkpoint() {
         let decide =
             |free, clean, kind| admit_order(&SIZES, &Supply { free, clean, ..SUPPLY }, kind, 0);
         assert_eq!(decide(4, false, OrderKind::Other), Admission::Now);
         assert_eq!(decide(3, false, OrderKind::Other), Admission::AfterCleaning);
-        assert_eq!(decide(3, true, OrderKind::Other), Admission::Full);
+        assert_eq!(decide(3, true, OrderKind::Other), Admission::AfterCheckpoint);
         assert_eq!(decide(3, false, OrderKind::Deletion), Admission::Now);
         assert_eq!(decide(2, false, OrderKind::Deletion), Admission::AfterCleaning);
         assert_eq!(decide(2, true, OrderKind::Deletion), Admission::Now);
+        let other = |supply: Supply, waited| {
+            let supply = Supply { free: 3, clean: true, unmerged: false, ..supply };
+            admit_order(&SIZES, &supply, OrderKind::Other, waited)
+        };
+        assert_eq!(other(SUPPLY, 0), Admission::Full);
+        let logged = Supply { logged: true, ..SUPPLY };
+        assert_eq!(other(logged, 0), Admission::AfterCheckpoint, "it frees the log");
+        assert_eq!(other(logged, MERGES_WAITED), Admission::Full);
     }
 }

@@ -51,13 +51,14 @@ impl SuperblockTurn<'_> {
 pub(crate) fn changed(record: &Record) -> &[u32] {
     match record {
         Record::Data { volume, .. }
+        | Record::Unit { volume, .. }
         | Record::Zero { volume, .. }
         | Record::Delete { volume }
         | Record::Rollback { volume, .. }
         | Record::Promote { volume } => std::slice::from_ref(volume),
         Record::Volume(volume) => std::slice::from_ref(&volume.id),
         Record::Snapshot(order) => &order.volumes,
-        Record::Moved { .. } | Record::Page { .. } => &[],
+        Record::Moved { .. } | Record::MovedUnit { .. } | Record::Page { .. } => &[],
     }
 }
 

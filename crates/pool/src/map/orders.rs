@@ -43,7 +43,12 @@ pub(crate) fn apply_order(
             trees.insert(hidden, Tree { volume: hidden, ..former });
         }
         Record::Promote { volume } => catalog.promote(*volume)?,
-        Record::Data { .. } | Record::Zero { .. } | Record::Moved { .. } | Record::Page { .. } => {}
+        Record::Data { .. }
+        | Record::Unit { .. }
+        | Record::Zero { .. }
+        | Record::Moved { .. }
+        | Record::MovedUnit { .. }
+        | Record::Page { .. } => {}
     }
     Ok(())
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::entry::{ENTRY_BYTES, Entry};
+use super::unit::BLOCK_WEIGHT;
 use super::{Fields, FormatError, begin, begins, put};
 use crate::id::PoolId;
 use crate::limits::{
@@ -14,7 +15,7 @@ use crate::limits::{
 
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
-const FIXED_BYTES: usize = 104;
+const FIXED_BYTES: usize = 112;
 
 /// Length of an encoded catalog without volumes, in bytes.
 pub const CATALOG_HEADER_BYTES: usize = VOLUMES_AT;
@@ -77,6 +78,8 @@ pub struct VolumeRecord {
     pub blocks: u64,
     /// Blocks that its map has, as of the checkpoint.
     pub mapped: u64,
+    /// Space that they take, in parts of a block ([`BLOCK_WEIGHT`]).
+    pub weight: u64,
     /// At least as many of them as its parent has, too; 0 without a parent.
     pub shared: u64,
     /// Root of its map, as of the checkpoint.
@@ -100,6 +103,7 @@ impl VolumeRecord {
             uuid: PoolId::default(),
             blocks,
             mapped: 0,
+            weight: 0,
             shared: 0,
             root: Entry::HOLE,
             properties: BTreeMap::new(),
@@ -127,13 +131,22 @@ impl VolumeRecord {
         if !(1..=VOLUME_BLOCKS_MAX).contains(&self.blocks) {
             return Err(FormatError::Field("size"));
         }
-        if self.mapped > self.blocks || self.shared > self.blocks {
+        let heavy = self.weight > self.mapped.saturating_mul(BLOCK_WEIGHT.into());
+        if self.mapped > self.blocks || self.shared > self.blocks || heavy {
             return Err(FormatError::Field("mapped blocks"));
+        }
+        if self.root.unit().is_some() {
+            return Err(FormatError::Field("root"));
         }
         if self.properties_len() > PROPERTIES_MAX || self.properties.iter().any(long) {
             return Err(FormatError::Field("properties"));
         }
         Ok(())
+    }
+
+    /// Blocks by which compression makes its data smaller.
+    pub fn saved(&self) -> u64 {
+        self.mapped.saturating_sub(self.weight.div_ceil(BLOCK_WEIGHT.into()))
     }
 
     /// Length when encoded, in bytes.
@@ -165,6 +178,7 @@ impl VolumeRecord {
         put(bytes, 8, &self.uuid.0);
         put(bytes, 24, &self.blocks.to_le_bytes());
         put(bytes, 32, &self.mapped.to_le_bytes());
+        put(bytes, 104, &self.weight.to_le_bytes());
         self.root.encode(&mut bytes[40..40 + ENTRY_BYTES]);
         put(bytes, 56, &(self.properties_len() as u16).to_le_bytes());
         put(bytes, FIXED_BYTES, self.name.as_bytes());
@@ -226,6 +240,7 @@ impl VolumeRecord {
             uuid: PoolId(fixed.bytes(8)),
             blocks: fixed.u64(24),
             mapped: fixed.u64(32),
+            weight: fixed.u64(104),
             shared: fixed.u64(72),
             root: Entry::decode(&bytes[40..40 + ENTRY_BYTES], blocks)?,
             properties,
@@ -302,15 +317,23 @@ impl Catalog {
         }
         match self.volumes.get_mut(&record.id) {
             Some(volume) if volume.is_present_volume() && record.blocks >= volume.blocks => {
-                let VolumeRecord { mapped, shared, root, parent, adopted, .. } = *volume;
-                *volume = VolumeRecord { mapped, shared, root, parent, adopted, ..record.clone() };
+                let VolumeRecord { mapped, weight, shared, root, parent, adopted, .. } = *volume;
+                *volume = VolumeRecord {
+                    mapped,
+                    weight,
+                    shared,
+                    root,
+                    parent,
+                    adopted,
+                    ..record.clone()
+                };
             }
             None if record.id == self.next_id => {
-                let (mapped, root) = match record.parent {
-                    0 => (0, Entry::HOLE),
+                let (mapped, weight, root) = match record.parent {
+                    0 => (0, 0, Entry::HOLE),
                     parent => match self.present_snapshot(parent) {
                         Some(parent) if record.blocks >= parent.blocks => {
-                            (parent.mapped, parent.root)
+                            (parent.mapped, parent.weight, parent.root)
                         }
                         _ => return Err(conflict),
                     },
@@ -318,6 +341,7 @@ impl Catalog {
                 let adopted = false;
                 self.insert(VolumeRecord {
                     mapped,
+                    weight,
                     shared: mapped,
                     root,
                     adopted,

@@ -4,6 +4,7 @@ use super::catalog::{VolumeRecord, is_name};
 use super::entry::U48_MAX;
 use super::layout::Layout;
 use super::page::{LEVEL_MAX, PagePlace};
+use super::unit::{is_location, is_worthwhile};
 use super::{Block, CRC_AT, Fields, FormatError, begin, open, put, seal};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, SNAPSHOT_GROUP_MAX, VOLUME_BLOCKS_MAX};
@@ -68,6 +69,24 @@ pub enum Record {
         /// Birth of the content.
         birth: u64,
     },
+    /// A compressed unit of consecutive blocks of a volume, in the payload.
+    Unit {
+        /// Volume.
+        volume: u32,
+        /// First block.
+        block: u64,
+        /// Blocks of the unit.
+        count: u8,
+        /// Blocks of the payload.
+        stored: u8,
+    },
+    /// The cleaner's copies of 2 to 8 blocks, as one compressed unit in the payload.
+    MovedUnit {
+        /// Blocks of the payload.
+        stored: u8,
+        /// A [`Record::Moved`], or a [`Record::Page`] of level 0, for each block of the unit.
+        parts: Vec<Record>,
+    },
     /// A map page, or with level 0 a metadata block or the cleaner's copy of a block of snapshots,
     /// in the payload. The checkpoint after it makes maps refer to it.
     Page {
@@ -99,11 +118,23 @@ pub enum Record {
     },
 }
 
+/// True for the records of checkpoints and the cleaner, false for changes of hosts and orders. No
+/// chunk has both.
+pub fn is_upkeep(records: &[Record]) -> bool {
+    matches!(
+        records.first(),
+        Some(Record::Page { .. } | Record::Moved { .. } | Record::MovedUnit { .. })
+    )
+}
+
 impl Record {
     /// Length when encoded, in bytes.
     pub fn encoded_len(&self) -> usize {
         match self {
-            Record::Data { .. } | Record::Rollback { .. } => 16,
+            Record::Data { .. } | Record::Unit { .. } | Record::Rollback { .. } => 16,
+            Record::MovedUnit { parts, .. } => {
+                4 + parts.iter().map(Record::encoded_len).sum::<usize>()
+            }
             Record::Zero { .. } | Record::Page { .. } => 24,
             Record::Moved { .. } => MOVED_RECORD_BYTES,
             Record::Volume(volume) => 4 + volume.encoded_len(),
@@ -118,6 +149,7 @@ impl Record {
     pub fn payload_blocks(&self) -> usize {
         match self {
             Record::Data { count, .. } => usize::from(*count),
+            Record::Unit { stored, .. } | Record::MovedUnit { stored, .. } => usize::from(*stored),
             Record::Moved { .. } | Record::Page { .. } => 1,
             _ => 0,
         }
@@ -187,6 +219,20 @@ impl Record {
                 bytes[0] = 9;
                 put(bytes, 4, &volume.to_le_bytes());
             }
+            Record::Unit { volume, block, count, stored } => {
+                (bytes[0], bytes[1], bytes[2]) = (10, *stored, *count);
+                put(bytes, 4, &volume.to_le_bytes());
+                put(bytes, 8, &block.to_le_bytes());
+            }
+            Record::MovedUnit { stored, parts } => {
+                (bytes[0], bytes[1], bytes[2]) = (11, *stored, parts.len() as u8);
+                let mut at = 4;
+                for part in parts {
+                    let len = part.encoded_len();
+                    part.encode(&mut bytes[at..at + len]);
+                    at += len;
+                }
+            }
         }
     }
 
@@ -216,7 +262,7 @@ impl Record {
                 let (volume, block) = (fields.u32(4), fields.u64(8));
                 let (old, birth) = (fields.u64(16), fields.u64(24));
                 range(block, 1)?;
-                if old == 0 || old >= layout.blocks() || birth > U48_MAX {
+                if !is_location(old, layout.blocks()) || birth > U48_MAX {
                     return Err(bad);
                 }
                 Record::Moved { volume, block, old, birth }
@@ -248,11 +294,49 @@ impl Record {
                 Record::Rollback { volume: fields.u32(4), snapshot: fields.u32(8) }
             }
             Some(9) => Record::Promote { volume: needs(8)?.u32(4) },
+            Some(10) => {
+                let fields = needs(16)?;
+                let (stored, count) = (bytes[1], bytes[2]);
+                let (volume, block) = (fields.u32(4), fields.u64(8));
+                range(block, u64::from(count))?;
+                if !is_worthwhile(count.into(), stored.into()) {
+                    return Err(bad);
+                }
+                Record::Unit { volume, block, count, stored }
+            }
+            Some(11) => {
+                needs(4)?;
+                let (stored, count) = (bytes[1], usize::from(bytes[2]));
+                if !is_worthwhile(count, stored.into()) {
+                    return Err(bad);
+                }
+                let mut parts = Vec::with_capacity(count);
+                let mut at = 4;
+                for _ in 0..count {
+                    let rest = bytes.get(at..).ok_or(bad)?;
+                    // No unit in a unit: the kind is looked at before the part is decoded.
+                    if !matches!(rest.first(), Some(3 | 4)) {
+                        return Err(bad);
+                    }
+                    let (part, len) = Record::decode(rest, layout)?;
+                    let is_block = match &part {
+                        Record::Page { place, .. } => place.level == 0 && place.volume != 0,
+                        _ => true,
+                    };
+                    if !is_block {
+                        return Err(bad);
+                    }
+                    parts.push(part);
+                    at += len;
+                }
+                Record::MovedUnit { stored, parts }
+            }
             _ => return Err(bad),
         };
         if matches!(
             record,
             Record::Data { volume: 0, .. }
+                | Record::Unit { volume: 0, .. }
                 | Record::Zero { volume: 0, .. }
                 | Record::Moved { volume: 0, .. }
                 | Record::Delete { volume: 0 }

@@ -13,6 +13,23 @@ fn layout() -> Layout {
     Layout::new(256, &[device]).unwrap()
 }
 
+/// Blocks of a unit, and how many are stored.
+fn any_unit() -> impl Strategy<Value = (u8, u8)> {
+    (2..=8_u8).prop_flat_map(|count| (Just(count), 1..=(count * 7 / 8).max(1)))
+}
+
+/// Copies of the cleaner.
+fn any_copy() -> impl Strategy<Value = Record> {
+    let (volume, block) = (|| 1..100_u32, || 0..1_000_000_u64);
+    prop_oneof![
+        (volume(), block(), 1..16_000_u64, 0..U48_MAX)
+            .prop_map(|(volume, block, old, birth)| Record::Moved { volume, block, old, birth }),
+        (volume(), block(), 0..U48_MAX).prop_map(|(volume, index, birth)| {
+            Record::Page { place: PagePlace { volume, level: 0, index }, birth }
+        }),
+    ]
+}
+
 fn any_record() -> impl Strategy<Value = Record> {
     let volume = || 1..100_u32;
     let block = || 0..1_000_000_u64;
@@ -36,6 +53,13 @@ fn any_record() -> impl Strategy<Value = Record> {
             let mut volume = VolumeRecord::new(id, name, blocks);
             volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
             Record::Volume(Box::new(volume))
+        }),
+        (volume(), block(), any_unit()).prop_map(|(volume, block, (count, stored))| {
+            Record::Unit { volume, block, count, stored }
+        }),
+        any_unit().prop_flat_map(|(count, stored)| {
+            let parts = vec(any_copy(), usize::from(count));
+            parts.prop_map(move |parts| Record::MovedUnit { stored, parts })
         }),
         volume().prop_map(|volume| Record::Delete { volume }),
         volume().prop_map(|volume| Record::Promote { volume }),

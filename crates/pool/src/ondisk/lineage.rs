@@ -172,7 +172,7 @@ impl Catalog {
         if to.owner() != Some(volume) {
             return Err(conflict);
         }
-        let (root, blocks, mapped) = (to.root, to.blocks, to.mapped);
+        let (root, blocks, mapped, weight) = (to.root, to.blocks, to.mapped, to.weight);
         let hidden = self.next_id;
         let state = VolumeState::Deleting { reaped: 0 };
         let rolled = self.volumes.get_mut(&volume).ok_or(conflict)?;
@@ -184,6 +184,7 @@ impl Catalog {
             ..rolled.clone()
         };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
+        rolled.weight = weight;
         (rolled.parent, rolled.adopted) = (snapshot, false);
         // Writes that were lost with the log device were made to what it was.
         rolled.incomplete = false;

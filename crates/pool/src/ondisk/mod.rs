@@ -11,6 +11,7 @@ pub mod layout;
 pub mod lineage;
 pub mod page;
 pub mod superblock;
+pub mod unit;
 
 use crate::limits::BLOCK_BYTES;
 

@@ -11,6 +11,7 @@ use crate::map::tree::{PageError, Tree, read_page};
 use crate::ondisk::catalog::Catalog;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
+use crate::ondisk::unit::BLOCK_WEIGHT;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::storage::Storage;
 
@@ -42,8 +43,8 @@ pub(crate) async fn read_checkpoint(
         catalog: Catalog::default(),
         catalog_bytes: Vec::new(),
         trees: Vec::new(),
-        usage: Usage { blocks: vec![0; segments] },
-        meta_usage: Usage { blocks: vec![0; segments] },
+        usage: Usage { weights: vec![0; segments] },
+        meta_usage: Usage { weights: vec![0; segments] },
     };
     let mut catalog_len = 0;
     let mut pages = vec![(METADATA_LEVEL, 0_u64, root)];
@@ -52,8 +53,11 @@ pub(crate) async fn read_checkpoint(
         if entry.is_hole() {
             continue;
         }
+        if entry.unit().is_some() {
+            return Err(metadata_error(storage, entry.location, FormatError::Field("root")));
+        }
         let segment = storage.layout.segment_of(entry.location) as usize;
-        found.meta_usage.blocks[segment] += 1;
+        found.meta_usage.weights[segment] += BLOCK_WEIGHT;
         if level > 0 {
             let place = PagePlace { volume: 0, level, index };
             let page =
@@ -109,13 +113,14 @@ impl Checkpoint {
         block: &Block,
         segment_blocks: u32,
     ) -> Result<(), FormatError> {
+        let weight_max = BLOCK_WEIGHT * segment_blocks;
         let first = usize::try_from(index).unwrap_or(usize::MAX).saturating_mul(USAGE_PER_BLOCK);
         let counts = block
             .chunks(4)
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         for (segment, count) in (first..).zip(counts) {
-            match self.usage.blocks.get_mut(segment) {
-                Some(usage) if count <= segment_blocks => *usage = count,
+            match self.usage.weights.get_mut(segment) {
+                Some(usage) if count <= weight_max => *usage = count,
                 None if count == 0 => {}
                 _ => return Err(FormatError::Field("live blocks")),
             }

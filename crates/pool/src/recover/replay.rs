@@ -18,6 +18,7 @@ use crate::ondisk::catalog::Catalog;
 use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::unit::Payload;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::patience::{Patience, Unread, Unreadable};
 use crate::storage::{NamedDevice, Storage};
@@ -231,11 +232,7 @@ impl<'a> Replay<'a> {
             block: header.block,
             reason: FormatError::Field(reason),
         };
-        let mut blocks = (header.block + 1..).zip(&header.checksums);
-        let mut next = || {
-            let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            Entry { location, birth: header.sequence, checksum: *checksum }
-        };
+        let mut payload = Payload::of(header.block + 1, header.sequence, &header.checksums);
         let mut snapshot = None;
         for record in &header.records {
             match record {
@@ -243,7 +240,7 @@ impl<'a> Replay<'a> {
                     let effect = self.takes_effect(*volume, *block, u64::from(*count));
                     let effect = effect.ok_or_else(|| bad("record"))?;
                     for block in (*block..).take(usize::from(*count)) {
-                        let entry = next();
+                        let entry = payload.block();
                         if effect {
                             self.recent.insert(*volume, block, entry);
                         }
@@ -256,18 +253,28 @@ impl<'a> Replay<'a> {
                     }
                 }
                 Record::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..next() };
-                    let effect = self.takes_effect(*volume, *block, 1);
-                    // Without a recent change the map has the block where the cleaner found it.
-                    let sealed = || self.frozen.as_ref()?.recent.get(*volume, *block);
-                    let recent = self.recent.get(*volume, *block).or_else(sealed);
-                    if effect.ok_or_else(|| bad("record"))?
-                        && recent.is_none_or(|found| found.location == *old)
-                    {
-                        self.recent.insert(*volume, *block, entry);
+                    let entry = Entry { birth: *birth, ..payload.block() };
+                    self.move_block(*volume, *block, *old, entry).ok_or_else(|| bad("record"))?;
+                }
+                Record::Unit { volume, block, count, stored } => {
+                    let effect = self.takes_effect(*volume, *block, u64::from(*count));
+                    let effect = effect.ok_or_else(|| bad("record"))?;
+                    for (block, entry) in (*block..).zip(payload.unit(*count, *stored)) {
+                        if effect {
+                            self.recent.insert(*volume, block, entry);
+                        }
                     }
                 }
-                Record::Page { .. } => drop(next()),
+                Record::MovedUnit { stored, parts } => {
+                    let entries = payload.unit(parts.len() as u8, *stored);
+                    for (part, entry) in parts.iter().zip(entries) {
+                        let Record::Moved { volume, block, old, birth } = part else { continue };
+                        let entry = Entry { birth: *birth, ..entry };
+                        let moved = self.move_block(*volume, *block, *old, entry);
+                        moved.ok_or_else(|| bad("record"))?;
+                    }
+                }
+                Record::Page { .. } => drop(payload.block()),
                 Record::Snapshot(order) => snapshot = Some((**order).clone()),
                 order => {
                     apply_order(&mut self.catalog, &mut self.trees, order, header.sequence)
@@ -302,8 +309,20 @@ impl<'a> Replay<'a> {
         let recent = std::mem::replace(&mut self.recent, fresh);
         self.catalog.snapshot(&order, sequence)?;
         let (start, log, snapshot) = (self.next, self.log, Some(order));
-        self.frozen = Some(Frozen { recent, start, log, catalog, snapshot });
+        self.frozen = Some(Frozen { recent, start, log, catalog, snapshot, host_blocks: 0 });
         Ok(())
+    }
+
+    /// The cleaner's copy takes effect if the block is where the cleaner found it: without a recent
+    /// change the map has it there. None if it cannot be in the log.
+    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) -> Option<()> {
+        let effect = self.takes_effect(volume, block, 1)?;
+        let sealed = || self.frozen.as_ref()?.recent.get(volume, block);
+        let recent = self.recent.get(volume, block).or_else(sealed);
+        if effect && recent.is_none_or(|found| found.location == old) {
+            self.recent.insert(volume, block, entry);
+        }
+        Some(())
     }
 
     /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or of

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod compression;
 mod conformance;
 mod devices;
 mod evacuation;
@@ -17,4 +18,5 @@ mod orders;
 mod snapshots;
 mod sparse;
 mod stream;
+mod units;
 mod verify;

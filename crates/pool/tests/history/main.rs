@@ -8,10 +8,10 @@
 //! Left out: disks that fail calls, and crashes of one disk alone.
 #![allow(missing_docs)]
 
+mod check;
 #[path = "../common/mod.rs"]
 mod common;
-
-mod check;
+mod compressed;
 mod disks;
 mod loss;
 
@@ -23,11 +23,12 @@ use std::time::Duration;
 use check::Content;
 use common::{Image, SharedTrace, disks_of};
 use disks::DiskChanger;
-use flagstone_blockdev::{BlockDevice, SharedDevice, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, IoError, SharedDevice, ZeroFlags};
 use flagstone_pool::manage::devices::{DeviceOrderError, release};
 use flagstone_pool::ondisk::superblock::Superblock;
 use flagstone_pool::{
-    CreateOptions, DeviceSet, NamedDevice, OpenOptions, Pool, PoolError, VolumeError, VolumeOptions,
+    COMPRESSION_PROPERTY, Compression, CreateOptions, DeviceSet, NamedDevice, OpenOptions, Pool,
+    PoolError, VolumeError, VolumeOptions,
 };
 use flagstone_runtime::rng::{Rng, mix64};
 use flagstone_runtime::sim::{SimConfig, Simulation};
@@ -106,6 +107,8 @@ struct History {
     sets: Vec<Recorded>,
     grown: usize,
     removed: usize,
+    /// Writers that found the pool full.
+    full: usize,
 }
 
 type Shared = Rc<RefCell<History>>;
@@ -114,6 +117,8 @@ fn fill(block: u64, stamp: u64) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     if stamp != 0 {
         data.chunks_mut(8).zip(0..).for_each(|(word, index)| {
+            // Sectors repeat, so the data compresses, and a torn block shows in each of them.
+            let index = index % 64;
             word.copy_from_slice(&mix64(stamp << 20 ^ block ^ (index << 50)).to_le_bytes());
         });
         data[..8].copy_from_slice(&stamp.to_le_bytes());
@@ -154,8 +159,17 @@ impl Recorder {
     }
 }
 
-async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u64) {
+async fn writer(pool: Pool, device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u64) {
     let base = recorder.actor as u64 * REGION;
+    // A full pool ends the writer: the write may have taken effect in part, as one that a crash
+    // interrupts.
+    let is_done = |written: Result<(), IoError>| {
+        let status = pool.status();
+        let is_full = 2 * status.used_bytes > status.capacity_bytes;
+        assert!(written.is_ok() || written == Err(IoError::NoSpace) && is_full, "{status:?}");
+        recorder.history.borrow_mut().full += usize::from(written.is_err());
+        written.is_ok()
+    };
     for number in 1..=steps {
         if rng.chance(0.15) {
             let begun = recorder.now();
@@ -173,12 +187,16 @@ async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u
             0 => {
                 let step = recorder.begin(Change::Blocks { first, count, stamp: 0 }, fua);
                 let flags = ZeroFlags { fua, may_deallocate: true, fast_only: false };
-                device.write_zeroes(offset, len, flags).await.unwrap();
+                if !is_done(device.write_zeroes(offset, len, flags).await) {
+                    return;
+                }
                 recorder.end(step);
             }
             1 => {
                 let step = recorder.begin(Change::Blocks { first, count, stamp: 0 }, false);
-                device.discard(offset, len).await.unwrap();
+                if !is_done(device.discard(offset, len).await) {
+                    return;
+                }
                 recorder.end(step);
             }
             _ => {
@@ -186,7 +204,9 @@ async fn writer(device: SharedDevice, recorder: Recorder, mut rng: Rng, steps: u
                 let blocks = (base + first..).take(count as usize);
                 let data: Vec<u8> = blocks.flat_map(|block| fill(block, stamp)).collect();
                 let step = recorder.begin(Change::Blocks { first, count, stamp }, fua);
-                device.write(offset, Buf::copy_of(&data).unwrap(), fua).await.unwrap();
+                if !is_done(device.write(offset, Buf::copy_of(&data).unwrap(), fua).await) {
+                    return;
+                }
                 recorder.end(step);
             }
         }
@@ -215,7 +235,7 @@ async fn archivist(
 ) {
     let at = rng.below(own.snapshots.len().max(1) as u64) as usize;
     match (rng.below(5), own.snapshots.get(at).cloned()) {
-        (0..2, _) if own.snapshots.len() + own.clones.len() < own.most => {
+        (0..2, _) if own.snapshots.len() + own.clones.len() < own.plan.snapshots => {
             let mut names = vec![("db".to_owned(), 1 << 20)];
             names.extend(own.clones.iter().filter(|_| rng.chance(0.5)).cloned());
             let of = |(name, blocks): &(String, u64)| (format!("{name}@s{number}"), *blocks);
@@ -232,10 +252,12 @@ async fn archivist(
             }
             own.snapshots.extend(snapshots);
         }
-        (2, Some((snapshot, blocks))) if own.snapshots.len() + own.clones.len() < own.most => {
+        (2, Some((snapshot, blocks)))
+            if own.snapshots.len() + own.clones.len() < own.plan.snapshots =>
+        {
             let name = format!("c{number}");
             let step = recorder.begin(Change::Create { name: name.clone(), blocks }, true);
-            pool.clone_volume(&snapshot, &name, BTreeMap::new()).await.unwrap();
+            pool.clone_volume(&snapshot, &name, own.plan.properties(rng)).await.unwrap();
             recorder.end(step);
             own.clones.push((name, blocks));
             own.used.push(snapshot);
@@ -261,10 +283,8 @@ async fn archivist(
 }
 
 /// Snapshots and clones that exist, by name and blocks, and snapshots that cannot be deleted.
-#[derive(Default)]
 struct Archive {
-    /// Most snapshots and clones.
-    most: usize,
+    plan: Plan,
     snapshots: Vec<(String, u64)>,
     clones: Vec<(String, u64)>,
     used: Vec<String>,
@@ -278,7 +298,7 @@ struct Recorded {
 }
 
 async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
-    let mut archive = Archive { most: plan.snapshots, ..Archive::default() };
+    let mut archive = Archive { plan, snapshots: Vec::new(), clones: Vec::new(), used: Vec::new() };
     let mut names: Vec<(String, u64)> = Vec::new();
     for number in 0..plan.steps / 2 {
         let size = |blocks: u64| blocks * BLOCK as u64;
@@ -289,13 +309,23 @@ async fn operator(pool: Pool, recorder: Recorder, mut rng: Rng, plan: Plan) {
                 let (name, blocks) = (format!("v{number}"), 1 + rng.below(1000));
                 let create = Change::Create { name: name.clone(), blocks };
                 let step = recorder.begin(create, true);
-                let options =
-                    VolumeOptions { size_bytes: size(blocks), ..VolumeOptions::default() };
+                let properties = plan.properties(&mut rng);
+                let options = VolumeOptions {
+                    size_bytes: size(blocks),
+                    properties,
+                    ..VolumeOptions::default()
+                };
                 let volume = pool.create_volume(&name, &options).await.unwrap();
                 recorder.end(step);
                 let block = Buf::copy_of(&fill(0, number + 1)).unwrap();
-                volume.write(0, block, false).await.unwrap();
+                let written = volume.write(0, block, false).await;
+                assert!(written.is_ok() || written == Err(IoError::NoSpace), "{written:?}");
+                recorder.history.borrow_mut().full += usize::from(written.is_err());
                 names.push((name, blocks));
+            }
+            2 if plan.compression == Compression::Auto && rng.chance(0.5) => {
+                let properties = plan.properties(&mut rng);
+                pool.set_volume("db", false, properties).await.unwrap();
             }
             2 => pool.checkpoint().await.unwrap(),
             3 if !names.is_empty() => {
@@ -358,6 +388,7 @@ struct Plan {
     spares: usize,
     /// Segments of the log device; 0 for none.
     log_slots: u64,
+    compression: Compression,
 }
 
 impl Plan {
@@ -369,12 +400,24 @@ impl Plan {
         }
         sizes
     }
+
+    /// Each volume has a setting of its own; `auto` stands for any of them.
+    fn properties(&self, rng: &mut Rng) -> BTreeMap<String, String> {
+        let setting = match self.compression {
+            // Other histories stay as they are.
+            Compression::Off => return BTreeMap::new(),
+            Compression::Auto => Compression::ALL[rng.below(4) as usize],
+            other => other,
+        };
+        BTreeMap::from([(COMPRESSION_PROPERTY.to_owned(), setting.name().to_owned())])
+    }
 }
 
 #[derive(Default)]
 struct Counts {
     grown: usize,
     removed: usize,
+    full: usize,
     checkpoints: u64,
     copied: u64,
     crashes: usize,
@@ -394,7 +437,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let all = devices.clone();
     devices.truncate(plan.disks);
     let pool = Pool::create_with_log(devices, log, &options).await.unwrap();
-    let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
+    let properties = plan.properties(&mut rng);
+    let db = VolumeOptions { size_bytes: 1 << 32, properties, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
     // The loss of the log device must not take the volume itself.
     pool.checkpoint().await.unwrap();
@@ -405,7 +449,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let mut tasks = Vec::new();
     for actor in 0..plan.writers {
         let own = Rng::new(rng.next_u64());
-        tasks.push(spawn(writer(device.clone(), recorder(actor), own, plan.steps)));
+        tasks.push(spawn(writer(pool.clone(), device.clone(), recorder(actor), own, plan.steps)));
     }
     let own = Rng::new(rng.next_u64());
     tasks.push(spawn(operator(pool.clone(), recorder(plan.writers), own, plan)));
@@ -432,8 +476,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let history = history.take();
     let status = pool.status();
     let (checkpoints, copied) = (status.checkpoints, status.copied_blocks);
-    let (grown, removed) = (history.grown, history.removed);
-    let mut counts = Counts { checkpoints, copied, grown, removed, ..Counts::default() };
+    let History { grown, removed, full, .. } = history;
+    let mut counts = Counts { checkpoints, copied, grown, removed, full, ..Counts::default() };
     let last = trace.lock().now();
     let context = format!("seed {seed} before any crash");
     history.check(&content(&pool, &history, &context).await, last, &context);
@@ -529,15 +573,16 @@ fn run(seeds: std::ops::Range<u64>, plan: Plan) -> Counts {
         total.copied += counts.copied;
         total.grown += counts.grown;
         total.removed += counts.removed;
+        total.full += counts.full;
         total.second_crashes += counts.second_crashes;
         total.losses += counts.losses;
         total.withheld += counts.withheld;
     }
-    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed, .. } = total;
+    let Counts { crashes, second_crashes, checkpoints, copied, grown, removed, full, .. } = total;
     println!(
         "{histories} histories with {checkpoints} checkpoints and {copied} blocks copied by the \
-         cleaner, {grown} disks added and {removed} removed, {crashes} crashes, {second_crashes} \
-         crashes of recovery, {} losses of the log device, {} with the loss of flushed writes",
+         cleaner, {grown} disks added and {removed} removed, {full} writers in a full pool, {crashes} \
+         crashes, {second_crashes} crashes of recovery, {} losses of the log device, {} with the loss of flushed writes",
         total.losses, total.withheld
     );
     total
@@ -552,6 +597,7 @@ const PLAN: Plan = Plan {
     every: 1,
     spares: 0,
     log_slots: 0,
+    compression: Compression::Off,
 };
 
 #[test]
