@@ -8,6 +8,7 @@ use flagstone_server::api::pool_document::{
 use flagstone_units::display::size;
 
 use crate::columns::{Left, Right, lines};
+use crate::output::compressed;
 
 pub(super) fn order(order: &OrderDocument) -> String {
     let prefix = match (order.dry_run, order.changed) {
@@ -90,6 +91,10 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             size(pool.capacity_bytes),
             pool.used_percent
         );
+        if pool.stored_bytes < pool.data_bytes {
+            let compressed = compressed(pool.data_bytes, pool.stored_bytes);
+            let _ = writeln!(text, "  {} of data {compressed}", size(pool.data_bytes));
+        }
         let _ = writeln!(
             text,
             "  {} checkpoints; the cleaner emptied {} segments and copied {}",

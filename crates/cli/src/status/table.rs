@@ -12,6 +12,7 @@ use flagstone_units::size_text;
 
 use super::rates::{CallRates, VolumeRates, by_kind};
 use crate::columns::{Left, Right, lines};
+use crate::output::compressed;
 
 pub(crate) fn grouped(count: u64) -> String {
     flagstone_units::grouped(count as f64, 0)
@@ -147,6 +148,10 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
     if let Some(place) = &volume.pool {
         let kind = if place.thick { "thick" } else { "thin" };
         let _ = write!(text, "\n  {kind}, {} used", size(place.used_bytes));
+        if place.stored_bytes < place.used_bytes {
+            let compressed = compressed(place.used_bytes, place.stored_bytes);
+            let _ = write!(text, ", {compressed}");
+        }
         if let Some(origin) = &place.origin {
             let _ = write!(text, ", clone of {origin}");
         }

@@ -54,6 +54,11 @@ pub struct PoolDocument {
     pub capacity_bytes: u64,
     /// Space in use.
     pub used_bytes: u64,
+    /// Data of its volumes as of the last checkpoint, before compression. Shared data counts for each
+    /// volume.
+    pub data_bytes: u64,
+    /// The same, compressed.
+    pub stored_bytes: u64,
     /// Space reserved for thick volumes beyond what they use.
     pub reserved_bytes: u64,
     /// Used and reserved space, in percent of the capacity, rounded down.
@@ -219,8 +224,10 @@ pub struct PoolPlaceDocument {
     pub name: String,
     /// Its size is reserved.
     pub thick: bool,
-    /// Space in use as of the last checkpoint.
+    /// Data as of the last checkpoint, before compression.
     pub used_bytes: u64,
+    /// The same, compressed. What it shares with snapshots counts too.
+    pub stored_bytes: u64,
     /// The snapshot of another volume of which it is a clone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,

@@ -338,6 +338,8 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         capacity_bytes: status.capacity_bytes,
         map_cache_bytes: status.map_cache_bytes,
         used_bytes: status.used_bytes,
+        data_bytes: status.data_bytes,
+        stored_bytes: status.stored_bytes,
         reserved_bytes: status.reserved_bytes,
         used_percent: used_percent(&status),
         threshold_percent: Fullness::of(&status).0,
@@ -423,6 +425,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
         name: place.pool.clone(),
         thick: info.thick,
         used_bytes: info.used_bytes,
+        stored_bytes: info.stored_bytes,
         origin: info.origin,
         settings: place.settings.clone(),
     })
@@ -430,7 +433,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 11] = [
+const FAMILIES: [(&str, &str, PoolNumber); 13] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -438,6 +441,12 @@ const FAMILIES: [(&str, &str, PoolNumber); 11] = [
         pool.capacity_bytes
     }),
     ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
+    (
+        "flagstone_pool_data_bytes",
+        "Data of all volumes and snapshots before compression; shared data counts for each.",
+        |pool| pool.data_bytes,
+    ),
+    ("flagstone_pool_stored_bytes", "The same, compressed.", |pool| pool.stored_bytes),
     (
         "flagstone_pool_reserved_bytes",
         "Space reserved for thick volumes beyond what they use.",

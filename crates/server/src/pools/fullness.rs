@@ -63,6 +63,8 @@ mod tests {
             devices: Vec::new(),
             capacity_bytes: 1000,
             used_bytes,
+            data_bytes: 0,
+            stored_bytes: 0,
             reserved_bytes,
             free_segment_bytes: 0,
             volumes: 0,

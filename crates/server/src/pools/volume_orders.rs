@@ -132,6 +132,7 @@ impl Server {
         settings: &Settings,
         own: Option<usize>,
     ) -> Result<(Volume, Subsystem), Problem> {
+        settings::check_compression(settings)?;
         let checked = settings::volume(&self.config, pool, name, settings);
         let (volume, subsystem) = checked.map_err(|mistakes| settings::problem(&mistakes))?;
         self.check_names(&volume, &subsystem, own).map_err(Problem::conflict)?;
@@ -306,8 +307,8 @@ impl Server {
         }
     }
 
-    /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume out
-    /// of service for a moment, and so needs detached hosts.
+    /// Changes settings. Limits, compression and allowed hosts change at once; anything else takes the
+    /// volume out of service for a moment, and so needs detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name], None).await?;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
