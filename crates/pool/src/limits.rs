@@ -122,6 +122,10 @@ pub const READ_PAUSE: Duration = Duration::from_millis(250);
 /// Checkpoints until the cleaner tries a segment again that it could not clean.
 pub const DAMAGED_CHECKPOINTS: u64 = 64;
 
+/// Segments that a pass of the cleaner looks at, at most, to find out what their copies would take. A
+/// look reads a few chunk headers, and pages of maps.
+pub const SURVEYS_MAX: usize = 512;
+
 /// Passes of the cleaner without a gain after which the pool counts as clean.
 pub const FRUITLESS_PASSES: u32 = 8;
 

@@ -209,12 +209,14 @@ impl Shared {
         state.usage = usage;
         (state.meta_usage, state.catalog_bytes) = (meta.usage, meta.catalog_bytes);
         state.live = state.usage.total() + state.meta_usage.total();
+        state.held = state.usage.held();
         state.merged = state.frozen.take();
         state.merged_blocks = state.merged.as_ref().map_or(0, |merged| merged.host_blocks);
         let (usage, meta_usage) = (&state.usage.weights, &state.meta_usage.weights);
         let is_live = |segment: u32| usage[segment as usize] + meta_usage[segment as usize] > 0;
         state.segments.commit(start, is_live);
         state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
+        state.costs.retain(|segment| state.segments.is_closed(segment));
         state.checkpoints += 1;
         state.clean = false;
         state.catalog_changed();
@@ -310,8 +312,27 @@ impl Usage {
                 tracing::error!(pool = shared.name, segment, "live blocks are miscounted");
                 IoError::ReadFault
             })?;
+            self.count_held(segment as usize, entry);
         }
         Ok(())
+    }
+
+    /// A dead block of a unit keeps its space while others are live. Blocks of a map die in order, so
+    /// the last one of a unit is often the next.
+    fn count_held(&mut self, segment: usize, entry: Entry) {
+        if self.weights[segment] == 0 {
+            (self.held[segment], self.dying) = (0, (0, 0));
+            return;
+        }
+        let Some(unit) = entry.unit() else { return };
+        let (block, died) = self.dying;
+        self.dying =
+            (entry.block(), if block == entry.block() { died.saturating_add(1) } else { 1 });
+        let held = &mut self.held[segment];
+        *held = match self.dying.1 == unit.blocks {
+            true => held.saturating_sub((u32::from(unit.blocks) - 1) * entry.weight()),
+            false => held.saturating_add(entry.weight()),
+        };
     }
 
     fn add(&mut self, shared: &Shared, entry: Entry) {

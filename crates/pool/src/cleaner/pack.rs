@@ -1,43 +1,192 @@
 //! Packing: copies of live blocks as chunks, in compressed units where they shrink. Pure.
 //!
-//! Copies are sorted by volume and block, so that what belongs together gets into one unit and is
-//! read with one I/O. A chunk takes as much as fits its header and payload: it is as dense as one
-//! that hosts write, or cleaning would gain nothing.
+//! Copies are gathered in pieces, each a block that is stored alone or the live blocks of a unit, and
+//! sorted by volume and block, so that what belongs together gets into one unit and is read with one
+//! I/O. A chunk takes as much as fits its header and payload: it is as dense as one that hosts write,
+//! or cleaning would gain nothing.
+//!
+//! Invariant: a piece takes at most the blocks that it takes now, and at most one for each live block.
+//! Pieces are compressed again together only if that makes them smaller; otherwise a unit is copied as
+//! it is stored, or its live blocks alone.
 
 use std::collections::BTreeMap;
 
-use crate::compress::{GiveUp, compressed};
+use crate::compress::{GiveUp, compressed, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
-use crate::ondisk::chunk::{CHECKSUM_BYTES, RECORD_SPACE_BYTES, Record};
+use crate::ondisk::checksum;
+use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
 use crate::ondisk::entry::Entry;
-use crate::ondisk::unit::{Codec, Payload};
-use crate::ondisk::{Block, checksum};
+use crate::ondisk::unit::{Codec, Payload, UnitPlace};
 
-/// A block to copy.
-pub(super) struct Copied {
-    /// [`Record::Moved`] of a volume, or [`Record::Page`] of level 0 for what snapshots have.
-    pub(super) record: Record,
-    /// Its entry.
-    pub(super) old: Entry,
-    /// How to compress it.
-    pub(super) codec: Option<Codec>,
-    /// Content.
-    pub(super) bytes: Block,
+/// Stored blocks of the pieces that are sorted together: 1 MiB.
+const SORTED_BLOCKS: usize = 256;
+
+/// Live blocks of the pieces that are sorted together, which bounds their records: 96 KiB.
+const SORTED_PARTS: usize = 1024;
+
+/// Space that copies take: payload, and bytes of the headers of their chunks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) payload: usize,
+    header_bytes: usize,
 }
 
-impl Copied {
-    /// The volume that wrote it, and the block there.
+impl Size {
+    fn of(record: &Record) -> Size {
+        Size { payload: record.payload_blocks(), header_bytes: record.header_bytes() }
+    }
+
+    /// Blocks that are stored alone.
+    pub(crate) fn of_blocks(blocks: usize) -> Size {
+        let moved = Record::Moved { volume: 1, block: 0, old: 1, birth: 0 };
+        Size { payload: blocks, header_bytes: blocks * moved.header_bytes() }
+    }
+
+    /// Units of one stored block, whose copies have the longest records.
+    pub(crate) fn of_units(units: usize) -> Size {
+        let moved = Size::of_blocks(UNIT_BLOCKS);
+        Size { payload: units, header_bytes: units * moved.header_bytes }
+    }
+
+    pub(crate) fn add(&mut self, other: Size) {
+        self.payload += other.payload;
+        self.header_bytes += other.header_bytes;
+    }
+
+    /// A part of a header is worth as much of a block.
+    fn bytes(self) -> usize {
+        self.payload * BLOCK_BYTES + self.header_bytes
+    }
+
+    /// Blocks of the log, with the headers, and with ends of segments that have no room for the next
+    /// chunk.
+    pub(crate) fn blocks(self, chunk_blocks: usize) -> u32 {
+        let by_payload = self.payload.div_ceil(chunk_blocks);
+        let headers = by_payload.max(self.header_bytes.div_ceil(RECORD_SPACE_BYTES));
+        let blocks = self.payload + headers;
+        (blocks + blocks / 64) as u32
+    }
+}
+
+/// A block of a unit, or one that is stored alone.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    /// [`Record::Moved`] of a volume, or [`Record::Page`] of level 0 for what snapshots have, and in
+    /// the place of a dead block.
+    pub(super) record: Record,
+    /// Its entry; `None` if it is dead.
+    pub(super) live: Option<Entry>,
+}
+
+/// A unit with live blocks, or a live block that is stored alone.
+pub(super) struct Piece {
+    /// Place of the first block of the unit.
+    pub(super) unit: Option<UnitPlace>,
+    /// How the unit is compressed.
+    pub(super) codec: Option<Codec>,
+    /// How its volume wants cold data to be compressed.
+    pub(super) cold: Option<Codec>,
+    /// All blocks of the unit, or the one.
+    pub(super) parts: Vec<Part>,
+    /// The stored blocks.
+    pub(super) stored: Vec<u8>,
+}
+
+/// How a piece is copied that is not compressed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Copy {
+    /// As it is stored.
+    Stored,
+    /// Each live block alone.
+    Blocks,
+}
+
+fn live(parts: &[Part]) -> impl Iterator<Item = (&Record, Entry)> + Clone {
+    parts.iter().filter_map(|part| Some((&part.record, part.live?)))
+}
+
+fn copy(unit: Option<UnitPlace>, parts: &[Part]) -> Copy {
+    match unit {
+        Some(unit) if live(parts).count() <= usize::from(unit.stored) => Copy::Blocks,
+        _ => Copy::Stored,
+    }
+}
+
+fn as_stored(unit: Option<UnitPlace>, parts: &[Part]) -> Record {
+    match unit {
+        Some(UnitPlace { stored, .. }) => {
+            let parts = parts.iter().map(|part| part.record.clone()).collect();
+            Record::MovedUnit { stored, parts }
+        }
+        None => parts[0].record.clone(),
+    }
+}
+
+/// Space that a piece takes, unless it is compressed again.
+pub(super) fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
+    match copy(unit, parts) {
+        Copy::Stored => Size::of(&as_stored(unit, parts)),
+        Copy::Blocks => {
+            let mut size = Size::default();
+            live(parts).for_each(|(record, _)| size.add(Size::of(record)));
+            size
+        }
+    }
+}
+
+impl Piece {
+    /// The volume that wrote its first live block, and the block there.
     fn place(&self) -> (u32, u64) {
-        match &self.record {
-            Record::Moved { volume, block, .. } => (*volume, *block),
-            Record::Page { place, .. } => (place.volume, place.index),
+        match live(&self.parts).next() {
+            Some((Record::Moved { volume, block, .. }, _)) => (*volume, *block),
+            Some((Record::Page { place, .. }, _)) => (place.volume, place.index),
             other => unreachable!("{other:?} is no copy"),
         }
     }
 
-    /// Blocks of different volumes share no unit.
-    fn shares_unit(&self, other: &Copied) -> bool {
-        self.place().0 == other.place().0 && self.codec == other.codec
+    fn live(&self) -> usize {
+        live(&self.parts).count()
+    }
+
+    /// Volumes and blocks of what is not of snapshots.
+    pub(super) fn of_volumes(&self) -> impl Iterator<Item = (u32, u64)> {
+        live(&self.parts).filter_map(|(record, _)| match record {
+            Record::Moved { volume, block, .. } => Some((*volume, *block)),
+            _ => None,
+        })
+    }
+
+    fn is_whole(&self) -> bool {
+        self.live() == self.parts.len()
+    }
+
+    /// A block that is to stay uncompressed.
+    fn stays_plain(&self) -> bool {
+        self.unit.is_none() && self.cold.is_none()
+    }
+
+    fn key(&self) -> (u32, bool, u64) {
+        let (volume, block) = self.place();
+        (volume, self.stays_plain(), block)
+    }
+
+    /// Pieces that hosts would write as one unit.
+    fn shares_cell(&self, other: &Piece) -> bool {
+        let cell = |(volume, is_plain, block)| (volume, is_plain, block / UNIT_BLOCKS as u64);
+        cell(self.key()) == cell(other.key())
+    }
+
+    /// Passes its live blocks on; `None` if the unit is damaged.
+    fn contents<T>(&self, mut keep: impl FnMut(&Part, &[u8]) -> T) -> Option<Vec<T>> {
+        let mut each = |data: &[u8]| {
+            let blocks = self.parts.iter().zip(data.chunks(BLOCK_BYTES));
+            let live = blocks.filter(|(part, _)| part.live.is_some());
+            live.map(|(part, block)| keep(part, block)).collect()
+        };
+        match self.unit {
+            None => Some(each(&self.stored)),
+            Some(unit) => decompressed(&self.stored, unit.blocks.into(), each),
+        }
     }
 }
 
@@ -57,6 +206,7 @@ pub(super) struct Packed {
     pub(super) records: Vec<Record>,
     pub(super) bytes: Vec<u8>,
     pub(super) entries: Vec<Moved>,
+    header_bytes: usize,
 }
 
 impl Packed {
@@ -64,18 +214,14 @@ impl Packed {
         self.bytes.len() / BLOCK_BYTES
     }
 
-    fn header_bytes(&self) -> usize {
-        let records: usize = self.records.iter().map(Record::encoded_len).sum();
-        records + CHECKSUM_BYTES * self.payload_blocks()
-    }
-
     fn has_room(&self, record: &Record, chunk_blocks: usize) -> bool {
         self.payload_blocks() + record.payload_blocks() <= chunk_blocks
-            && self.header_bytes() + record.header_bytes() <= RECORD_SPACE_BYTES
+            && self.header_bytes + record.header_bytes() <= RECORD_SPACE_BYTES
     }
 
-    /// Adds the stored blocks of a record with the blocks that it copies.
-    fn add(&mut self, record: Record, stored: &[u8], copied: &[Copied]) {
+    /// Adds the stored blocks of a record with the parts that it copies, each in a block of its own or
+    /// all in one unit.
+    fn add<'a>(&mut self, record: Record, stored: &[u8], parts: impl Iterator<Item = &'a Part>) {
         let checksums: Vec<u32> = stored.chunks(BLOCK_BYTES).map(checksum).collect();
         let mut payload = Payload::of(self.payload_blocks() as u64, 0, &checksums);
         let new: Vec<Entry> = match &record {
@@ -84,194 +230,164 @@ impl Packed {
             }
             _ => vec![payload.block()],
         };
-        self.entries.extend(copied.iter().zip(new).map(|(copied, new)| Moved {
-            old: copied.old.location,
-            new: Entry { birth: copied.old.birth, ..new },
-            shared: matches!(copied.record, Record::Page { .. }),
+        let copied = parts.zip(new).filter_map(|(part, new)| Some((part, part.live?, new)));
+        self.entries.extend(copied.map(|(part, old, new)| Moved {
+            old: old.location,
+            new: Entry { birth: old.birth, ..new },
+            shared: matches!(part.record, Record::Page { .. }),
         }));
         self.bytes.extend_from_slice(stored);
+        self.header_bytes += record.header_bytes();
         self.records.push(record);
     }
 }
 
-/// Give-up on plain blocks that do not compress, by volume. Blocks of units did, so they are always
-/// compressed again.
+/// Packs pieces into chunks.
 #[derive(Default)]
-pub(super) struct GiveUps(BTreeMap<u32, GiveUp>);
+pub(super) struct Packer {
+    /// Most payload blocks of a chunk.
+    chunk_blocks: usize,
+    pieces: Vec<Piece>,
+    /// Stored blocks and live blocks of the pieces.
+    gathered: (usize, usize),
+    open: Packed,
+    full: Vec<Packed>,
+    /// Give-up on plain blocks that do not compress, by volume. Blocks of units did, so they are
+    /// always tried.
+    give_ups: BTreeMap<u32, GiveUp>,
+}
 
-impl GiveUps {
-    /// The stored blocks of a unit, if it shrinks.
-    fn compressed(&mut self, unit: &[Copied], bytes: &[u8]) -> Option<Vec<u8>> {
-        let codec = unit[0].codec?;
-        let was_unit = unit.iter().any(|copied| copied.old.unit().is_some());
-        let give_up = self.0.entry(unit[0].place().0).or_default();
-        if unit.len() < 2 || !was_unit && !give_up.tries() {
+impl Packer {
+    pub(super) fn new(chunk_blocks: usize) -> Packer {
+        Packer { chunk_blocks, ..Packer::default() }
+    }
+
+    /// Adds a piece, and returns the chunks that are full.
+    pub(super) fn add(&mut self, piece: Piece) -> Vec<Packed> {
+        self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
+        self.gathered.1 += piece.live();
+        self.pieces.push(piece);
+        if self.gathered.0 >= SORTED_BLOCKS || self.gathered.1 >= SORTED_PARTS {
+            self.pack();
+        }
+        std::mem::take(&mut self.full)
+    }
+
+    /// Returns all other chunks.
+    pub(super) fn end(&mut self) -> Vec<Packed> {
+        self.pack();
+        let open = std::mem::take(&mut self.open);
+        self.full.extend(Some(open).filter(|open| !open.records.is_empty()));
+        std::mem::take(&mut self.full)
+    }
+
+    fn pack(&mut self) {
+        self.gathered = (0, 0);
+        let mut pieces = std::mem::take(&mut self.pieces);
+        pieces.sort_by_key(Piece::key);
+        for group in groups(&pieces) {
+            match self.compressed(group) {
+                Some((record, stored)) => {
+                    let parts = group.iter().flat_map(|piece| &piece.parts);
+                    self.put(record, &stored, parts.filter(|part| part.live.is_some()));
+                }
+                None => group.iter().for_each(|piece| self.copy(piece)),
+            }
+        }
+    }
+
+    /// The pieces as one unit, if that is smaller than each of them alone.
+    fn compressed(&mut self, group: &[Piece]) -> Option<(Record, Vec<u8>)> {
+        let parts = || group.iter().flat_map(|piece| live(&piece.parts));
+        if group[0].stays_plain() || !(2..=UNIT_BLOCKS).contains(&parts().count()) {
             return None;
         }
-        let stored = compressed(codec, bytes, <[u8]>::to_vec);
+        let any = |of: fn(&Piece) -> Option<Codec>, codec| {
+            group.iter().any(|piece| of(piece) == Some(codec))
+        };
+        let is_zstd = any(|piece| piece.codec, Codec::Zstd);
+        // What is compressed stays so whatever the setting: a full pool has no room to unpack it.
+        let wants_lz4 = any(|piece| piece.cold, Codec::Lz4);
+        let codec = if wants_lz4 && !is_zstd { Codec::Lz4 } else { Codec::Zstd };
+        if let [only] = group
+            && only.is_whole()
+            && (only.cold.is_none() || only.codec == Some(codec) || is_zstd)
+        {
+            return None;
+        }
+        let was_unit = group.iter().any(|piece| piece.unit.is_some());
+        let give_up = self.give_ups.entry(group[0].place().0).or_default();
+        if !was_unit && !give_up.tries() {
+            return None;
+        }
+        let mut bytes = Vec::with_capacity(UNIT_BLOCKS * BLOCK_BYTES);
+        for piece in group {
+            piece.contents(|_, block| bytes.extend_from_slice(block))?;
+        }
+        let stored = compressed(codec, &bytes, <[u8]>::to_vec);
         if !was_unit {
             give_up.count(stored.is_some());
         }
-        stored
+        let stored = stored?;
+        let parts = parts().map(|(record, _)| record.clone()).collect();
+        let record = Record::MovedUnit { stored: (stored.len() / BLOCK_BYTES) as u8, parts };
+        let mut alone = Size::default();
+        group.iter().for_each(|piece| alone.add(size(piece.unit, &piece.parts)));
+        (Size::of(&record).bytes() < alone.bytes()).then_some((record, stored))
+    }
+
+    /// Copies a piece without compressing it again.
+    fn copy(&mut self, piece: &Piece) {
+        if copy(piece.unit, &piece.parts) == Copy::Blocks {
+            let blocks = piece.contents(|part, block| (part.clone(), block.to_vec()));
+            // A unit that is damaged is not gathered.
+            if let Some(blocks) = blocks {
+                for (part, block) in &blocks {
+                    self.put(part.record.clone(), block, std::iter::once(part));
+                }
+                return;
+            }
+        }
+        self.put(as_stored(piece.unit, &piece.parts), &piece.stored, piece.parts.iter());
+    }
+
+    fn put<'a>(&mut self, record: Record, stored: &[u8], parts: impl Iterator<Item = &'a Part>) {
+        if !self.open.has_room(&record, self.chunk_blocks) {
+            self.full.push(std::mem::take(&mut self.open));
+        }
+        self.open.add(record, stored, parts);
     }
 }
 
-/// Packs copies into chunks of at most this many payload blocks.
-pub(super) fn pack(
-    mut copies: Vec<Copied>,
-    chunk_blocks: usize,
-    give_ups: &mut GiveUps,
-) -> Vec<Packed> {
-    copies.sort_by_key(Copied::place);
-    let mut chunks = Vec::new();
-    let mut open = Packed::default();
-    let mut add = |record: Record, stored: &[u8], copied: &[Copied]| {
-        if !open.has_room(&record, chunk_blocks) {
-            chunks.push(std::mem::take(&mut open));
+/// Groups of sorted pieces that may become a unit each: pieces that hosts would write as one unit stay
+/// together, and few of them are joined with the next.
+fn groups(pieces: &[Piece]) -> Vec<&[Piece]> {
+    let mut groups = Vec::new();
+    let (mut first, mut at, mut live) = (0, 0, 0);
+    for cell in pieces.chunk_by(Piece::shares_cell) {
+        let own: usize = cell.iter().map(Piece::live).sum();
+        let joins = |first: usize| {
+            let (key, own) = (cell[0].key(), pieces[first].key());
+            (key.0, key.1) == (own.0, own.1)
+        };
+        if live + own > UNIT_BLOCKS || !joins(first) {
+            groups.push(&pieces[first..at]);
+            (first, live) = (at, 0);
         }
-        open.add(record, stored, copied);
-    };
-    for same in copies.chunk_by(Copied::shares_unit) {
-        for unit in same.chunks(UNIT_BLOCKS.min(chunk_blocks)) {
-            let bytes: Vec<u8> = unit.iter().flat_map(|copied| copied.bytes).collect();
-            match give_ups.compressed(unit, &bytes) {
-                Some(stored) => {
-                    let parts = unit.iter().map(|copied| copied.record.clone()).collect();
-                    let blocks = (stored.len() / BLOCK_BYTES) as u8;
-                    add(Record::MovedUnit { stored: blocks, parts }, &stored, unit);
-                }
-                None => {
-                    for (copied, bytes) in unit.iter().zip(bytes.chunks(BLOCK_BYTES)) {
-                        add(copied.record.clone(), bytes, std::slice::from_ref(copied));
-                    }
-                }
+        for piece in cell {
+            // Snapshots may have several versions of a block.
+            if live > 0 && live + piece.live() > UNIT_BLOCKS {
+                groups.push(&pieces[first..at]);
+                (first, live) = (at, 0);
             }
+            (at, live) = (at + 1, live + piece.live());
         }
     }
-    if !open.records.is_empty() {
-        chunks.push(open);
-    }
-    chunks
+    groups.push(&pieces[first..at]);
+    groups.retain(|group| !group.is_empty());
+    groups
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::id::PoolId;
-    use crate::ondisk::chunk::ChunkHeader;
-    use crate::ondisk::layout::Layout;
-    use crate::ondisk::page::PagePlace;
-    use crate::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES};
-    use crate::ondisk::unit::UnitPlace;
-
-    fn copied(volume: u32, block: u64, codec: Option<Codec>, shared: bool) -> Copied {
-        let birth = 7;
-        let old = 100 + block;
-        let record = match shared {
-            true => Record::Page { place: PagePlace { volume, level: 0, index: block }, birth },
-            false => Record::Moved { volume, block, old, birth },
-        };
-        let mut bytes = [volume as u8; BLOCK_BYTES];
-        bytes[..8].copy_from_slice(&block.to_le_bytes());
-        let old = Entry { location: old, birth, checksum: checksum(&bytes) };
-        Copied { record, old, codec, bytes }
-    }
-
-    /// Each copy has its content at the place that its new entry names.
-    fn check(chunks: &[Packed], count: usize) {
-        let mut found = 0;
-        for chunk in chunks {
-            for moved in &chunk.entries {
-                let block = moved.old - 100;
-                let first = moved.new.block() as usize * BLOCK_BYTES;
-                let stored = &chunk.bytes[first..first + moved.new.stored_blocks() * BLOCK_BYTES];
-                assert!(moved.new.matches(stored) && moved.new.birth == 7);
-                let content = match moved.new.unit() {
-                    None => stored.to_vec(),
-                    Some(unit) => {
-                        let at = usize::from(unit.index) * BLOCK_BYTES;
-                        let part = |data: &[u8]| data[at..at + BLOCK_BYTES].to_vec();
-                        crate::compress::decompressed(stored, unit.blocks.into(), part).unwrap()
-                    }
-                };
-                assert_eq!(content[..8], block.to_le_bytes());
-                found += 1;
-            }
-        }
-        assert_eq!(found, count);
-    }
-
-    #[test]
-    fn copies_of_a_volume_share_units_whatever_the_order() {
-        let zstd = Some(Codec::Zstd);
-        let copies: Vec<_> = (0..48)
-            .map(|at| copied(1 + at as u32 % 3, at / 3 * 5 % 16, zstd, at % 2 == 0))
-            .collect();
-        let chunks = pack(copies, 255, &mut GiveUps::default());
-        check(&chunks, 48);
-        assert_eq!((chunks.len(), chunks[0].payload_blocks()), (1, 6), "two units of each volume");
-    }
-
-    #[test]
-    fn full_batch_of_any_kind_fits_headers() {
-        let mut rng = flagstone_runtime::rng::Rng::new(1);
-        for chunk_blocks in [7, 15, 255] {
-            let codecs = [None, Some(Codec::Lz4), Some(Codec::Zstd)];
-            let copies: Vec<_> = (0..super::super::COPIES_MAX as u64)
-                .map(|block| {
-                    let mut copied =
-                        copied(1, block, codecs[rng.below(3) as usize], rng.chance(0.5));
-                    if rng.chance(0.3) {
-                        let noise = copied.bytes[8..].chunks_exact_mut(8);
-                        noise.for_each(|word| word.copy_from_slice(&rng.next_u64().to_le_bytes()));
-                    }
-                    copied
-                })
-                .collect();
-            let count = copies.len();
-            let chunks = pack(copies, chunk_blocks, &mut GiveUps::default());
-            check(&chunks, count);
-            let size_bytes = SUPERBLOCK_AREA_BYTES + 64 * 512 * 4096;
-            let device = DeviceRecord { id: PoolId::default(), size_bytes, segments: 64 };
-            let layout = Layout::new(512, &[device]).unwrap();
-            for Packed { records, bytes, .. } in chunks {
-                let checksums: Vec<u32> = bytes.chunks(BLOCK_BYTES).map(checksum).collect();
-                assert!(checksums.len() <= chunk_blocks);
-                let at = layout.first_block(1);
-                let header = ChunkHeader {
-                    log: 1,
-                    sequence: 9,
-                    durable: 9,
-                    block: at,
-                    following: 2,
-                    records,
-                    checksums,
-                };
-                let mut block = [0; BLOCK_BYTES];
-                header.encode(&mut block);
-                assert_eq!(ChunkHeader::decode(&block, at, &layout), Ok(header));
-            }
-        }
-    }
-
-    #[test]
-    fn noise_is_rarely_tried_and_units_always() {
-        let mut rng = flagstone_runtime::rng::Rng::new(1);
-        let mut give_ups = GiveUps::default();
-        let mut noise = |is_unit: bool| {
-            let mut copied = copied(1, 0, Some(Codec::Lz4), false);
-            copied.bytes.fill_with(|| rng.next_u64() as u8);
-            if is_unit {
-                copied.old.location = UnitPlace { index: 0, blocks: 8, stored: 1 }.location(100);
-            }
-            copied
-        };
-        for _ in 0..100 {
-            let unit = [noise(false), noise(false)];
-            assert!(give_ups.compressed(&unit, &[unit[0].bytes, unit[1].bytes].concat()).is_none());
-        }
-        let equal = [0; 2 * BLOCK_BYTES];
-        assert!(give_ups.compressed(&[noise(false), noise(false)], &equal).is_none(), "skipped");
-        assert!(give_ups.compressed(&[noise(true), noise(true)], &equal).is_some());
-    }
-}
+#[path = "pack_tests.rs"]
+mod tests;

@@ -226,8 +226,8 @@ impl Pool {
             frozen: None,
             catalog: Catalog::default(),
             trees: BTreeMap::new(),
-            usage: Usage { weights: vec![0; segments_count] },
-            meta_usage: Usage { weights: vec![0; segments_count] },
+            usage: Usage::new(segments_count),
+            meta_usage: Usage::new(segments_count),
             catalog_bytes: Vec::new(),
             superblock,
         };

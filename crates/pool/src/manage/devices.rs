@@ -21,7 +21,7 @@ use flagstone_runtime::spawn;
 
 use super::create::{check_device, wipe};
 use super::pool::Pool;
-use super::shared::Shared;
+use super::shared::{Shared, State};
 use super::space::OrderKind;
 use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
@@ -170,9 +170,8 @@ impl Pool {
         {
             let mut state = shared.state.lock();
             let segments = record.segments as usize;
-            let more = |weights: &mut Vec<u32>| weights.resize(weights.len() + segments, 0);
-            more(&mut state.usage.weights);
-            more(&mut state.meta_usage.weights);
+            state.usage.extend(segments);
+            state.meta_usage.extend(segments);
             state.segments.extend(record.segments);
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
@@ -226,17 +225,20 @@ impl Pool {
         let layout = &shared.storage.layout;
         let range = layout.segments_on(index);
         let rest = layout.usable_segments() - range.len() as u32;
+        let sizes = shared.sizes.within(layout, rest);
+        let room = match rest < EVACUATION_SEGMENTS {
+            true => sizes.capacity / 4 * 3,
+            false => sizes.capacity,
+        };
+        // The cleaner finds out what dead parts of compressed data hold.
+        let fits = |state: &mut State, waited: u64| state.try_fit(room, waited);
+        shared.admitted(fits).await.map_err(VolumeError::Io)?;
         let mut state = shared.state.lock();
         state.check().map_err(VolumeError::Io)?;
         if state.evacuated.is_some() {
             return Err(DeviceOrderError::Busy { pool: pool() });
         }
-        let sizes = shared.sizes.within(layout, rest);
-        let used = state.supply().used();
-        let room = match rest < EVACUATION_SEGMENTS {
-            true => sizes.capacity / 4 * 3,
-            false => sizes.capacity,
-        };
+        let used = state.supply().needed();
         if used > room || rest < crate::limits::SEGMENTS_MIN {
             let block = BLOCK_BYTES as u64;
             let (capacity_bytes, needed_bytes) = (room * block, used * block);

@@ -410,7 +410,8 @@ async fn recover(
     if is_prefix && lost != LostTail::GiveUp {
         mark_incomplete(&mut catalog, &superblock.tail);
     }
-    let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
+    let (mut usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
+    usage.hold_most(superblock.segment_blocks);
     let is_live =
         |segment: u32| usage.weights[segment as usize] + meta_usage.weights[segment as usize] > 0;
     let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);

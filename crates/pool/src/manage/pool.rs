@@ -61,8 +61,11 @@ pub struct PoolStatus {
     pub capacity_bytes: u64,
     /// Space in use, in bytes; includes changes that a checkpoint may find to be overwritten.
     pub used_bytes: u64,
-    /// Data of the volumes as of the last checkpoint, before compression, in bytes. What they share
-    /// counts for each.
+    /// Space in use that is not counted in `used_bytes`, in bytes: what dead parts of compressed data
+    /// hold, at most.
+    pub held_bytes: u64,
+    /// Data of the volumes as of the last checkpoint, without snapshots, before compression, in bytes.
+    /// What they share counts for each.
     pub data_bytes: u64,
     /// The same, compressed.
     pub stored_bytes: u64,
@@ -244,13 +247,16 @@ impl Pool {
                 .collect(),
             capacity_bytes: bytes(state.sizes.capacity),
             used_bytes: bytes(supply.live + supply.entries as u64),
-            data_bytes: bytes(state.catalog.present().map(|volume| volume.mapped).sum()),
+            held_bytes: bytes(supply.held),
+            data_bytes: bytes(
+                state.catalog.present().map(|volume| volume.mapped).fold(0, u64::saturating_add),
+            ),
             stored_bytes: bytes(
                 state
                     .catalog
                     .present()
                     .map(|volume| volume.weight.div_ceil(BLOCK_WEIGHT.into()))
-                    .sum(),
+                    .fold(0, u64::saturating_add),
             ),
             reserved_bytes: bytes(supply.reserved),
             free_segment_bytes: bytes(supply.free as u64 * segment),
@@ -391,12 +397,27 @@ impl Pool {
     /// Checks that `more` blocks can be reserved.
     pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
         let supply = state.supply();
-        let free = state.sizes.capacity.saturating_sub(supply.used());
+        let mut free = state.sizes.capacity.saturating_sub(supply.used());
+        // What dead parts of compressed data hold is not free, although nothing counts it.
+        if more > 0 && supply.is_overdrawn(&state.sizes, more) {
+            free = state.sizes.capacity.saturating_sub(supply.needed()).min(more - 1);
+        }
         if more > free {
             let block = BLOCK_BYTES as u64;
             let (free_bytes, needed_bytes) = (free * block, more * block);
             return Err(VolumeError::NoSpace { free_bytes, needed_bytes });
         }
+        Ok(())
+    }
+
+    /// Waits for the cleaner while dead parts of compressed data hold the space of `more` blocks that
+    /// are to be reserved. Afterwards [`Pool::check_space`] decides.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub(super) async fn clean_for(&self, more: u64) -> Result<(), VolumeError> {
+        let shared = self.shared();
+        shared.admitted(|state, waited| state.try_clean_for(more, waited)).await?;
         Ok(())
     }
 
@@ -411,6 +432,9 @@ impl Pool {
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
         let order = self.order(OrderKind::Other).await?;
+        if options.thick {
+            self.clean_for(options.size_bytes / BLOCK_BYTES as u64).await?;
+        }
         let record = {
             let mut state = self.shared().state.lock();
             let id = state.catalog.next_id;
@@ -432,18 +456,34 @@ impl Pool {
         change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
         let order = self.order(OrderKind::Other).await?;
-        let record = {
-            let mut state = self.shared().state.lock();
+        let mut record = {
+            let state = self.shared().state.lock();
             let old = state.catalog.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
             let mut record = old.clone();
             change(&mut record)?;
             if record == old {
                 return Ok(());
             }
-            self.check(&mut state, &record)?;
-            record.root = crate::ondisk::entry::Entry::HOLE;
             record
         };
+        let more = |catalog: &Catalog, record: &VolumeRecord| {
+            let old = catalog.volumes.get(&record.id).map_or(0, reservation);
+            reservation(record).saturating_sub(old)
+        };
+        let needs = more(&self.shared().state.lock().catalog, &record);
+        if needs > 0 {
+            self.clean_for(needs).await?;
+        }
+        {
+            let mut state = self.shared().state.lock();
+            // Checkpoints count its blocks meanwhile.
+            if let Some(now) = state.catalog.volumes.get(&record.id) {
+                (record.mapped, record.weight, record.shared) =
+                    (now.mapped, now.weight, now.shared);
+            }
+            self.check(&mut state, &record)?;
+            record.root = crate::ondisk::entry::Entry::HOLE;
+        }
         self.commit(order, Record::Volume(Box::new(record))).await.map(drop)
     }
 

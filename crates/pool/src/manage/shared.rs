@@ -18,7 +18,10 @@ use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_ord
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{CHUNKS_UNAPPLIED, DAMAGED_CHECKPOINTS, LOG_SEGMENTS_MAX, SPARES_MAX};
+use crate::cleaner::victims::Costs;
+use crate::limits::{
+    CHUNKS_UNAPPLIED, DAMAGED_CHECKPOINTS, LOG_SEGMENTS_MAX, PASSES_WAITED, SPARES_MAX,
+};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
@@ -112,13 +115,43 @@ pub(crate) enum WriteOut {
 pub(crate) struct Usage {
     /// In parts of a block: [`BLOCK_WEIGHT`] for each block that is stored alone.
     pub(crate) weights: Vec<u32>,
+    /// Dead blocks of units that may have live ones: the space that they may hold. An opening counts
+    /// as much of them as there may be.
+    pub(crate) held: Vec<u32>,
+    /// Block of the last unit of which a block died, and the number of its blocks that did in turn.
+    pub(crate) dying: (u64, u8),
 }
 
 impl Usage {
+    pub(crate) fn new(segments: usize) -> Usage {
+        Usage { weights: vec![0; segments], held: vec![0; segments], dying: (0, 0) }
+    }
+
+    /// More segments.
+    pub(crate) fn extend(&mut self, segments: usize) {
+        let count = self.weights.len() + segments;
+        self.weights.resize(count, 0);
+        self.held.resize(count, 0);
+    }
+
     /// Live blocks of all segments.
     pub(crate) fn total(&self) -> u64 {
         let weights = self.weights.iter().map(|weight| u64::from(*weight));
         weights.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
+    }
+
+    /// Blocks that dead parts of units hold at most, in all segments.
+    pub(crate) fn held(&self) -> u64 {
+        let held = self.held.iter().map(|weight| u64::from(*weight));
+        held.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
+    }
+
+    /// Counts as many dead blocks of units as there may be.
+    pub(crate) fn hold_most(&mut self, segment_blocks: u32) {
+        let most = segment_blocks * BLOCK_WEIGHT;
+        for (held, weight) in self.held.iter_mut().zip(&self.weights) {
+            *held = if *weight > 0 { most.saturating_sub(*weight) } else { 0 };
+        }
     }
 }
 
@@ -184,6 +217,8 @@ pub(crate) struct State {
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
     pub(crate) gain: Gain,
+    /// What cleaning costs, of closed segments with units.
+    pub(crate) costs: Costs,
     /// Blocks of chunks with changes of hosts and orders since the opening.
     pub(crate) host_blocks: u64,
     /// Those of them that the last checkpoint contains.
@@ -199,8 +234,13 @@ pub(crate) struct State {
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
     reserved: u64,
-    /// Blocks by which the data of all maps is counted smaller than it is uncompressed.
+    /// There are thick volumes.
+    has_thick: bool,
+    /// Blocks by which the data of all maps is counted smaller than it is uncompressed, without that of
+    /// thick volumes, whose whole size is counted.
     saved: u64,
+    /// Blocks that dead parts of units hold at most.
+    pub(crate) held: u64,
     /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
@@ -292,6 +332,7 @@ impl State {
             damaged: BTreeMap::new(),
             clean: false,
             gain: Gain::default(),
+            costs: Costs::default(),
             host_blocks: 0,
             merged_blocks: 0,
             cleaned: (0, 0),
@@ -301,7 +342,9 @@ impl State {
             keeper_works: false,
             turn: Turn::None,
             reserved: 0,
+            has_thick: false,
             saved: 0,
+            held: 0,
             deleting: 0,
             spare: None,
             sizes,
@@ -309,6 +352,7 @@ impl State {
             spares: Spares::default(),
             failed: None,
         };
+        state.held = state.usage.held();
         state.catalog_changed();
         state
     }
@@ -317,7 +361,10 @@ impl State {
     pub(crate) fn catalog_changed(&mut self) {
         let thick = self.catalog.present().filter(|volume| volume.thick);
         self.reserved = thick.map(reservation).sum();
-        self.saved = self.catalog.volumes.values().map(VolumeRecord::saved).sum();
+        self.has_thick = self.catalog.present().any(|volume| volume.thick);
+        let is_thick = |volume: &&VolumeRecord| volume.is_present_volume() && volume.thick;
+        let thin = self.catalog.volumes.values().filter(|volume| !is_thick(volume));
+        self.saved = thin.map(VolumeRecord::saved).fold(0, u64::saturating_add);
         let deleting = self.catalog.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
     }
@@ -501,10 +548,20 @@ impl State {
         self.active.get(volume, block).or_else(frozen)
     }
 
-    /// Live blocks of a segment, as of the last checkpoint.
-    pub(crate) fn live_in(&self, segment: u32) -> u32 {
+    /// Live blocks of a segment by weight, as of the last checkpoint.
+    pub(crate) fn weight_of(&self, segment: u32) -> u32 {
         let segment = segment as usize;
-        (self.usage.weights[segment] + self.meta_usage.weights[segment]).div_ceil(BLOCK_WEIGHT)
+        self.usage.weights[segment] + self.meta_usage.weights[segment]
+    }
+
+    /// The same in blocks.
+    pub(crate) fn live_in(&self, segment: u32) -> u32 {
+        self.weight_of(segment).div_ceil(BLOCK_WEIGHT)
+    }
+
+    /// Whether a segment may have compressed units.
+    pub(crate) fn has_units(&self) -> bool {
+        self.catalog.volumes.values().any(|volume| volume.saved() > 0)
     }
 
     /// The cleaner leaves a segment alone for a while.
@@ -527,7 +584,8 @@ impl State {
         Supply {
             live: self.live + frozen as u64,
             reserved: self.reserved,
-            saved: self.saved,
+            held: self.held.min(self.saved),
+            has_thick: self.has_thick,
             entries: self.active.len() + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
@@ -569,6 +627,39 @@ impl State {
         let decided = self.decide(admit_order(&sizes, &supply, kind, waited))?;
         self.want_upkeep(&sizes, &supply);
         Some(decided)
+    }
+
+    /// Decides whether everything fits so many blocks; `None` while the cleaner may find out that it does.
+    pub(crate) fn try_fit(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
+        if let Err(error) = self.check() {
+            return Some(Err(error));
+        }
+        let supply = self.supply();
+        let fits = supply.needed() <= blocks || supply.used() > blocks;
+        if fits || supply.clean && !supply.unmerged || waited >= PASSES_WAITED {
+            return Some(Ok(()));
+        }
+        self.decide(match supply.clean {
+            true => Admission::AfterCheckpoint,
+            false => Admission::AfterCleaning,
+        })
+    }
+
+    /// Decides whether so many more blocks may be reserved; `None` while the cleaner may make room.
+    pub(crate) fn try_clean_for(&mut self, more: u64, waited: u64) -> Option<Result<(), IoError>> {
+        if let Err(error) = self.check() {
+            return Some(Err(error));
+        }
+        let (sizes, supply) = (self.sizes, self.supply());
+        let is_hopeless = supply.used() + more > sizes.capacity;
+        let is_over = supply.clean && !supply.unmerged || waited >= PASSES_WAITED;
+        if is_hopeless || is_over || !supply.is_overdrawn(&sizes, more) {
+            return Some(Ok(()));
+        }
+        self.decide(match supply.clean {
+            true => Admission::AfterCheckpoint,
+            false => Admission::AfterCleaning,
+        })
     }
 
     /// Asks for what an admission needs.
@@ -637,7 +728,7 @@ impl Shared {
 
     /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
     /// tells the keeper about work that it asks for.
-    async fn admitted(
+    pub(crate) async fn admitted(
         &self,
         decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,
     ) -> Result<(), IoError> {

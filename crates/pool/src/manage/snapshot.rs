@@ -140,6 +140,15 @@ impl Pool {
         if !(1..=SNAPSHOT_GROUP_MAX).contains(&volumes.len()) {
             return Err(VolumeError::Field("number of volumes"));
         }
+        let more = {
+            let state = self.shared().state.lock();
+            let thick = volumes.iter().filter_map(|name| state.catalog.by_name(name));
+            let thick = thick.filter(|volume| volume.thick);
+            thick.map(|volume| volume.blocks - reservation(volume)).fold(0, u64::saturating_add)
+        };
+        if more > 0 {
+            self.clean_for(more).await?;
+        }
         let mut ids = Vec::with_capacity(volumes.len());
         {
             let mut state = self.shared().state.lock();
@@ -269,6 +278,16 @@ impl Pool {
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
         let order = self.order(OrderKind::Other).await?;
         let full = format!("{volume}@{snapshot}");
+        let more = {
+            let state = self.shared().state.lock();
+            let thick = state.catalog.by_name(volume).filter(|volume| volume.thick);
+            let found = state.catalog.snapshot_by_name(&full);
+            let blocks = thick.zip(found).map(|(_, found)| found.blocks);
+            blocks.unwrap_or(0).saturating_sub(thick.map_or(0, reservation))
+        };
+        if more > 0 {
+            self.clean_for(more).await?;
+        }
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
             let target = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;

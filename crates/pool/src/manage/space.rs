@@ -100,9 +100,11 @@ pub(crate) struct Supply {
     pub(crate) live: u64,
     /// Blocks reserved for thick volumes beyond what they have.
     pub(crate) reserved: u64,
-    /// Blocks by which compressed data is counted smaller than it is uncompressed. Where parts of
-    /// units are dead, the rest takes up to so much more than it counts.
-    pub(crate) saved: u64,
+    /// Blocks that the live parts of units may take beyond what they count, because other parts of
+    /// their units are dead.
+    pub(crate) held: u64,
+    /// There are thick volumes.
+    pub(crate) has_thick: bool,
     /// Recent changes, admitted ones included.
     pub(crate) entries: usize,
     /// Recent ranges, admitted ones included.
@@ -127,12 +129,19 @@ impl Supply {
         self.live + self.reserved + self.entries as u64
     }
 
-    /// True if what is free may be too little for what is reserved, because dead parts of units keep
-    /// space that they no longer count. Without units, the counts alone decide.
-    fn is_overdrawn(&self, sizes: &Sizes) -> bool {
+    /// The same, with the space that dead parts of units may hold whatever the cleaner does.
+    pub(crate) fn needed(&self) -> u64 {
+        self.used().saturating_add(self.held)
+    }
+
+    /// True if free segments may be too few for what is reserved and `more`, because dead parts of units
+    /// hold space that is not counted. Otherwise all of it fits the capacity after cleaning, or what
+    /// is in use leaves as much free as the capacity does: its slack lets the cleaner work.
+    pub(crate) fn is_overdrawn(&self, sizes: &Sizes, more: u64) -> bool {
         let free = self.free.saturating_sub(sizes.reserve) as u64 * sizes.payload;
-        let needed = self.reserved + self.reserved / 16;
-        self.reserved > 0 && self.used() + self.saved > sizes.capacity && free < needed
+        let slack = sizes.capacity / 15;
+        self.needed().saturating_add(more) > sizes.capacity
+            && free < self.reserved.saturating_add(more).saturating_add(slack)
     }
 
     /// Whether less may be in use after the next checkpoint. Others may change blocks all the time,
@@ -184,7 +193,8 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             true => Admission::AfterCheckpoint,
         };
     }
-    let is_overdrawn = !demand.reserved && supply.is_overdrawn(sizes);
+    let is_overdrawn =
+        !demand.reserved && supply.has_thick && supply.is_overdrawn(sizes, demand.blocks);
     if demand.blocks > 0 && (supply.free <= sizes.reserve || is_overdrawn) {
         return match supply.clean {
             _ if waited >= PASSES_WAITED => Admission::Full,
@@ -245,7 +255,8 @@ mod tests {
     const SUPPLY: Supply = Supply {
         live: 500,
         reserved: 100,
-        saved: 0,
+        held: 0,
+        has_thick: true,
         entries: 10,
         ranges: 0,
         free: 20,
@@ -293,13 +304,15 @@ mod tests {
         let decide = |supply: Supply, reserved| {
             admit(&SIZES, &supply, &Demand { reserved, ..WRITE }, PASSES_WAITED - 1)
         };
-        let saving = Supply { saved: 400, free: 11, ..SUPPLY };
-        assert_eq!(decide(saving, false), Admission::AfterCleaning, "98 blocks for 106");
-        assert_eq!(decide(Supply { clean: true, ..saving }, false), Admission::Full);
-        assert_eq!(decide(saving, true), Admission::Now, "it is for them");
-        assert_eq!(decide(Supply { free: 12, ..saving }, false), Admission::Now);
-        assert_eq!(decide(Supply { saved: 390, ..saving }, false), Admission::Now);
-        assert_eq!(decide(Supply { reserved: 0, ..saving }, false), Admission::Now);
+        let holding = Supply { held: 400, free: 16, ..SUPPLY };
+        assert_eq!(decide(holding, false), Admission::AfterCleaning, "168 blocks for 174");
+        assert_eq!(decide(Supply { clean: true, ..holding }, false), Admission::Full);
+        assert_eq!(decide(holding, true), Admission::Now, "it is for them");
+        assert_eq!(decide(Supply { free: 17, ..holding }, false), Admission::Now);
+        assert_eq!(decide(Supply { held: 382, ..holding }, false), Admission::Now);
+        let written = Supply { reserved: 0, live: 600, free: 9, ..holding };
+        assert_eq!(decide(written, false), Admission::AfterCleaning, "70 blocks of slack and 8");
+        assert_eq!(decide(Supply { has_thick: false, ..written }, false), Admission::Now);
     }
 
     #[test]

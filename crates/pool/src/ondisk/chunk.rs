@@ -1,6 +1,7 @@
 //! Chunk: a header of one block with records and the checksums of the payload blocks after it.
 
 use super::catalog::{VolumeRecord, is_name};
+use super::copied_unit::{Run, SHORT_BYTES};
 use super::entry::U48_MAX;
 use super::layout::Layout;
 use super::page::{LEVEL_MAX, PagePlace};
@@ -132,9 +133,10 @@ impl Record {
     pub fn encoded_len(&self) -> usize {
         match self {
             Record::Data { .. } | Record::Unit { .. } | Record::Rollback { .. } => 16,
-            Record::MovedUnit { parts, .. } => {
-                4 + parts.iter().map(Record::encoded_len).sum::<usize>()
-            }
+            Record::MovedUnit { parts, .. } => match Run::of(parts) {
+                Some(_) => SHORT_BYTES,
+                None => 4 + parts.iter().map(Record::encoded_len).sum::<usize>(),
+            },
             Record::Zero { .. } | Record::Page { .. } => 24,
             Record::Moved { .. } => MOVED_RECORD_BYTES,
             Record::Volume(volume) => 4 + volume.encoded_len(),
@@ -226,6 +228,10 @@ impl Record {
             }
             Record::MovedUnit { stored, parts } => {
                 (bytes[0], bytes[1], bytes[2]) = (11, *stored, parts.len() as u8);
+                if let Some(run) = Run::of(parts) {
+                    bytes[0] = 12;
+                    return run.encode(bytes);
+                }
                 let mut at = 4;
                 for part in parts {
                     let len = part.encoded_len();
@@ -329,6 +335,19 @@ impl Record {
                     parts.push(part);
                     at += len;
                 }
+                // Only the other form is short.
+                if Run::of(&parts).is_some() {
+                    return Err(bad);
+                }
+                Record::MovedUnit { stored, parts }
+            }
+            Some(12) => {
+                needs(SHORT_BYTES)?;
+                let (stored, count) = (bytes[1], bytes[2]);
+                if !is_worthwhile(count.into(), stored.into()) {
+                    return Err(bad);
+                }
+                let parts = Run::decode(bytes, count, layout.blocks()).ok_or(bad)?;
                 Record::MovedUnit { stored, parts }
             }
             _ => return Err(bad),

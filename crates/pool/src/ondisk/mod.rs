@@ -6,6 +6,7 @@
 
 pub mod catalog;
 pub mod chunk;
+mod copied_unit;
 pub mod entry;
 pub mod layout;
 pub mod lineage;
@@ -16,7 +17,7 @@ pub mod unit;
 use crate::limits::BLOCK_BYTES;
 
 /// Version of all structures of this format.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// A block as it is on disk.
 pub type Block = [u8; BLOCK_BYTES];

@@ -43,8 +43,8 @@ pub(crate) async fn read_checkpoint(
         catalog: Catalog::default(),
         catalog_bytes: Vec::new(),
         trees: Vec::new(),
-        usage: Usage { weights: vec![0; segments] },
-        meta_usage: Usage { weights: vec![0; segments] },
+        usage: Usage::new(segments),
+        meta_usage: Usage::new(segments),
     };
     let mut catalog_len = 0;
     let mut pages = vec![(METADATA_LEVEL, 0_u64, root)];

@@ -172,7 +172,7 @@ impl Pool {
             report,
             live: Bits::new(storage.layout.blocks()),
             units: BTreeMap::new(),
-            usage: Usage { weights: vec![0; storage.layout.segments() as usize] },
+            usage: Usage::new(storage.layout.segments() as usize),
             is_partial: false,
             progress,
         };
@@ -338,7 +338,9 @@ impl Check<'_> {
 
     fn count(&mut self, entry: Entry) {
         let segment = self.storage.layout.segment_of(entry.location);
-        self.usage.weights[segment as usize] += entry.weight();
+        // Maps that share pages for their own may have any number of references.
+        let weight = &mut self.usage.weights[segment as usize];
+        *weight = weight.saturating_add(entry.weight());
     }
 
     /// Reads the blocks of a leaf that belong to the map alone.

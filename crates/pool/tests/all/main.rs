@@ -10,6 +10,7 @@ mod devices;
 mod evacuation;
 mod faults;
 mod full;
+mod full_units;
 mod hiccups;
 mod hostile;
 mod log_changes;

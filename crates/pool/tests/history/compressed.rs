@@ -23,7 +23,7 @@ fn crash_while_cleaning_compressed_data() {
 fn crash_of_a_full_compressed_pool() {
     // What does not compress fills so few segments with four snapshots of it.
     let plan = Plan { writers: 3, steps: 200, segments: 48, snapshots: 4, every: 50, ..PLAN };
-    let total = run(1..1 + seeds(3), Plan { compression: Compression::Auto, ..plan });
+    let total = run(1..1 + seeds(3), Plan { compression: Compression::Auto, fills: true, ..plan });
     assert!(total.full > 0, "no writer found the pool full");
 }
 
