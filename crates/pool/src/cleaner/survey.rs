@@ -62,6 +62,12 @@ impl Shared {
                 return Ok(Victims::Chosen(chosen));
             }
         }
+        {
+            let mut state = self.state.lock();
+            let b = self.budget(&mut state);
+            let ev = state.evacuated.clone();
+            eprintln!("NONE {b:?} free {} reserve {} ev {ev:?} cap {} clean? weights {:?}", state.segments.free(), state.sizes.reserve, state.sizes.capacity, (0..state.segments.count() as u32).map(|s| (state.can_clean(s), state.live_in(s))).collect::<Vec<_>>());
+        }
         Ok(Victims::None)
     }
 
@@ -108,7 +114,7 @@ impl Shared {
         // A checkpoint takes half of the reserve at most. One segment is cleaned below that, because the
         // checkpoint after it gives more: a pool with a small reserve would not recover otherwise.
         let room = blocks(free.saturating_sub(reserve / 2));
-        let one = if free > reserve / 4 { u64::from(segment) } else { 0 };
+        let one = if free > state.sizes.floor { u64::from(segment) } else { 0 };
         Budget { cost_max: segment - 1, copies, room: room.max(one) }
     }
 

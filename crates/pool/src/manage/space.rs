@@ -17,6 +17,9 @@ pub(crate) struct Sizes {
     pub(crate) moving: usize,
     /// Segments that only checkpoints, deletions and the cleaner may take.
     pub(crate) reserve: usize,
+    /// Free segments up to which the cleaner copies nothing, because a checkpoint may need them. The
+    /// reserve of a small pool is less than two checkpoints may need at most, and rarely needed.
+    pub(crate) floor: usize,
     /// Blocks that volumes and their maps may have.
     pub(crate) capacity: u64,
     /// Payload of a segment of full chunks, in blocks.
@@ -62,7 +65,9 @@ impl Sizes {
         let catalog = (blocks / 64).min((CATALOG_BYTES_MAX / BLOCK_BYTES) as u64);
         let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
-        let reserve = reserve.min(u64::from(segments) / 4);
+        let most = u64::from(segments) / 4;
+        let floor = if reserve > most { 2 } else { reserve / 4 };
+        let reserve = reserve.min(most);
         let rest = (u64::from(segments) - reserve) * segment_blocks;
         let chunk = chunk_blocks(layout);
         let payload = rest / (chunk + 1) * chunk;
@@ -70,6 +75,7 @@ impl Sizes {
             recent: recent as usize,
             moving: moving as usize,
             reserve: reserve as usize,
+            floor: floor as usize,
             capacity: payload - payload / 16,
             payload: segment_blocks / (chunk + 1) * chunk,
             catalog: catalog as usize * BLOCK_BYTES,
@@ -247,6 +253,7 @@ mod tests {
         recent: 100,
         moving: 25,
         reserve: 4,
+        floor: 1,
         capacity: 1000,
         payload: 14,
         catalog: 4096,
