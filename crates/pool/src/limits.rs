@@ -124,7 +124,7 @@ pub const DAMAGED_CHECKPOINTS: u64 = 64;
 
 /// Segments that a pass of the cleaner looks at, at most, to find out what their copies would take. A
 /// look reads a few chunk headers, and pages of maps.
-pub const SURVEYS_MAX: usize = 512;
+pub const SURVEYS_MAX: usize = 16;
 
 /// Passes of the cleaner without a gain after which the pool counts as clean.
 pub const FRUITLESS_PASSES: u32 = 8;

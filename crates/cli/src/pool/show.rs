@@ -95,6 +95,10 @@ pub(super) fn pool(pool: &PoolDocument) -> String {
             let compressed = compressed(pool.data_bytes, pool.stored_bytes);
             let _ = writeln!(text, "  {} of data {compressed}", size(pool.data_bytes));
         }
+        if pool.held_bytes > 0 {
+            let held = size(pool.held_bytes);
+            let _ = writeln!(text, "  up to {held} held by dead parts of compressed data");
+        }
         let _ = writeln!(
             text,
             "  {} checkpoints; the cleaner emptied {} segments and copied {}",

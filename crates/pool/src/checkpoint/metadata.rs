@@ -21,6 +21,9 @@ use crate::ondisk::{Block, checksum};
 /// Level of the root of the metadata map.
 pub(crate) const METADATA_LEVEL: u8 = 3;
 
+/// First block of what dead parts of units hold in the metadata map.
+pub(crate) const HELD_BLOCK: u64 = 1 << 21;
+
 /// First block of the catalog in the metadata map.
 pub(crate) const CATALOG_BLOCK: u64 = 1 << 22;
 
@@ -82,6 +85,15 @@ impl Metadata {
         {
             if new != old || moved(index) {
                 blocks.push((index, Some(usage_block(new))));
+            }
+        }
+        let parts = usage.held.chunks(USAGE_PER_BLOCK);
+        for (at, (new, old)) in
+            (HELD_BLOCK..).zip(parts.zip(self.usage_on_disk.held.chunks(USAGE_PER_BLOCK)))
+        {
+            let is_hole = new.iter().all(|held| *held == 0);
+            if new != old || moved(at) {
+                blocks.push((at, (!is_hole).then(|| usage_block(new))));
             }
         }
         let before: Vec<Block> = blocks_of(&self.catalog_bytes).collect();

@@ -11,7 +11,7 @@ mod metadata;
 mod reap;
 pub(crate) mod relocate;
 
-pub(crate) use metadata::{CATALOG_BLOCK, METADATA_LEVEL};
+pub(crate) use metadata::{CATALOG_BLOCK, HELD_BLOCK, METADATA_LEVEL};
 
 use std::sync::Arc;
 
@@ -209,7 +209,7 @@ impl Shared {
         state.usage = usage;
         (state.meta_usage, state.catalog_bytes) = (meta.usage, meta.catalog_bytes);
         state.live = state.usage.total() + state.meta_usage.total();
-        state.held = state.usage.held();
+        state.held = state.usage.held(state.superblock.segment_blocks);
         state.merged = state.frozen.take();
         state.merged_blocks = state.merged.as_ref().map_or(0, |merged| merged.host_blocks);
         let (usage, meta_usage) = (&state.usage.weights, &state.meta_usage.weights);
@@ -321,7 +321,7 @@ impl Usage {
     /// the last one of a unit is often the next.
     fn count_held(&mut self, segment: usize, entry: Entry) {
         if self.weights[segment] == 0 {
-            (self.held[segment], self.dying) = (0, (0, 0));
+            (self.held[segment], self.dying, self.adding) = (0, (0, 0), 0);
             return;
         }
         let Some(unit) = entry.unit() else { return };
@@ -339,7 +339,20 @@ impl Usage {
         if entry.is_stored() {
             let segment = shared.storage.layout.segment_of(entry.location);
             self.weights[segment as usize] += entry.weight();
+            self.count_unit(segment as usize, entry);
         }
+    }
+
+    /// Blocks of a unit that no map gets are dead from the beginning: the first one that is added
+    /// counts the others as such, and each that follows takes itself off.
+    fn count_unit(&mut self, segment: usize, entry: Entry) {
+        let Some(unit) = entry.unit() else { return };
+        let held = &mut self.held[segment];
+        *held = match self.adding == entry.block() {
+            true => held.saturating_sub(entry.weight()),
+            false => held.saturating_add((u32::from(unit.blocks) - 1) * entry.weight()),
+        };
+        self.adding = entry.block();
     }
 }
 

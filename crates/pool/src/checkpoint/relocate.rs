@@ -55,10 +55,14 @@ impl Work<'_> {
     /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may move.
     pub(super) async fn relocate(&mut self, moving: &Moving) -> Result<(), IoError> {
         let mut moved = Relocated { entries: moving.blocks.clone(), weights: BTreeMap::new() };
-        for (old, new) in &moving.blocks {
-            self.retire(Entry { location: *old, ..*new })?;
-            self.add(*new);
-        }
+        // Blocks of a unit are counted in turn.
+        let mut old: Vec<Entry> =
+            moving.blocks.iter().map(|(old, new)| Entry { location: *old, ..*new }).collect();
+        old.sort_unstable_by_key(Entry::block);
+        old.into_iter().try_for_each(|entry| self.retire(entry))?;
+        let mut new: Vec<Entry> = moving.blocks.values().copied().collect();
+        new.sort_unstable_by_key(Entry::block);
+        new.into_iter().for_each(|entry| self.add(entry));
         let mut places = moving.places.iter().peekable();
         while let Some(first) = places.peek().copied() {
             let mut own = Vec::new();

@@ -305,7 +305,7 @@ impl Shared {
             }
         }
         for packed in copies.packer.add(piece) {
-            self.write_packed(packed).await?;
+            self.write_packed(packed, &mut copies.written).await?;
         }
         Ok(())
     }

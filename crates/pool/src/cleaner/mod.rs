@@ -46,6 +46,8 @@ struct Copies {
     room: Room,
     /// Blocks were left for the next pass.
     limited: bool,
+    /// Blocks of chunks.
+    written: u64,
     owners: Owners,
 }
 
@@ -78,15 +80,19 @@ impl Shared {
             Ok(victims) => victims,
             Err(error) => return Err(self.fail_cleaning(error)),
         };
-        let victims = match victims {
-            Victims::Chosen(victims) => victims,
+        let (victims, cost) = match victims {
+            Victims::Chosen(victims, cost) => (victims, cost),
             Victims::None => {
                 self.state.lock().clean = true;
                 self.progress.notify();
                 return Ok(());
             }
             Victims::Unknown => {
-                self.state.lock().wanted.cleaning = true;
+                let mut state = self.state.lock();
+                state.wanted.cleaning = true;
+                state.rounds += 1;
+                drop(state);
+                self.progress.notify();
                 return Ok(());
             }
         };
@@ -96,6 +102,7 @@ impl Shared {
             skipped: false,
             room,
             limited: false,
+            written: 0,
             owners,
         };
         let mut emptied = 0;
@@ -119,10 +126,13 @@ impl Shared {
             emptied += 1;
         }
         for packed in copies.packer.end() {
-            if let Err(error) = self.write_packed(packed).await {
+            if let Err(error) = self.write_packed(packed, &mut copies.written).await {
                 return Err(self.fail_cleaning(error));
             }
         }
+        // A chunk is not full at the end, and each cost is rounded.
+        let (written, most) = (copies.written, cost + victims.len() as u64 + 2);
+        debug_assert!(written <= most, "copies of {victims:?} take {written} blocks, not {cost}");
         let (first, (is_tried, is_whole)) =
             (victims[0], is_first_whole.expect("there are victims"));
         let live = self.state.lock().live_in(first);
@@ -160,8 +170,9 @@ impl Shared {
     }
 
     /// Writes copies as a chunk.
-    async fn write_packed(&self, packed: Packed) -> Result<(), IoError> {
+    async fn write_packed(&self, packed: Packed, written: &mut u64) -> Result<(), IoError> {
         let Packed { records, bytes, entries, .. } = packed;
+        *written += 1 + (bytes.len() / BLOCK_BYTES) as u64;
         let mut memory = chunk_memory(bytes.len() / BLOCK_BYTES).await;
         memory[BLOCK_BYTES..].copy_from_slice(&bytes);
         drop(bytes);

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use crate::compress::{GiveUp, compressed, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::ondisk::checksum;
+use crate::ondisk::page::FANOUT;
 use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::unit::{Codec, Payload, UnitPlace};
@@ -366,10 +367,9 @@ fn groups(pieces: &[Piece]) -> Vec<&[Piece]> {
     let (mut first, mut at, mut live) = (0, 0, 0);
     for cell in pieces.chunk_by(Piece::shares_cell) {
         let own: usize = cell.iter().map(Piece::live).sum();
-        let joins = |first: usize| {
-            let (key, own) = (cell[0].key(), pieces[first].key());
-            (key.0, key.1) == (own.0, own.1)
-        };
+        // A unit across many leaves could not be moved for snapshots that have each of them.
+        let leaf = |(volume, is_plain, block)| (volume, is_plain, block / FANOUT as u64);
+        let joins = |first: usize| leaf(cell[0].key()) == leaf(pieces[first].key());
         if live + own > UNIT_BLOCKS || !joins(first) {
             groups.push(&pieces[first..at]);
             (first, live) = (at, 0);

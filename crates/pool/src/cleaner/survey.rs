@@ -16,7 +16,8 @@ use crate::ondisk::unit::BLOCK_WEIGHT;
 
 /// Segments to clean.
 pub(super) enum Victims {
-    Chosen(Vec<u32>),
+    /// Also the blocks that their copies take at most.
+    Chosen(Vec<u32>, u64),
     /// Cleaning gains nothing.
     None,
     /// More segments have to be looked at.
@@ -33,11 +34,12 @@ impl Shared {
             let mut surveys = 0;
             while let Some(segment) = choice.unknown() {
                 surveys += 1;
-                if surveys > SURVEYS_MAX {
-                    let chosen = choice.chosen();
+                // Checkpoints do not wait for the looks at all segments of a large pool.
+                if surveys > SURVEYS_MAX || surveys > 1 && self.state.lock().wanted.checkpoint {
+                    let (chosen, cost) = choice.chosen();
                     return Ok(match chosen.is_empty() {
                         true => Victims::Unknown,
-                        false => Victims::Chosen(chosen),
+                        false => Victims::Chosen(chosen, cost),
                     });
                 }
                 let weight = self.state.lock().weight_of(segment);
@@ -57,16 +59,10 @@ impl Shared {
                     Err(error) => return Err(error),
                 }
             }
-            let chosen = choice.chosen();
+            let (chosen, cost) = choice.chosen();
             if !chosen.is_empty() {
-                return Ok(Victims::Chosen(chosen));
+                return Ok(Victims::Chosen(chosen, cost));
             }
-        }
-        {
-            let mut state = self.state.lock();
-            let b = self.budget(&mut state);
-            let ev = state.evacuated.clone();
-            eprintln!("NONE {b:?} free {} reserve {} ev {ev:?} cap {} clean? weights {:?}", state.segments.free(), state.sizes.reserve, state.sizes.capacity, (0..state.segments.count() as u32).map(|s| (state.can_clean(s), state.live_in(s))).collect::<Vec<_>>());
         }
         Ok(Victims::None)
     }
@@ -103,7 +99,7 @@ impl Shared {
 
     fn budget(&self, state: &mut State) -> Budget {
         let segment = self.storage.layout.segment_blocks();
-        let (free, reserve) = (state.segments.free(), state.sizes.reserve);
+        let free = state.segments.free();
         let blocks = |segments: usize| segments as u64 * u64::from(segment);
         // During an evacuation, the device has segments for what the others have no room for. Larger
         // passes then spread the checkpoint after each over more of them.
@@ -111,11 +107,10 @@ impl Shared {
         let copies = (state.sizes.recent as u64 / 2).min(blocks(free) / share);
         // Headers, and the parts of chunks by which each cost is rounded up.
         let copies = copies + copies / self.chunk_blocks() as u64 + u64::from(segment / 4);
-        // A checkpoint takes half of the reserve at most. One segment is cleaned below that, because the
-        // checkpoint after it gives more: a pool with a small reserve would not recover otherwise.
-        let room = blocks(free.saturating_sub(reserve / 2));
-        let one = if free > state.sizes.floor { u64::from(segment) } else { 0 };
-        Budget { cost_max: segment - 1, copies, room: room.max(one) }
+        // One segment is cleaned below the floor, because the checkpoint after it gives more.
+        let floor = state.sizes.floor;
+        let one = if free > floor / 2 { u64::from(segment) } else { 0 };
+        Budget { cost_max: segment - 1, copies, room: blocks(free.saturating_sub(floor)).max(one) }
     }
 
     /// What is known of the costs of segments.

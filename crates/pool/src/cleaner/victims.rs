@@ -88,9 +88,9 @@ impl Choice {
         }
     }
 
-    /// The segments, the cheapest first.
-    pub(crate) fn chosen(self) -> Vec<u32> {
-        self.chosen
+    /// The segments, the cheapest first, and their cost in all.
+    pub(crate) fn chosen(self) -> (Vec<u32>, u64) {
+        (self.chosen, self.copies)
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
         while let Some(segment) = choice.unknown() {
             choice.found(segment, real(segment));
         }
-        choice.chosen()
+        choice.chosen().0
     }
 
     #[test]

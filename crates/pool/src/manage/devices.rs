@@ -21,7 +21,7 @@ use flagstone_runtime::spawn;
 
 use super::create::{check_device, wipe};
 use super::pool::Pool;
-use super::shared::{Shared, State};
+use super::shared::{Shared, State, Waited};
 use super::space::OrderKind;
 use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
@@ -231,7 +231,7 @@ impl Pool {
             false => sizes.capacity,
         };
         // The cleaner finds out what dead parts of compressed data hold.
-        let fits = |state: &mut State, waited: u64| state.try_fit(room, waited);
+        let fits = |state: &mut State, waited: Waited| state.try_fit(room, waited);
         shared.admitted(fits).await.map_err(VolumeError::Io)?;
         let mut state = shared.state.lock();
         state.check().map_err(VolumeError::Io)?;

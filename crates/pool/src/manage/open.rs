@@ -410,8 +410,7 @@ async fn recover(
     if is_prefix && lost != LostTail::GiveUp {
         mark_incomplete(&mut catalog, &superblock.tail);
     }
-    let (mut usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
-    usage.hold_most(superblock.segment_blocks);
+    let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
     let is_live =
         |segment: u32| usage.weights[segment as usize] + meta_usage.weights[segment as usize] > 0;
     let mut segments = Segments::new(storage.layout.segments(), &log_segments, is_live);

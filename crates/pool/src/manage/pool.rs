@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 
 use super::handle::VolumeHandle;
 use super::log_device::LogDeviceStatus;
-use super::shared::{Opened, Shared, State, Update, Work, WriteOut, reservation};
+use super::shared::{
+    Opened, Reservation, Shared, State, Update, Work, WriteOut, reservation,
+};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -371,7 +373,8 @@ impl Pool {
         let more = new.encoded_len().saturating_sub(old.map_or(0, VolumeRecord::encoded_len));
         self.check_room(&state.catalog, is_new, more)?;
         let old = old.map_or(0, reservation);
-        self.check_space(state, reservation(new).saturating_sub(old))
+        let blocks = reservation(new).saturating_sub(old);
+        self.check_space(state, Reservation { blocks, pinned: 0 })
     }
 
     /// Checks that the catalog can get `count` more volumes and snapshots, and as many bytes.
@@ -394,9 +397,14 @@ impl Pool {
         }
     }
 
-    /// Checks that `more` blocks can be reserved.
-    pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
-        let supply = state.supply();
+    /// Checks that so much can be reserved.
+    pub(super) fn check_space(
+        &self,
+        state: &mut State,
+        more: Reservation,
+    ) -> Result<(), VolumeError> {
+        let supply = state.supply_with(more.pinned);
+        let more = more.blocks;
         let mut free = state.sizes.capacity.saturating_sub(supply.used());
         // What dead parts of compressed data hold is not free, although nothing counts it.
         if more > 0 && supply.is_overdrawn(&state.sizes, more) {
@@ -410,12 +418,16 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits for the cleaner while dead parts of compressed data hold the space of `more` blocks that
-    /// are to be reserved. Afterwards [`Pool::check_space`] decides.
+    /// Waits for the cleaner while dead parts of compressed data hold the space that is to be reserved.
+    /// Orders call it before their turn, so that deletions do not wait meanwhile; then
+    /// [`Pool::check_space`] decides.
     ///
     /// # Errors
     /// Of the devices.
-    pub(super) async fn clean_for(&self, more: u64) -> Result<(), VolumeError> {
+    pub(super) async fn clean_for(&self, more: Reservation) -> Result<(), VolumeError> {
+        if more.blocks == 0 {
+            return Ok(());
+        }
         let shared = self.shared();
         shared.admitted(|state, waited| state.try_clean_for(more, waited)).await?;
         Ok(())
@@ -431,10 +443,11 @@ impl Pool {
         name: &str,
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
-        let order = self.order(OrderKind::Other).await?;
         if options.thick {
-            self.clean_for(options.size_bytes / BLOCK_BYTES as u64).await?;
+            let blocks = options.size_bytes / BLOCK_BYTES as u64;
+            self.clean_for(Reservation { blocks, pinned: 0 }).await?;
         }
+        let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
             let id = state.catalog.next_id;
@@ -453,37 +466,25 @@ impl Pool {
     pub(super) async fn change(
         &self,
         name: &str,
-        change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,
+        change: impl Fn(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
-        let order = self.order(OrderKind::Other).await?;
-        let mut record = {
-            let state = self.shared().state.lock();
-            let old = state.catalog.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
+        let changed = |state: &State| {
+            let old = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?;
             let mut record = old.clone();
             change(&mut record)?;
-            if record == old {
-                return Ok(());
-            }
-            record
+            let blocks = reservation(&record).saturating_sub(reservation(old));
+            Ok::<_, VolumeError>(((record != *old).then_some(record), blocks))
         };
-        let more = |catalog: &Catalog, record: &VolumeRecord| {
-            let old = catalog.volumes.get(&record.id).map_or(0, reservation);
-            reservation(record).saturating_sub(old)
-        };
-        let needs = more(&self.shared().state.lock().catalog, &record);
-        if needs > 0 {
-            self.clean_for(needs).await?;
-        }
-        {
+        let (_, blocks) = changed(&self.shared().state.lock())?;
+        self.clean_for(Reservation { blocks, pinned: 0 }).await?;
+        let order = self.order(OrderKind::Other).await?;
+        let record = {
             let mut state = self.shared().state.lock();
-            // Checkpoints count its blocks meanwhile.
-            if let Some(now) = state.catalog.volumes.get(&record.id) {
-                (record.mapped, record.weight, record.shared) =
-                    (now.mapped, now.weight, now.shared);
-            }
+            let (Some(mut record), _) = changed(&state)? else { return Ok(()) };
             self.check(&mut state, &record)?;
             record.root = crate::ondisk::entry::Entry::HOLE;
-        }
+            record
+        };
         self.commit(order, Record::Volume(Box::new(record))).await.map(drop)
     }
 
@@ -528,7 +529,7 @@ impl Pool {
     ) -> Result<(), VolumeError> {
         self.change(name, |record| {
             record.thick = thick;
-            record.properties = properties;
+            record.properties = properties.clone();
             Ok(())
         })
         .await

@@ -115,16 +115,18 @@ pub(crate) enum WriteOut {
 pub(crate) struct Usage {
     /// In parts of a block: [`BLOCK_WEIGHT`] for each block that is stored alone.
     pub(crate) weights: Vec<u32>,
-    /// Dead blocks of units that may have live ones: the space that they may hold. An opening counts
-    /// as much of them as there may be.
+    /// Dead blocks of units that may have live ones: the space that they may hold. Units that die or
+    /// move in several steps are counted too high until their segment is free.
     pub(crate) held: Vec<u32>,
+    /// Block of the last unit of which a block was added.
+    pub(crate) adding: u64,
     /// Block of the last unit of which a block died, and the number of its blocks that did in turn.
     pub(crate) dying: (u64, u8),
 }
 
 impl Usage {
     pub(crate) fn new(segments: usize) -> Usage {
-        Usage { weights: vec![0; segments], held: vec![0; segments], dying: (0, 0) }
+        Usage { weights: vec![0; segments], held: vec![0; segments], adding: 0, dying: (0, 0) }
     }
 
     /// More segments.
@@ -140,18 +142,12 @@ impl Usage {
         weights.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
     }
 
-    /// Blocks that dead parts of units hold at most, in all segments.
-    pub(crate) fn held(&self) -> u64 {
-        let held = self.held.iter().map(|weight| u64::from(*weight));
-        held.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
-    }
-
-    /// Counts as many dead blocks of units as there may be.
-    pub(crate) fn hold_most(&mut self, segment_blocks: u32) {
+    /// Blocks that dead parts of units hold at most, in all segments of so many blocks.
+    pub(crate) fn held(&self, segment_blocks: u32) -> u64 {
         let most = segment_blocks * BLOCK_WEIGHT;
-        for (held, weight) in self.held.iter_mut().zip(&self.weights) {
-            *held = if *weight > 0 { most.saturating_sub(*weight) } else { 0 };
-        }
+        let parts = self.held.iter().zip(&self.weights);
+        let held = parts.map(|(held, weight)| u64::from(*held.min(&most.saturating_sub(*weight))));
+        held.sum::<u64>().div_ceil(BLOCK_WEIGHT.into())
     }
 }
 
@@ -207,6 +203,8 @@ pub(crate) struct State {
     pub(crate) write_out: WriteOut,
     /// Number of checkpoints since the opening.
     pub(crate) checkpoints: u64,
+    /// Number of looks of the cleaner at segments that ended without a choice.
+    pub(crate) rounds: u64,
     /// Entries and ranges that were admitted and have not taken effect.
     pub(crate) admitted: (usize, usize),
     /// What the cleaner wants out of its segments, by the next checkpoint.
@@ -280,6 +278,34 @@ impl View<'_> {
     }
 }
 
+/// For how long something has waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Waited {
+    /// Checkpoints.
+    pub(crate) checkpoints: u64,
+    /// Looks of the cleaner at segments that ended without a choice.
+    pub(crate) rounds: u64,
+}
+
+impl Waited {
+    /// Checkpoints, or so many passes that they are too many.
+    fn passes(self) -> u64 {
+        match self.checkpoints + self.rounds {
+            passes if passes >= PASSES_WAITED => passes,
+            _ => self.checkpoints,
+        }
+    }
+}
+
+/// Blocks that an order reserves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reservation {
+    pub(crate) blocks: u64,
+    /// Blocks that compressed data saves which a snapshot would keep: so far, the reservation of its
+    /// thick volume covers what it takes.
+    pub(crate) pinned: u64,
+}
+
 /// The parts of a state that recovery or creation provides.
 pub(crate) struct Opened {
     pub(crate) position: Position,
@@ -327,6 +353,7 @@ impl State {
             write_out: WriteOut::Ended,
             superblock: opened.superblock,
             checkpoints: 0,
+            rounds: 0,
             admitted: (0, 0),
             moving: Moving::default(),
             damaged: BTreeMap::new(),
@@ -352,7 +379,7 @@ impl State {
             spares: Spares::default(),
             failed: None,
         };
-        state.held = state.usage.held();
+        state.held = state.usage.held(state.superblock.segment_blocks);
         state.catalog_changed();
         state
     }
@@ -580,11 +607,16 @@ impl State {
     }
 
     pub(crate) fn supply(&mut self) -> Supply {
+        self.supply_with(0)
+    }
+
+    /// The supply if so many more blocks were saved by data that is not of thick volumes.
+    pub(crate) fn supply_with(&mut self, saved: u64) -> Supply {
         let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.recent.len());
         Supply {
             live: self.live + frozen as u64,
             reserved: self.reserved,
-            held: self.held.min(self.saved),
+            held: self.held.min(self.saved.saturating_add(saved)),
             has_thick: self.has_thick,
             entries: self.active.len() + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
@@ -599,7 +631,7 @@ impl State {
     }
 
     /// Decides whether a change may begin; `None` if it has to wait.
-    fn try_admit(&mut self, demand: &Demand, waited: u64) -> Option<Result<(), IoError>> {
+    fn try_admit(&mut self, demand: &Demand, waited: Waited) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
@@ -607,7 +639,10 @@ impl State {
         if self.position.in_flight() >= CHUNKS_UNAPPLIED {
             return None;
         }
-        let supply = self.supply();
+        let mut supply = self.supply();
+        // What frees space does not wait for a look at all segments.
+        supply.clean |= demand.blocks == 0 && waited.rounds > 0;
+        let waited = if demand.reserved { waited.checkpoints } else { waited.passes() };
         let decided = self.decide(admit(&sizes, &supply, demand, waited))?;
         if decided.is_ok() {
             self.admitted.0 += demand.entries;
@@ -618,25 +653,26 @@ impl State {
     }
 
     /// Decides whether an order may begin; `None` if it has to wait.
-    fn try_admit_order(&mut self, kind: OrderKind, waited: u64) -> Option<Result<(), IoError>> {
+    fn try_admit_order(&mut self, kind: OrderKind, waited: Waited) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
-        let supply = self.supply();
-        let decided = self.decide(admit_order(&sizes, &supply, kind, waited))?;
+        let mut supply = self.supply();
+        supply.clean |= kind == OrderKind::Deletion && waited.rounds > 0;
+        let decided = self.decide(admit_order(&sizes, &supply, kind, waited.passes()))?;
         self.want_upkeep(&sizes, &supply);
         Some(decided)
     }
 
     /// Decides whether everything fits so many blocks; `None` while the cleaner may find out that it does.
-    pub(crate) fn try_fit(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
+    pub(crate) fn try_fit(&mut self, blocks: u64, waited: Waited) -> Option<Result<(), IoError>> {
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
         let supply = self.supply();
         let fits = supply.needed() <= blocks || supply.used() > blocks;
-        if fits || supply.clean && !supply.unmerged || waited >= PASSES_WAITED {
+        if fits || supply.clean && !supply.unmerged || waited.passes() >= PASSES_WAITED {
             return Some(Ok(()));
         }
         self.decide(match supply.clean {
@@ -646,13 +682,18 @@ impl State {
     }
 
     /// Decides whether so many more blocks may be reserved; `None` while the cleaner may make room.
-    pub(crate) fn try_clean_for(&mut self, more: u64, waited: u64) -> Option<Result<(), IoError>> {
+    pub(crate) fn try_clean_for(
+        &mut self,
+        more: Reservation,
+        waited: Waited,
+    ) -> Option<Result<(), IoError>> {
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
-        let (sizes, supply) = (self.sizes, self.supply());
+        let (sizes, supply) = (self.sizes, self.supply_with(more.pinned));
+        let more = more.blocks;
         let is_hopeless = supply.used() + more > sizes.capacity;
-        let is_over = supply.clean && !supply.unmerged || waited >= PASSES_WAITED;
+        let is_over = supply.clean && !supply.unmerged || waited.passes() >= PASSES_WAITED;
         if is_hopeless || is_over || !supply.is_overdrawn(&sizes, more) {
             return Some(Ok(()));
         }
@@ -715,7 +756,7 @@ impl Shared {
     /// # Errors
     /// As [`Shared::admit`].
     pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
-        self.try_admitted(|state| state.try_admit(demand, 0))
+        self.try_admitted(|state| state.try_admit(demand, Waited::default()))
     }
 
     /// Waits until an order may begin.
@@ -726,16 +767,18 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
     }
 
-    /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
+    /// Waits for a decision, which gets how long it has waited since the first attempt, and
     /// tells the keeper about work that it asks for.
     pub(crate) async fn admitted(
         &self,
-        decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,
+        decide: impl Fn(&mut State, Waited) -> Option<Result<(), IoError>>,
     ) -> Result<(), IoError> {
         let mut first = None;
         let decided = self.progress.wait_for(|| {
             self.try_admitted(|state| {
-                let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
+                let now = (state.checkpoints, state.rounds);
+                let (checkpoints, rounds) = *first.get_or_insert(now);
+                let waited = Waited { checkpoints: now.0 - checkpoints, rounds: now.1 - rounds };
                 decide(state, waited)
             })
         });

@@ -12,7 +12,7 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::time::wall_clock;
 
 use super::pool::{Order, Pool};
-use super::shared::{Shared, Turn, reservation};
+use super::shared::{Reservation, Shared, State, Turn, reservation};
 use super::space::OrderKind;
 use super::volume::PoolVolume;
 use crate::error::VolumeError;
@@ -116,6 +116,17 @@ impl Pool {
         Ok(turn)
     }
 
+    /// What thick volumes need in addition when a snapshot keeps what they have.
+    fn kept_by_snapshot(&self, state: &State, volumes: &[&str]) -> Reservation {
+        let thick = volumes.iter().filter_map(|name| state.catalog.by_name(name));
+        let mut kept = Reservation::default();
+        for volume in thick.filter(|volume| volume.thick) {
+            kept.blocks = kept.blocks.saturating_add(volume.blocks - reservation(volume));
+            kept.pinned = kept.pinned.saturating_add(volume.saved());
+        }
+        kept
+    }
+
     fn unknown_snapshot(&self, name: &str) -> VolumeError {
         let (pool, name) = (self.shared().name.clone(), name.to_owned());
         VolumeError::UnknownSnapshot { pool, name }
@@ -133,26 +144,18 @@ impl Pool {
         name: &str,
         id: PoolId,
     ) -> Result<PreparedSnapshot, VolumeError> {
-        let order = self.order(OrderKind::Other).await?;
         if !is_name(name) {
             return Err(VolumeError::Field("name"));
         }
         if !(1..=SNAPSHOT_GROUP_MAX).contains(&volumes.len()) {
             return Err(VolumeError::Field("number of volumes"));
         }
-        let more = {
-            let state = self.shared().state.lock();
-            let thick = volumes.iter().filter_map(|name| state.catalog.by_name(name));
-            let thick = thick.filter(|volume| volume.thick);
-            thick.map(|volume| volume.blocks - reservation(volume)).fold(0, u64::saturating_add)
-        };
-        if more > 0 {
-            self.clean_for(more).await?;
-        }
+        let more = self.kept_by_snapshot(&self.shared().state.lock(), volumes);
+        self.clean_for(more).await?;
+        let order = self.order(OrderKind::Other).await?;
         let mut ids = Vec::with_capacity(volumes.len());
         {
             let mut state = self.shared().state.lock();
-            let mut more = 0;
             for volume in volumes {
                 let found = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
                 if found.incomplete {
@@ -163,13 +166,11 @@ impl Pool {
                     let pool = self.shared().name.clone();
                     return Err(VolumeError::SnapshotExists { pool, name: full });
                 }
-                if found.thick {
-                    more += found.blocks - reservation(found);
-                }
                 ids.push(found.id);
             }
             let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
             self.check_room(&state.catalog, ids.len(), bytes)?;
+            let more = self.kept_by_snapshot(&state, volumes);
             self.check_space(&mut state, more)?;
         }
         let turn = self.keeper_turn().await?;
@@ -276,28 +277,30 @@ impl Pool {
     /// [`VolumeError`] for an unknown volume or snapshot, a reservation of a thick volume that no
     /// longer fits, and errors of the devices.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
-        let order = self.order(OrderKind::Other).await?;
         let full = format!("{volume}@{snapshot}");
+        let needed = |target: &VolumeRecord, found: &VolumeRecord| match target.thick {
+            true => Reservation {
+                blocks: found.blocks.saturating_sub(reservation(target)),
+                // It is kept until it is reaped.
+                pinned: target.saved(),
+            },
+            false => Reservation::default(),
+        };
         let more = {
             let state = self.shared().state.lock();
-            let thick = state.catalog.by_name(volume).filter(|volume| volume.thick);
+            let target = state.catalog.by_name(volume);
             let found = state.catalog.snapshot_by_name(&full);
-            let blocks = thick.zip(found).map(|(_, found)| found.blocks);
-            blocks.unwrap_or(0).saturating_sub(thick.map_or(0, reservation))
+            target.zip(found).map(|(target, found)| needed(target, found))
         };
-        if more > 0 {
-            self.clean_for(more).await?;
-        }
+        self.clean_for(more.unwrap_or_default()).await?;
+        let order = self.order(OrderKind::Other).await?;
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
             let target = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
             let found = state.catalog.snapshot_by_name(&full);
             let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
             let ids = (target.id, found.id);
-            let more = match target.thick {
-                true => found.blocks.saturating_sub(reservation(target)),
-                false => 0,
-            };
+            let more = needed(target, found);
             let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
             self.check_room(&state.catalog, 1, hidden)?;
             self.check_space(&mut state, more)?;

@@ -17,8 +17,8 @@ pub(crate) struct Sizes {
     pub(crate) moving: usize,
     /// Segments that only checkpoints, deletions and the cleaner may take.
     pub(crate) reserve: usize,
-    /// Free segments up to which the cleaner copies nothing, because a checkpoint may need them. The
-    /// reserve of a small pool is less than two checkpoints may need at most, and rarely needed.
+    /// Free segments that the cleaner leaves for a checkpoint. The reserve of a small pool is less than
+    /// two checkpoints may take, which they do not.
     pub(crate) floor: usize,
     /// Blocks that volumes and their maps may have.
     pub(crate) capacity: u64,
@@ -63,10 +63,10 @@ impl Sizes {
         let moving = (recent / 4).max(32);
         // A deleted volume moves all that follow it in the catalog, so a checkpoint may write all.
         let catalog = (blocks / 64).min((CATALOG_BYTES_MAX / BLOCK_BYTES) as u64);
-        let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 2 * usage + 8;
+        let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 4 * usage + 10;
         let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
         let most = u64::from(segments) / 4;
-        let floor = if reserve > most { 2 } else { reserve / 4 };
+        let floor = if reserve > most { 2 } else { reserve / 2 };
         let reserve = reserve.min(most);
         let rest = (u64::from(segments) - reserve) * segment_blocks;
         let chunk = chunk_blocks(layout);

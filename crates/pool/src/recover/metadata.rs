@@ -1,7 +1,7 @@
 //! Metadata of the last checkpoint: usage table and catalog, read through the metadata map.
 
 use super::superblocks::device_error;
-use crate::checkpoint::{CATALOG_BLOCK, METADATA_LEVEL};
+use crate::checkpoint::{CATALOG_BLOCK, HELD_BLOCK, METADATA_LEVEL};
 use crate::error::PoolError;
 use crate::limits::BLOCK_BYTES;
 use crate::manage::shared::Usage;
@@ -113,13 +113,17 @@ impl Checkpoint {
         block: &Block,
         segment_blocks: u32,
     ) -> Result<(), FormatError> {
-        let weight_max = BLOCK_WEIGHT * segment_blocks;
+        let (index, table, weight_max) = match index.checked_sub(HELD_BLOCK) {
+            // It may be too high.
+            Some(index) => (index, &mut self.usage.held, u32::MAX),
+            None => (index, &mut self.usage.weights, BLOCK_WEIGHT * segment_blocks),
+        };
         let first = usize::try_from(index).unwrap_or(usize::MAX).saturating_mul(USAGE_PER_BLOCK);
         let counts = block
             .chunks(4)
             .map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
         for (segment, count) in (first..).zip(counts) {
-            match self.usage.weights.get_mut(segment) {
+            match table.get_mut(segment) {
                 Some(usage) if count <= weight_max => *usage = count,
                 None if count == 0 => {}
                 _ => return Err(FormatError::Field("live blocks")),

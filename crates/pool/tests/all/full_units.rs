@@ -217,3 +217,95 @@ fn whole_units_that_die_hold_nothing() {
         assert!((25..=40).contains(&held), "{held}");
     });
 }
+
+/// Units of which seven blocks die before a checkpoint counts them.
+async fn write_and_thin_out(volume: &PoolVolume, count: usize, rng: &mut Rng) {
+    for number in 0..count as u64 {
+        let data = Buf::copy_of(&equal(rng)).unwrap();
+        volume.write(8 * number * BLOCK, data, false).await.unwrap();
+        volume.discard((8 * number + 1) * BLOCK, 7 * BLOCK).await.unwrap();
+    }
+}
+
+#[test]
+fn parts_that_die_before_a_checkpoint_hold_their_space() {
+    for crash in [false, true] {
+        simulate(async move {
+            let (pool, trace, size) = pool(64).await;
+            let v = pool.create_volume("v", &volume(1 << 20, Compression::Lz4)).await.unwrap();
+            let capacity = pool.status().capacity_bytes / BLOCK;
+            write_and_thin_out(&v, capacity as usize / 2, &mut Rng::new(4)).await;
+            v.flush().await.unwrap();
+            let pool = if crash {
+                drop((v, pool));
+                let (devices, _) = crate::common::disks(crate::common::durable(&trace), size, 0);
+                Pool::open(devices).await.unwrap()
+            } else {
+                pool.checkpoint().await.unwrap();
+                pool
+            };
+            let status = pool.status();
+            let needed = status.used_bytes + status.held_bytes;
+            assert!(needed * 2 > status.capacity_bytes * 9 / 10, "{status:?}");
+            let thick = VolumeOptions { thick: true, ..volume(capacity * 9 / 10, Compression::Off) };
+            let refused = pool.create_volume("db", &thick).await.err().unwrap();
+            assert!(matches!(refused, VolumeError::NoSpace { .. }), "{refused}");
+        });
+    }
+}
+
+#[test]
+fn snapshot_of_a_thick_volume_needs_space_of_dead_parts() {
+    simulate(async {
+        let (pool, ..) = pool(64).await;
+        let capacity = pool.status().capacity_bytes / BLOCK;
+        let blocks = capacity * 3 / 4 / 8 * 8;
+        let thick = VolumeOptions { thick: true, ..volume(blocks, Compression::Lz4) };
+        let db = pool.create_volume("db", &thick).await.unwrap();
+        let mut rng = Rng::new(5);
+        for first in (0..blocks).step_by(8) {
+            let mut half = Vec::new();
+            for _ in 0..4 {
+                half.extend(&equal(&mut rng)[..BLOCK as usize]);
+            }
+            let data = Buf::copy_of(&half.repeat(2)).unwrap();
+            db.write(first * BLOCK, data, false).await.unwrap();
+        }
+        pool.checkpoint().await.unwrap();
+        for first in (0..blocks).step_by(8) {
+            db.discard((first + 4) * BLOCK, 4 * BLOCK).await.unwrap();
+        }
+        pool.checkpoint().await.unwrap();
+        let refused = pool.create_snapshot(&["db"], "s").await.err();
+        assert!(matches!(refused, Some(VolumeError::NoSpace { .. })), "{:?}", pool.status());
+        for first in 0..blocks {
+            let data = Buf::copy_of(&noise(&mut rng)).unwrap();
+            let written = db.write(first * BLOCK, data, false).await;
+            assert_eq!(written, Ok(()), "{first} {:?}", pool.status());
+        }
+    });
+}
+
+/// What is held is kept with the pool, so an opening shows it as it is.
+#[test]
+fn dead_parts_are_counted_across_openings() {
+    simulate(async {
+        let (pool, trace, size) = pool(64).await;
+        let v = pool.create_volume("v", &volume(4000, Compression::Lz4)).await.unwrap();
+        for stamp in 1..3 {
+            for first in (0..2000).step_by(80) {
+                write(&v, first..first + 80, stamp).await;
+            }
+            pool.checkpoint().await.unwrap();
+        }
+        for block in (0..2000).step_by(8) {
+            write(&v, block..block + 1, 7).await;
+        }
+        pool.checkpoint().await.unwrap();
+        let held = pool.status().held_bytes;
+        assert!(held > 0);
+        drop(v);
+        let (pool, _) = reopened(pool, &trace, size).await;
+        assert_eq!(pool.status().held_bytes, held);
+    });
+}

@@ -59,9 +59,11 @@ pub struct PoolDocument {
     pub data_bytes: u64,
     /// The same, compressed.
     pub stored_bytes: u64,
+    /// Space that dead parts of compressed data hold beyond `used_bytes`, at most.
+    pub held_bytes: u64,
     /// Space reserved for thick volumes beyond what they use.
     pub reserved_bytes: u64,
-    /// Used and reserved space, in percent of the capacity, rounded down.
+    /// Used, held and reserved space, in percent of the capacity, rounded down.
     pub used_percent: u64,
     /// The highest of 80, 90, 95 and 100 percent that it has reached; 0 below them.
     pub threshold_percent: u64,

@@ -340,6 +340,7 @@ fn document(server: &Server, name: &str, slot: &PoolSlot) -> PoolDocument {
         used_bytes: status.used_bytes,
         data_bytes: status.data_bytes,
         stored_bytes: status.stored_bytes,
+        held_bytes: status.held_bytes,
         reserved_bytes: status.reserved_bytes,
         used_percent: used_percent(&status),
         threshold_percent: Fullness::of(&status).0,
@@ -433,7 +434,7 @@ pub(super) fn place(server: &Server, volume: &ServedVolume) -> Option<PoolPlaceD
 
 type PoolNumber = fn(&PoolDocument) -> u64;
 
-const FAMILIES: [(&str, &str, PoolNumber); 13] = [
+const FAMILIES: [(&str, &str, PoolNumber); 14] = [
     ("flagstone_pool_open", "1 while the pool is open and has not failed, else 0.", |pool| {
         (pool.state == PoolStateName::Open).into()
     }),
@@ -443,10 +444,15 @@ const FAMILIES: [(&str, &str, PoolNumber); 13] = [
     ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
     (
         "flagstone_pool_data_bytes",
-        "Data of all volumes and snapshots before compression; shared data counts for each.",
+        "Data of the volumes before compression; shared data counts for each.",
         |pool| pool.data_bytes,
     ),
     ("flagstone_pool_stored_bytes", "The same, compressed.", |pool| pool.stored_bytes),
+    (
+        "flagstone_pool_held_bytes",
+        "Space that dead parts of compressed data hold, at most.",
+        |pool| pool.held_bytes,
+    ),
     (
         "flagstone_pool_reserved_bytes",
         "Space reserved for thick volumes beyond what they use.",
@@ -454,7 +460,7 @@ const FAMILIES: [(&str, &str, PoolNumber); 13] = [
     ),
     (
         "flagstone_pool_threshold_percent",
-        "Highest of 80, 90, 95 and 100 percent reached by used and reserved space.",
+        "Highest of 80, 90, 95 and 100 percent reached by used, held and reserved space.",
         |pool| pool.threshold_percent,
     ),
     ("flagstone_pool_volumes_unserved", "Volumes of the pool that are not served.", |pool| {
