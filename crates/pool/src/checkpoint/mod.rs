@@ -312,16 +312,20 @@ impl Usage {
                 tracing::error!(pool = shared.name, segment, "live blocks are miscounted");
                 IoError::ReadFault
             })?;
-            self.count_held(segment as usize, entry);
+            let is_in = |block: u64| shared.storage.layout.segment_of(block) == segment;
+            self.count_held(segment as usize, entry, is_in);
         }
         Ok(())
     }
 
     /// A dead block of a unit keeps its space while others are live. Blocks of a map die in order, so
     /// the last one of a unit is often the next.
-    fn count_held(&mut self, segment: usize, entry: Entry) {
+    fn count_held(&mut self, segment: usize, entry: Entry, is_in: impl Fn(u64) -> bool) {
         if self.weights[segment] == 0 {
-            (self.held[segment], self.dying, self.adding) = (0, (0, 0), 0);
+            self.held[segment] = 0;
+            // Its blocks may get other units.
+            self.dying = if is_in(self.dying.0) { (0, 0) } else { self.dying };
+            self.adding = if is_in(self.adding) { 0 } else { self.adding };
             return;
         }
         let Some(unit) = entry.unit() else { return };

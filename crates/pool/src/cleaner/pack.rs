@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 use crate::compress::{GiveUp, compressed, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::ondisk::checksum;
-use crate::ondisk::page::FANOUT;
 use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
 use crate::ondisk::entry::Entry;
+use crate::ondisk::page::FANOUT;
 use crate::ondisk::unit::{Codec, Payload, UnitPlace};
 
 /// Stored blocks of the pieces that are sorted together: 1 MiB.

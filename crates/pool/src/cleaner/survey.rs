@@ -24,6 +24,11 @@ pub(super) enum Victims {
     Unknown,
 }
 
+/// Most that a segment may cost to be cleaned: the checkpoint after it takes space, too.
+fn cost_max(segment_blocks: u32) -> u32 {
+    segment_blocks - (segment_blocks / 64).max(2)
+}
+
 impl Shared {
     /// Chooses the segments to clean.
     ///
@@ -109,15 +114,17 @@ impl Shared {
         let copies = copies + copies / self.chunk_blocks() as u64 + u64::from(segment / 4);
         // One segment is cleaned below the floor, because the checkpoint after it gives more.
         let floor = state.sizes.floor;
+        let free = free + state.segments.last_resort();
         let one = if free > floor / 2 { u64::from(segment) } else { 0 };
-        Budget { cost_max: segment - 1, copies, room: blocks(free.saturating_sub(floor)).max(one) }
+        let room = blocks(free.saturating_sub(floor)).max(one);
+        Budget { cost_max: cost_max(segment), copies, room }
     }
 
     /// What is known of the costs of segments.
     fn costs(&self, state: &State, segments: Vec<u32>) -> Vec<(u32, Cost)> {
         let chunk_blocks = self.chunk_blocks();
         let has_units = state.has_units();
-        let cost_max = self.storage.layout.segment_blocks() - 1;
+        let cost_max = cost_max(self.storage.layout.segment_blocks());
         let cost = |segment: u32| {
             let weight = state.weight_of(segment);
             let blocks = cost_of_blocks(weight, chunk_blocks);

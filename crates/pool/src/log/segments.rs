@@ -69,6 +69,12 @@ impl Segments {
         self.free.len()
     }
 
+    /// Number of free segments of a device that is evacuated, which are used when there are no others.
+    pub fn last_resort(&self) -> usize {
+        let is_free = |segment: &u32| self.uses[*segment as usize] == Use::Withheld;
+        self.drained.clone().map_or(0, |range| range.filter(is_free).count())
+    }
+
     /// Number of segments of the log since the last checkpoint.
     pub fn in_log(&self) -> usize {
         self.log.len()

@@ -10,9 +10,7 @@ use parking_lot::Mutex;
 
 use super::handle::VolumeHandle;
 use super::log_device::LogDeviceStatus;
-use super::shared::{
-    Opened, Reservation, Shared, State, Update, Work, WriteOut, reservation,
-};
+use super::shared::{Opened, Reservation, Shared, State, Update, Work, WriteOut, reservation};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};

@@ -247,7 +247,8 @@ fn parts_that_die_before_a_checkpoint_hold_their_space() {
             let status = pool.status();
             let needed = status.used_bytes + status.held_bytes;
             assert!(needed * 2 > status.capacity_bytes * 9 / 10, "{status:?}");
-            let thick = VolumeOptions { thick: true, ..volume(capacity * 9 / 10, Compression::Off) };
+            let thick =
+                VolumeOptions { thick: true, ..volume(capacity * 9 / 10, Compression::Off) };
             let refused = pool.create_volume("db", &thick).await.err().unwrap();
             assert!(matches!(refused, VolumeError::NoSpace { .. }), "{refused}");
         });
