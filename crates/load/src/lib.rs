@@ -1,6 +1,6 @@
 //! Load generator (closed loop) and data verifier.
 //!
-//! [`run`] keeps `depth` I/Os of a [`LoadJob`] in flight against a device and measures IOPS,
+//! [`run`](fn@run) keeps `depth` I/Os of a [`LoadJob`] in flight against a device and measures IOPS,
 //! throughput, and latency with a histogram. With [`LoadJob::verify`] it writes self-describing
 //! blocks and reports every block that is lost, torn, stale, misplaced or foreign.
 //!
@@ -14,7 +14,7 @@
 //! - The same seed gives the same I/Os in the same order on each core.
 //!
 //! Read in this order: [`job`] (settings), `plan` (the next I/O), `lane` (the loop of one core),
-//! [`run`], [`results`]. The verifier is independent, in [`verify`]: it does no I/O, and simulators
+//! [`run`](fn@run), [`results`]. The verifier is independent, in [`verify`]: it does no I/O, and simulators
 //! use it as well as jobs.
 
 #![allow(missing_docs, reason = "the names of most members say it")]

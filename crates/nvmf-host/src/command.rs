@@ -162,7 +162,7 @@ impl CommandSlots {
         ended
     }
 
-    /// Like [`CommandSlots::take`], but keeps the slot until [`CommandSlots::release`].
+    /// Like [`CommandSlots::poll`], but keeps the slot until [`CommandSlots::release`].
     #[inline]
     pub(super) fn poll_kept(
         &mut self,

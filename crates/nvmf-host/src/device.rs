@@ -27,7 +27,7 @@ use flagstone_transport::WaitGroup;
 /// Namespace of a remote subsystem, reached over NVMe/TCP.
 ///
 /// Each core that uses it connects on its first call. Broken connections are re-established; see
-/// the [crate](crate) for the guarantees. Dropping the device closes the connections after the
+/// the [crate] for the guarantees. Dropping the device closes the connections after the
 /// calls in flight have ended.
 pub struct RemoteDevice {
     params: Arc<ConnectParams>,

@@ -1,7 +1,7 @@
 //! diskspd front end: executes diskspd 2.2 command lines with fio, and prints diskspd's text and
 //! XML reports in the form that existing parsers read.
 //!
-//! [`parse`] reads the command line, [`translate`] converts it into a fio job with warnings for
+//! [`mod@parse`] reads the command line, [`translate`] converts it into a fio job with warnings for
 //! differences, [`report`] collects the results, [`text`] and [`xml`] print them.
 
 mod distribution;

@@ -263,7 +263,7 @@ impl StatsLayer {
         (StatsLayer::with(child, counters.clone()), counters)
     }
 
-    /// The same with existing counters, from [`Counters::new`].
+    /// The same with existing counters.
     pub fn with(child: SharedDevice, counters: Arc<Counters>) -> StatsLayer {
         StatsLayer { child, counters, exclusion: Arc::default() }
     }

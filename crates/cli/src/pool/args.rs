@@ -54,7 +54,7 @@ pub(crate) struct VolumeArgs {
 pub(crate) enum VolumeCommand {
     /// Create a volume in a pool, and serve it
     Create(CreateVolumeArgs),
-    /// Show all volumes, as flagstone status does
+    /// Show all volumes: kind, device or pool, size and space in use
     List(QueryArgs),
     /// Show one volume, as flagstone status VOLUME does
     Show(StatusArgs),

@@ -6,6 +6,7 @@ mod show;
 mod snapshot;
 mod stream;
 mod verify;
+mod volumes;
 
 use std::path::PathBuf;
 
@@ -18,7 +19,7 @@ use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 use crate::status::server::read;
-use crate::status::{self, StatusArgs, run_client};
+use crate::status::{self, run_client};
 use args::{
     LossArgs, OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs,
     VolumeCommand,
@@ -56,9 +57,7 @@ pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
 
 pub(crate) fn run_volume(args: &VolumeArgs) -> Result<Exit, Failure> {
     match &args.command {
-        VolumeCommand::List(query) => {
-            status::run(&StatusArgs { volume: None, query: query.clone() })
-        }
+        VolumeCommand::List(query) => volumes::list(query),
         VolumeCommand::Show(args) if args.volume.is_none() => {
             Err(Failure::usage("name the volume to show; flagstone volume list shows all"))
         }

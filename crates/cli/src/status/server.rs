@@ -26,8 +26,8 @@ const TOKEN_BYTES: u64 = 4096;
 /// The server that a command asks.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct ApiArgs {
-    /// The server's API: its Unix socket, which it prints at startup, or https://HOST[:PORT] on
-    /// another machine; the default sockets if not given
+    /// The server's API: its Unix socket, which it prints at startup, or https://HOST or
+    /// https://HOST:PORT on another machine; the default sockets if not given
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) api: Option<String>,
     /// For https: file with the user's token, mode 0600

@@ -110,7 +110,7 @@ pub(super) fn all(
 }
 
 /// Why this node does not serve an open volume to hosts; `None` if it does, or is about to open it.
-fn not_served(volume: &VolumeDocument) -> Option<String> {
+pub(crate) fn not_served(volume: &VolumeDocument) -> Option<String> {
     let mirror = volume.mirror.as_ref().filter(|_| volume.pending.is_none())?;
     let why = match &mirror.replica {
         Some(replica) if replica.serving => return None,

@@ -1,5 +1,5 @@
 //! Owner of a mirror's arbitration: one task that takes the steps which
-//! [`step`](crate::state::arbitration::step) decides, one after the other.
+//! [`step`] decides, one after the other.
 //!
 //! A race is abandoned as soon as another step is due. Its last write may still take effect at the
 //! arbiter, so nothing is concluded from it: the node stays contested, and the next race reads first.

@@ -1,7 +1,7 @@
 //! Room of a replica: space on its devices into which the volume could grow, and zeroing it.
 //!
 //! Space that is only announced may be taken back. It is not used, and no device is made larger for
-//! it, before [`super::resize`].
+//! it, before a [resize](crate::manage::resize).
 
 use super::*;
 

@@ -69,11 +69,11 @@ pub enum LegPhase {
 pub enum HandshakeOutcome {
     /// The peer leads.
     Following,
-    /// See [`crate::agree::plan::HandshakePlan::AwaitStepDown`].
+    /// See [`crate::agree::plan::Plan::AwaitStepDown`].
     AwaitStepDown,
-    /// See [`crate::agree::plan::HandshakePlan::Idle`].
+    /// See [`crate::agree::plan::Plan::Idle`].
     Idle,
-    /// See [`crate::agree::plan::HandshakePlan::SplitBrain`].
+    /// See [`crate::agree::plan::Plan::SplitBrain`].
     SplitBrain,
     /// Unrelated or incompatible.
     Mismatch,

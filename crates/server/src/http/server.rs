@@ -3,7 +3,7 @@
 //! Invariants: each listener has its own connection limits, so peers of one cannot exhaust another. At
 //! a limit, a new connection takes the place of the quietest one of the peer with the most, so that
 //! peers that are silent or slow do not keep others out. Dropping an [`HttpServer`] ends its thread
-//! and every connection within [`STOP_PATIENCE`](limits::STOP_PATIENCE). A call that core 0 has begun
+//! and every connection within [`STOP_PATIENCE`]. A call that core 0 has begun
 //! continues to its end.
 
 use std::cell::RefCell;

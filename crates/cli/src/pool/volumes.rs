@@ -1,0 +1,145 @@
+//! `flagstone volume list`: where the data of each volume is.
+
+use flagstone_runtime::time;
+use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
+use flagstone_units::display::size;
+use flagstone_units::size_text;
+
+use crate::columns::{Left, Right, lines};
+use crate::exit::{Exit, Failure};
+use crate::status::server::read;
+use crate::status::table::not_served;
+use crate::status::{QueryArgs, run_client};
+
+pub(super) fn list(args: &QueryArgs) -> Result<Exit, Failure> {
+    run_client(async || {
+        let mut server = args.server()?;
+        loop {
+            let body = server.get_text("/v1/volumes")?;
+            let text = match args.json {
+                true => args.as_json(body)?,
+                false => table(&read::<VolumesDocument>(body.as_bytes())?.volumes),
+            };
+            if !args.show(&text)? {
+                return Ok(Exit::Success);
+            }
+            time::sleep(args.interval).await;
+        }
+    })
+}
+
+fn table(volumes: &[VolumeDocument]) -> String {
+    if volumes.is_empty() {
+        return "no volumes; next: flagstone volume create NAME --pool POOL --size SIZE\n"
+            .to_owned();
+    }
+    let head = [
+        ("volume", Left),
+        ("kind", Left),
+        ("on", Left),
+        ("size", Right),
+        ("used", Right),
+        ("hosts", Right),
+        ("state", Left),
+        ("clone of", Left),
+    ];
+    let rows: Vec<Vec<String>> = volumes.iter().map(row).collect();
+    lines(&head, &rows).iter().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+fn row(volume: &VolumeDocument) -> Vec<String> {
+    let place = volume.pool.as_ref();
+    vec![
+        volume.name.clone(),
+        kind(volume),
+        volume.devices.join(", "),
+        match &volume.pending {
+            Some(_) => "-".to_owned(),
+            None => size_text(volume.size_bytes),
+        },
+        place.map_or("-".to_owned(), |place| size(place.used_bytes)),
+        volume.connections.len().to_string(),
+        state(volume).to_owned(),
+        place.and_then(|place| place.origin.clone()).unwrap_or_default(),
+    ]
+}
+
+fn kind(volume: &VolumeDocument) -> String {
+    let space = match &volume.pool {
+        Some(place) if place.thick => Some("thick"),
+        Some(_) => Some("thin"),
+        None => None,
+    };
+    match (space, &volume.mirror) {
+        (Some(space), Some(_)) => format!("{space}, mirrored"),
+        (Some(space), None) => space.to_owned(),
+        (None, Some(_)) => "mirrored".to_owned(),
+        (None, None) => "plain".to_owned(),
+    }
+}
+
+fn state(volume: &VolumeDocument) -> &'static str {
+    match volume {
+        volume if volume.pending.is_some() => "not open",
+        volume if not_served(volume).is_some() => "not served here",
+        volume if volume.flush_failed => "rejects writes",
+        volume if volume.read_only => "read-only",
+        _ => "served",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_server::api::document::PendingDocument;
+    use flagstone_server::api::pool_document::PoolPlaceDocument;
+
+    use super::*;
+
+    fn on(name: &str, device: &str) -> VolumeDocument {
+        VolumeDocument {
+            name: name.to_owned(),
+            size_bytes: 200 << 30,
+            devices: vec![device.to_owned()],
+            ..VolumeDocument::default()
+        }
+    }
+
+    #[test]
+    fn list_shows_where_the_data_is() {
+        let place = |thick, origin: Option<&str>| PoolPlaceDocument {
+            name: "fast".to_owned(),
+            thick,
+            used_bytes: 47 << 20,
+            origin: origin.map(str::to_owned),
+            settings: serde_json::Map::new(),
+        };
+        let volumes = [
+            VolumeDocument { read_only: true, ..on("db", "disk.img") },
+            VolumeDocument { pool: Some(place(true, None)), ..on("orders", "pool:fast") },
+            VolumeDocument {
+                pool: Some(place(false, Some("orders@monday"))),
+                ..on("test", "pool:fast")
+            },
+            VolumeDocument {
+                pending: Some(PendingDocument {
+                    reason: "connection refused".to_owned(),
+                    attempts: 1,
+                    seconds: 2.0,
+                    next_seconds: None,
+                }),
+                ..on("far", "nbd://10.0.0.2/x")
+            },
+        ];
+        assert_eq!(
+            table(&volumes),
+            "\
+volume  kind   on                  size      used  hosts  state      clone of
+db      plain  disk.img          200GiB         -      0  read-only
+orders  thick  pool:fast         200GiB  47.0 MiB      0  served
+test    thin   pool:fast         200GiB  47.0 MiB      0  served     orders@monday
+far     plain  nbd://10.0.0.2/x       -         -      0  not open
+"
+        );
+        assert!(table(&[]).starts_with("no volumes; next: flagstone volume create"));
+    }
+}
