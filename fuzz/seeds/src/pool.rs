@@ -68,9 +68,12 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         Record::Moved { volume: 1, block: 8, old: unit_location(), birth: 2 },
         Record::Page { place: PagePlace { level: 0, ..place }, birth: 3 },
     ];
+    // Blocks that followed each other have a short form.
+    let run = (8..10).map(|block| Record::Moved { volume: 1, block, old: 292 + block, birth: 2 });
     let records = vec![
-        Record::Unit { volume: 1, block: 16, count: 8, stored: 3 },
+        Record::Unit { volume: 1, block: 16, count: 8, stored: 2 },
         Record::MovedUnit { stored: 1, parts: copies },
+        Record::MovedUnit { stored: 1, parts: run.collect() },
     ];
     ChunkHeader { records, ..header.clone() }.encode(&mut block);
     put(corpus, "units", 1, 17, &block)?;

@@ -22,7 +22,7 @@ use flagstone_runtime::spawn;
 use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::{Shared, State, Waited};
-use super::space::OrderKind;
+use super::space::{OrderKind, Sizes};
 use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
@@ -202,19 +202,38 @@ impl Pool {
         written
     }
 
+    /// Segments and sizes without a device, and the blocks for which the others have room then.
+    fn sizes_without(&self, index: usize) -> (u32, Sizes, u64) {
+        let layout = &self.shared().storage.layout;
+        let rest = layout.usable_segments() - layout.segments_on(index).len() as u32;
+        let sizes = self.shared().sizes.within(layout, rest);
+        let room = match rest < EVACUATION_SEGMENTS {
+            true => sizes.capacity / 4 * 3,
+            false => sizes.capacity,
+        };
+        (rest, sizes, room)
+    }
+
     /// Begins to move everything from a device to the others. It is written to only while the others
     /// have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
     pub async fn evacuate(&self, device: &str) -> Result<Evacuation, DeviceOrderError> {
+        let shared = self.shared();
+        let find = || shared.storage.devices.present().find(|(_, named)| named.name == device);
+        if let Some((index, _)) = find() {
+            // The cleaner finds out what dead parts of compressed data hold. Deletions go on meanwhile.
+            let (_, _, room) = self.sizes_without(index);
+            let fits = |state: &mut State, waited: Waited| state.try_fit(room, waited);
+            shared.admitted(fits).await.map_err(VolumeError::Io)?;
+        }
         // A device that is being added has its segments only after that.
         let _order = self.order(OrderKind::Deletion).await?;
         // What was overwritten since the last one counts as used.
         self.checkpoint().await.map_err(VolumeError::Io)?;
-        let shared = self.shared();
         let pool = || shared.name.clone();
-        let found = shared.storage.devices.present().find(|(_, named)| named.name == device);
+        let found = find();
         let device = device.to_owned();
         let Some((index, _)) = found else {
             return Err(DeviceOrderError::Unknown { pool: pool(), device });
@@ -222,17 +241,8 @@ impl Pool {
         if shared.storage.devices.present().count() == 1 {
             return Err(DeviceOrderError::Last { pool: pool(), device });
         }
-        let layout = &shared.storage.layout;
-        let range = layout.segments_on(index);
-        let rest = layout.usable_segments() - range.len() as u32;
-        let sizes = shared.sizes.within(layout, rest);
-        let room = match rest < EVACUATION_SEGMENTS {
-            true => sizes.capacity / 4 * 3,
-            false => sizes.capacity,
-        };
-        // The cleaner finds out what dead parts of compressed data hold.
-        let fits = |state: &mut State, waited: Waited| state.try_fit(room, waited);
-        shared.admitted(fits).await.map_err(VolumeError::Io)?;
+        let range = shared.storage.layout.segments_on(index);
+        let (rest, sizes, room) = self.sizes_without(index);
         let mut state = shared.state.lock();
         state.check().map_err(VolumeError::Io)?;
         if state.evacuated.is_some() {
