@@ -41,7 +41,7 @@ impl Shared {
                 surveys += 1;
                 // Checkpoints do not wait for the looks at all segments of a large pool.
                 if surveys > SURVEYS_MAX || surveys > 1 && self.state.lock().wanted.checkpoint {
-                    let (chosen, cost) = choice.chosen();
+                    let (chosen, cost) = choice.chosen_so_far();
                     return Ok(match chosen.is_empty() {
                         true => Victims::Unknown,
                         false => Victims::Chosen(chosen, cost),
@@ -112,10 +112,11 @@ impl Shared {
         let copies = (state.sizes.recent as u64 / 2).min(blocks(free) / share);
         // Headers, and the parts of chunks by which each cost is rounded up.
         let copies = copies + copies / self.chunk_blocks() as u64 + u64::from(segment / 4);
-        // One segment is cleaned below the floor, because the checkpoint after it gives more.
+        // One segment is cleaned below the floor, because the checkpoint after it gives more. Below its
+        // half, only what leaves the checkpoint most of the rest.
         let floor = state.sizes.floor;
         let free = free + state.segments.last_resort();
-        let one = if free > floor / 2 { u64::from(segment) } else { 0 };
+        let one = if free > floor / 2 { u64::from(segment) } else { blocks(free) / 8 };
         let room = blocks(free.saturating_sub(floor)).max(one);
         Budget { cost_max: cost_max(segment), copies, room }
     }

@@ -88,6 +88,19 @@ impl Choice {
         }
     }
 
+    /// As [`Choice::chosen`] while there are segments to look at. If they come before all that are known,
+    /// this is the cheapest one of the latter: looks without an end must not keep what it has.
+    pub(crate) fn chosen_so_far(mut self) -> (Vec<u32>, u64) {
+        let known = self.rest.iter().filter_map(|Reverse((_, cost, segment))| match cost {
+            Cost::Exactly(cost) if self.fits(*cost) => Some((*cost, *segment)),
+            Cost::Exactly(_) | Cost::AtLeast(_) => None,
+        });
+        if let (true, Some((cost, segment))) = (self.chosen.is_empty(), known.min()) {
+            (self.chosen, self.copies) = (vec![segment], cost.into());
+        }
+        self.chosen()
+    }
+
     /// The segments, the cheapest first, and their cost in all.
     pub(crate) fn chosen(self) -> (Vec<u32>, u64) {
         (self.chosen, self.copies)
@@ -175,6 +188,31 @@ mod tests {
         assert_eq!(choose(&closed, real, Budget { copies: 30, ..budget }), [3, 4, 2]);
         let all = |segment| if segment < 3 { 13 } else { 0 };
         assert_eq!(choose(&closed[..2], all, budget), [], "nothing gains");
+    }
+
+    #[test]
+    fn known_segment_is_cleaned_while_others_are_unknown() {
+        let closed = [
+            (1, Cost::AtLeast(2)),
+            (2, Cost::AtLeast(3)),
+            (3, Cost::Exactly(9)),
+            (4, Cost::Exactly(8)),
+            (5, Cost::Exactly(13)),
+        ];
+        let budget = Budget { cost_max: 12, copies: 20, room: 100 };
+        let after_one_look = |closed: &[(u32, Cost)], budget| {
+            let mut choice = Choice::new(closed.iter().copied(), budget);
+            assert_eq!(choice.unknown(), Some(1));
+            choice.found(1, 13);
+            assert_eq!(choice.unknown(), Some(2));
+            choice.chosen_so_far()
+        };
+        assert_eq!(after_one_look(&closed, budget), (vec![4], 8));
+        assert_eq!(after_one_look(&closed, Budget { room: 7, ..budget }), (vec![], 0));
+        assert_eq!(after_one_look(&closed[..2], budget), (vec![], 0), "all are unknown");
+        let mut choice = Choice::new([(6, Cost::Exactly(1)), (1, Cost::AtLeast(2))], budget);
+        assert_eq!(choice.unknown(), Some(1));
+        assert_eq!(choice.chosen_so_far(), (vec![6], 1));
     }
 
     #[test]

@@ -401,16 +401,25 @@ impl Pool {
         state: &mut State,
         more: Reservation,
     ) -> Result<(), VolumeError> {
-        let supply = state.supply_with(more.pinned);
-        let more = more.blocks;
-        let mut free = state.sizes.capacity.saturating_sub(supply.used());
-        // What dead parts of compressed data hold is not free, although nothing counts it.
-        if more > 0 && supply.is_overdrawn(&state.sizes, more) {
-            free = state.sizes.capacity.saturating_sub(supply.needed()).min(more - 1);
+        if more == Reservation::default() {
+            return Ok(());
         }
-        if more > free {
+        let supply = state.supply_with(more.pinned);
+        let capacity = state.sizes.capacity;
+        // What dead parts of compressed data hold is not free, although nothing counts it.
+        let used = match supply.is_overdrawn(&state.sizes, more.blocks) {
+            true => supply.needed(),
+            false => supply.used(),
+        };
+        let wanted = used.saturating_add(more.blocks);
+        if wanted > capacity {
             let block = BLOCK_BYTES as u64;
-            let (free_bytes, needed_bytes) = (free * block, more * block);
+            let free = capacity.saturating_sub(used);
+            let needed = match more.blocks {
+                0 => wanted - capacity,
+                blocks => blocks,
+            };
+            let (free_bytes, needed_bytes) = (free * block, needed * block);
             return Err(VolumeError::NoSpace { free_bytes, needed_bytes });
         }
         Ok(())
@@ -423,7 +432,7 @@ impl Pool {
     /// # Errors
     /// Of the devices.
     pub(super) async fn clean_for(&self, more: Reservation) -> Result<(), VolumeError> {
-        if more.blocks == 0 {
+        if more == Reservation::default() {
             return Ok(());
         }
         let shared = self.shared();

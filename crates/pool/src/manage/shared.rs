@@ -302,7 +302,9 @@ impl Waited {
 pub(crate) struct Reservation {
     pub(crate) blocks: u64,
     /// Blocks that compressed data saves which a snapshot would keep: so far, the reservation of its
-    /// thick volume covers what it takes.
+    /// thick volume covers what it takes. What such a volume shares counts uncompressed, so its
+    /// reservation may be too high, and `blocks` as much too low: their sum with what is in use is
+    /// right, and has to fit even if `blocks` is 0.
     pub(crate) pinned: u64,
 }
 

@@ -287,6 +287,47 @@ fn snapshot_of_a_thick_volume_needs_space_of_dead_parts() {
     });
 }
 
+/// Text of which a unit takes a quarter.
+fn quarter(rng: &mut Rng) -> Vec<u8> {
+    [equal(rng), equal(rng)].iter().flat_map(|half| half[..4 * BLOCK as usize].to_vec()).collect()
+}
+
+/// The first snapshot shares compressed blocks; overwriting them takes whole ones.
+#[test]
+fn later_snapshot_of_a_thick_volume_needs_its_space() {
+    for rolls_back in [false, true] {
+        simulate(async move {
+            let (pool, ..) = pool(64).await;
+            let capacity = pool.status().capacity_bytes / BLOCK;
+            let blocks = capacity * 3 / 4 / 8 * 8;
+            let thick = VolumeOptions { thick: true, ..volume(blocks, Compression::Lz4) };
+            let db = pool.create_volume("db", &thick).await.unwrap();
+            let mut rng = Rng::new(6);
+            for first in (0..blocks).step_by(8) {
+                let data = Buf::copy_of(&quarter(&mut rng)).unwrap();
+                db.write(first * BLOCK, data, false).await.unwrap();
+            }
+            pool.checkpoint().await.unwrap();
+            pool.create_snapshot(&["db"], "first").await.unwrap();
+            for block in 0..blocks * 42 / 100 {
+                let data = Buf::copy_of(&noise(&mut rng)).unwrap();
+                db.write(block * BLOCK, data, false).await.unwrap();
+            }
+            pool.checkpoint().await.unwrap();
+            let refused = match rolls_back {
+                false => pool.create_snapshot(&["db"], "second").await.err(),
+                true => pool.rollback("db", "first").await.err(),
+            };
+            assert!(matches!(refused, Some(VolumeError::NoSpace { .. })), "{:?}", pool.status());
+            for block in 0..blocks {
+                let data = Buf::copy_of(&noise(&mut rng)).unwrap();
+                let written = db.write(block * BLOCK, data, false).await;
+                assert_eq!(written, Ok(()), "{block} {:?}", pool.status());
+            }
+        });
+    }
+}
+
 /// What is held is kept with the pool, so an opening shows it as it is.
 #[test]
 fn dead_parts_are_counted_across_openings() {
