@@ -144,7 +144,8 @@ struct Prepared<'a> {
 /// Runs the experiment.
 ///
 /// # Errors
-/// The first failure. The user's interruption during the measurements is a [`CampaignEnd`](flagstone_bench::campaign::CampaignEnd).
+/// The first failure. The user's interruption during the measurements is a
+/// [`CampaignEnd`](flagstone_bench::campaign::CampaignEnd).
 pub fn run(
     run: &RunOptions,
     bed: &ProvisionedBed<'_>,

@@ -14,8 +14,8 @@
 //! - The same seed gives the same I/Os in the same order on each core.
 //!
 //! Read in this order: [`job`] (settings), `plan` (the next I/O), `lane` (the loop of one core),
-//! [`run`](fn@run), [`results`]. The verifier is independent, in [`verify`]: it does no I/O, and simulators
-//! use it as well as jobs.
+//! [`run`](fn@run), [`results`]. The verifier is independent, in [`verify`]: it does no I/O, and
+//! simulators use it as well as jobs.
 
 #![allow(missing_docs, reason = "the names of most members say it")]
 

@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::{complain, json, print};
-use crate::status::server::read;
+use crate::status::server::{ApiClient, read};
 use crate::status::{QueryArgs, StatusArgs, run_client};
 use args::{MirrorArgs, MirrorCommand};
 use request::{ActionRequest, is_settled, request};
@@ -93,24 +93,20 @@ async fn watch(
 
 /// Shows all mirrors, or the mirrors of a consistency group.
 async fn watch_all(query: &QueryArgs, group: Option<&str>) -> Result<Exit, Failure> {
-    let mut server = query.server()?;
-    loop {
+    let is_shown = |mirror: &MirrorDocument| match group {
+        Some(name) => mirror.group.as_ref().is_some_and(|group| group.name == name),
+        None => true,
+    };
+    let sample = |server: &mut ApiClient| {
         let volumes: VolumesDocument = server.get("/v1/volumes")?;
         let mirrors = volumes.volumes.into_iter().filter_map(|volume| volume.mirror);
-        let is_shown = |mirror: &MirrorDocument| match group {
-            Some(name) => mirror.group.as_ref().is_some_and(|group| group.name == name),
-            None => true,
-        };
         let mirrors: Vec<MirrorDocument> = mirrors.filter(is_shown).collect();
-        let text = match query.json {
-            true => query.as_json(json(&mirrors))?,
-            false => show_all::mirrors(&mirrors),
-        };
-        if !query.show(&text)? {
-            return Ok(Exit::Success);
+        match query.json {
+            true => query.as_json(json(&mirrors)),
+            false => Ok(show_all::mirrors(&mirrors)),
         }
-        time::sleep(query.interval).await;
-    }
+    };
+    query.repeat(sample).await
 }
 
 /// Exit status of a watched verify. Differences without repair fail, and so does a verify that

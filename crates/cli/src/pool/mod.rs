@@ -10,7 +10,6 @@ mod volumes;
 
 use std::path::PathBuf;
 
-use flagstone_runtime::time;
 use flagstone_server::api::pool_document::{OrderDocument, PoolDocument, PoolsDocument};
 use flagstone_server::http::encode;
 use serde_json::{Map, Value, json};
@@ -18,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::confirm::is_agreed;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
-use crate::status::server::read;
+use crate::status::server::{ApiClient, read};
 use crate::status::{self, run_client};
 use args::{
     LossArgs, OrderArgs, PoolArgs, PoolCommand, PoolStatusArgs, SettingArgs, VolumeArgs,
@@ -250,19 +249,15 @@ async fn watch(args: &PoolStatusArgs) -> Result<Exit, Failure> {
         Some(name) => format!("/v1/pools/{}", encode(name)),
         None => "/v1/pools".to_owned(),
     };
-    let mut server = args.query.server()?;
-    loop {
+    let sample = |server: &mut ApiClient| {
         let body = server.get_text(&path)?;
-        let text = match (args.query.json, &args.name) {
+        Ok(match (args.query.json, &args.name) {
             (true, _) => args.query.as_json(body)?,
             (false, Some(_)) => show::pool(&read::<PoolDocument>(body.as_bytes())?),
             (false, None) => show::pools(&read::<PoolsDocument>(body.as_bytes())?.pools),
-        };
-        if !args.query.show(&text)? {
-            return Ok(Exit::Success);
-        }
-        time::sleep(args.query.interval).await;
-    }
+        })
+    };
+    args.query.repeat(sample).await
 }
 
 #[cfg(test)]

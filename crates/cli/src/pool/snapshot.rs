@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-use flagstone_runtime::time;
 use flagstone_server::api::pool_document::{
     DiffDocument, RangeDocument, SnapshotDocument, SnapshotsDocument,
 };
@@ -17,7 +16,7 @@ use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 use crate::status::run_client;
-use crate::status::server::read;
+use crate::status::server::{ApiClient, read};
 
 pub(crate) fn run(args: &SnapshotArgs) -> Result<Exit, Failure> {
     run_client(async || match &args.command {
@@ -42,25 +41,21 @@ fn order(command: &SnapshotCommand) -> Order {
 }
 
 async fn list(args: &ListSnapshotsArgs) -> Result<Exit, Failure> {
-    let mut server = args.query.server()?;
-    loop {
+    let sample = |server: &mut ApiClient| {
         let body = server.get_text("/v1/snapshots")?;
         let mut found = read::<SnapshotsDocument>(body.as_bytes())?.snapshots;
         if let Some(volume) = &args.volume {
             found.retain(|snapshot| snapshot.name.split('@').next() == Some(volume));
         }
-        let text = match args.query.json {
+        match args.query.json {
             true => {
                 let document = SnapshotsDocument { snapshots: found };
-                args.query.as_json(serde_json::to_string_pretty(&document).expect("JSON"))?
+                args.query.as_json(serde_json::to_string_pretty(&document).expect("JSON"))
             }
-            false => table(&found),
-        };
-        if !args.query.show(&text)? {
-            return Ok(Exit::Success);
+            false => Ok(table(&found)),
         }
-        time::sleep(args.query.interval).await;
-    }
+    };
+    args.query.repeat(sample).await
 }
 
 fn table(snapshots: &[SnapshotDocument]) -> String {

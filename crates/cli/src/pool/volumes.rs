@@ -1,6 +1,5 @@
 //! `flagstone volume list`: where the data of each volume is.
 
-use flagstone_runtime::time;
 use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
 use flagstone_units::display::size;
 use flagstone_units::size_text;
@@ -12,19 +11,14 @@ use crate::status::table::not_served;
 use crate::status::{QueryArgs, run_client};
 
 pub(super) fn list(args: &QueryArgs) -> Result<Exit, Failure> {
-    run_client(async || {
-        let mut server = args.server()?;
-        loop {
+    run_client(|| {
+        args.repeat(|server| {
             let body = server.get_text("/v1/volumes")?;
-            let text = match args.json {
-                true => args.as_json(body)?,
-                false => table(&read::<VolumesDocument>(body.as_bytes())?.volumes),
-            };
-            if !args.show(&text)? {
-                return Ok(Exit::Success);
+            match args.json {
+                true => args.as_json(body),
+                false => Ok(table(&read::<VolumesDocument>(body.as_bytes())?.volumes)),
             }
-            time::sleep(args.interval).await;
-        }
+        })
     })
 }
 
@@ -91,6 +85,7 @@ fn state(volume: &VolumeDocument) -> &'static str {
 #[cfg(test)]
 mod tests {
     use flagstone_server::api::document::PendingDocument;
+    use flagstone_server::api::mirror_document::MirrorDocument;
     use flagstone_server::api::pool_document::PoolPlaceDocument;
 
     use super::*;
@@ -129,15 +124,21 @@ mod tests {
                 }),
                 ..on("far", "nbd://10.0.0.2/x")
             },
+            VolumeDocument {
+                mirror: Some(MirrorDocument::default()),
+                pool: Some(place(false, None)),
+                ..on("shop", "pool:fast")
+            },
         ];
         assert_eq!(
             table(&volumes),
             "\
-volume  kind   on                  size      used  hosts  state      clone of
-db      plain  disk.img          200GiB         -      0  read-only
-orders  thick  pool:fast         200GiB  47.0 MiB      0  served
-test    thin   pool:fast         200GiB  47.0 MiB      0  served     orders@monday
-far     plain  nbd://10.0.0.2/x       -         -      0  not open
+volume  kind            on                  size      used  hosts  state            clone of
+db      plain           disk.img          200GiB         -      0  read-only
+orders  thick           pool:fast         200GiB  47.0 MiB      0  served
+test    thin            pool:fast         200GiB  47.0 MiB      0  served           orders@monday
+far     plain           nbd://10.0.0.2/x       -         -      0  not open
+shop    thin, mirrored  pool:fast         200GiB  47.0 MiB      0  not served here
 "
         );
         assert!(table(&[]).starts_with("no volumes; next: flagstone volume create"));

@@ -39,6 +39,19 @@ impl QueryArgs {
         self.api.connect()
     }
 
+    /// Prints what `sample` returns; with `--watch` until interrupted, or until the reader has closed
+    /// the pipe.
+    pub(crate) async fn repeat(
+        &self,
+        mut sample: impl FnMut(&mut ApiClient) -> Result<String, Failure>,
+    ) -> Result<Exit, Failure> {
+        let mut server = self.server()?;
+        while self.show(&sample(&mut server)?)? {
+            time::sleep(self.interval).await;
+        }
+        Ok(Exit::Success)
+    }
+
     /// The document as received; with `--watch` on one line.
     pub(crate) fn as_json(&self, body: String) -> Result<String, Failure> {
         if !self.watch {
@@ -97,18 +110,12 @@ pub(crate) fn run(args: &StatusArgs) -> Result<Exit, Failure> {
 }
 
 async fn look(args: &StatusArgs) -> Result<Exit, Failure> {
-    let mut server = args.query.server()?;
     let mut tracker = RateTracker::new();
-    loop {
-        let text = match args.query.json {
-            true => args.query.as_json(server.get_text(&path(args))?)?,
-            false => shown(args, &mut server, &mut tracker)?,
-        };
-        if !args.query.show(&text)? {
-            return Ok(Exit::Success);
-        }
-        time::sleep(args.query.interval).await;
-    }
+    let sample = |server: &mut ApiClient| match args.query.json {
+        true => args.query.as_json(server.get_text(&path(args))?),
+        false => shown(args, server, &mut tracker),
+    };
+    args.query.repeat(sample).await
 }
 
 fn path(args: &StatusArgs) -> String {

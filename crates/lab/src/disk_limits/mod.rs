@@ -130,7 +130,8 @@ struct Prepared {
 /// Runs the experiment.
 ///
 /// # Errors
-/// The first failure. The user's interruption during the measurements is a [`CampaignEnd`](flagstone_bench::campaign::CampaignEnd).
+/// The first failure. The user's interruption during the measurements is a
+/// [`CampaignEnd`](flagstone_bench::campaign::CampaignEnd).
 pub fn run(
     run: &RunOptions,
     bed: &LimitsBed<'_>,

@@ -117,7 +117,8 @@ pub struct FabricSummary {
 /// Runs the experiment, or one machine's part of it on a given bed.
 ///
 /// # Errors
-/// The first failure. The user's interruption during the measurements is a [`CampaignEnd`](flagstone_bench::campaign::CampaignEnd).
+/// The first failure. The user's interruption during the measurements is a
+/// [`CampaignEnd`](flagstone_bench::campaign::CampaignEnd).
 pub fn run(
     run: &RunOptions,
     bed: &FabricBed,

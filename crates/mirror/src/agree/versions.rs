@@ -3,22 +3,17 @@
 //! | version | content |
 //! | --- | --- |
 //! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](crate::wire::peer::PeerRequest::ZeroNewSpace), [deposing](crate::wire::peer::PeerRequest::Depose) a source, [claiming](crate::wire::peer::PeerRequest::Claim) its role, [removing](crate::wire::peer::PeerRequest::Remove) a replica, [the ranges that a resync could not copy](crate::wire::peer::PeerRequest::BadRange), [consistency groups](crate::wire::peer::PeerRequest::JoinGroup), and [renewing](crate::wire::peer::PeerRequest::Renew) |
+//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, [the ranges that a resync could not copy](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and [renewing](PeerRequest::Renew) |
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
 //! choice is valid for that session: after a node is replaced by a newer or older release, a new
 //! handshake takes place, and results of earlier sessions are not reused.
-//!
-//! [`PeerRequest::ZeroNewSpace`]: crate::wire::peer::PeerRequest::ZeroNewSpace
-//! [`PeerRequest::Depose`]: crate::wire::peer::PeerRequest::Depose
-//! [`PeerRequest::Claim`]: crate::wire::peer::PeerRequest::Claim
-//! [`PeerRequest::Remove`]: crate::wire::peer::PeerRequest::Remove
-//! [`PeerRequest::JoinGroup`]: crate::wire::peer::PeerRequest::JoinGroup
-//! [`PeerRequest::BadRange`]: crate::wire::peer::PeerRequest::BadRange
-//! [`PeerRequest::Renew`]: crate::wire::peer::PeerRequest::Renew
 
 use std::fmt;
+
+#[cfg(doc)]
+use crate::wire::peer::PeerRequest;
 
 /// A version of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,17 +22,16 @@ pub struct LinkVersion(pub u16);
 impl LinkVersion {
     /// First version in which a target can be asked to zero new space.
     pub const ZEROES_NEW_SPACE: LinkVersion = LinkVersion(3);
-    /// First version in which a source can be [deposed](crate::wire::peer::PeerRequest::Depose), and
-    /// its role [claimed](crate::wire::peer::PeerRequest::Claim).
+    /// First version in which a source can be [deposed](PeerRequest::Depose), and its role
+    /// [claimed](PeerRequest::Claim).
     pub const DEPOSES: LinkVersion = LinkVersion(3);
-    /// First version in which a replica is told that it was
-    /// [removed](crate::wire::peer::PeerRequest::Remove).
+    /// First version in which a replica is told that it was [removed](PeerRequest::Remove).
     pub const REMOVES: LinkVersion = LinkVersion(3);
     /// First version in which a source reports the ranges that a resync could not copy.
     pub const REPORTS_BAD_RANGES: LinkVersion = LinkVersion(3);
     /// First version in which volumes can be mirrored as a consistency group.
     pub const JOINS_GROUPS: LinkVersion = LinkVersion(3);
-    /// First version in which a source [renews](crate::wire::peer::PeerRequest::Renew) its right to
+    /// First version in which a source [renews](PeerRequest::Renew) its right to
     /// serve reads, which automatic failover needs.
     pub const RENEWS: LinkVersion = LinkVersion(3);
 }
