@@ -108,10 +108,10 @@ bench: ## list the benchmarks and their commands
 	@echo "Each prints ratios measured in one run. Nothing else should use the machine."
 	@echo
 	@echo "The target on our client, against a bare TCP exchange of the same bytes:"
-	@echo "  cargo run --release -p flagstone-benches --bin floor -- --rw read --depth 32"
+	@echo "  cargo run --profile distribution -p flagstone-benches --bin floor -- --rw read --depth 32"
 	@echo "  (also --rw write, --depth 1 and 128, --device memory, --io-engine threads)"
 	@echo "What the load generator itself costs:"
-	@echo "  cargo run --release -p flagstone-load --example generator_cost"
+	@echo "  cargo run --profile distribution -p flagstone-load --example generator_cost"
 	@echo "A volume on a file against the file itself, over NVMe/TCP and NBD:"
 	@echo "  make demo DEMO_SECONDS=10 DEMO_DIR=/a/directory/on/the/disk   (results in target/demo/summary.json)"
 

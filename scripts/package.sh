@@ -69,8 +69,8 @@ build() {
         export "CC_${target//-/_}=$1-linux-gnu-gcc" "AR_${target//-/_}=$1-linux-gnu-ar"
     fi
     # shellcheck disable=SC2086 # several options
-    cargo build ${CARGO_FLAGS:-} --release --package flagstone --target "$target" >&2
-    echo "${CARGO_TARGET_DIR:-target}/$target/release/flagstone"
+    cargo build ${CARGO_FLAGS:-} --profile distribution --package flagstone --target "$target" >&2
+    echo "${CARGO_TARGET_DIR:-target}/$target/distribution/flagstone"
 }
 
 # stage ARCHITECTURE PROGRAM DIRECTORY: what the packages contain. The symbol table stays, for

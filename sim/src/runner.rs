@@ -32,7 +32,7 @@ impl fmt::Display for Failure {
         writeln!(f, "{scenario}, seed {seed}: {message}")?;
         write!(
             f,
-            "  replay: cargo run -p flagstone-sim --release -- --scenario {scenario} --seeds {seed}"
+            "  replay: cargo run --profile simulation -p flagstone-sim -- --scenario {scenario} --seeds {seed}"
         )
     }
 }
