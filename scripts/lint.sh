@@ -40,7 +40,11 @@ else
 fi
 
 # cargo-deny reads the manifests of all platforms, which a build does not download.
-if install_deny >&2 && cargo fetch --quiet --locked; then
+if ! install_deny >&2; then
+    skip "licenses, duplicates and sources: cargo-deny cannot be installed (it needs a network)"
+elif ! cargo fetch --quiet --locked; then
+    skip "licenses, duplicates and sources: cargo cannot fetch the crates (it needs a network)"
+else
     "$tools/bin/cargo-deny" --offline --log-level error check --hide-inclusion-graph \
         licenses bans sources || status=1
     if timeout 60 "$tools/bin/cargo-deny" --log-level off fetch db >/dev/null 2>&1; then
@@ -49,8 +53,6 @@ if install_deny >&2 && cargo fetch --quiet --locked; then
     else
         skip "advisories: the database cannot be fetched"
     fi
-else
-    skip "licenses, duplicates and sources: cargo-deny cannot be installed (it needs a network)"
 fi
 
 exit $status
