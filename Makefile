@@ -44,14 +44,11 @@ build: setup ## the program, target/release/flagstone
 
 # In sequence, whatever -j says: they share the CPUs and the disk.
 test: ## everything that must pass
-	@$(MAKE) --no-print-directory setup
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory build
-	@$(MAKE) --no-print-directory unit
-	@$(MAKE) --no-print-directory simulate
-	@$(MAKE) --no-print-directory fuzz-smoke
-	@$(MAKE) --no-print-directory demo-smoke
-	@echo "make test: all passed"
+	@set -e; parts=; for part in setup lint build unit simulate fuzz-smoke demo-smoke; do \
+	    begin=$$(date +%s); \
+	    $(MAKE) --no-print-directory $$part; \
+	    parts="$$parts, $$part $$(($$(date +%s) - begin)) s"; \
+	done; echo "make test: all passed ($${parts#, })"
 
 lint: ## formatting, clippy with warnings denied, spelling, licenses of dependencies
 	cargo fmt --check
