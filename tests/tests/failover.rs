@@ -1,5 +1,5 @@
 //! Automatic failover with real processes and a real etcd: sources die and stall under a verified
-//! load over both paths, and nobody intervenes.
+//! load over both paths, without an operator.
 #![allow(
     clippy::disallowed_methods,
     reason = "end-to-end tests use real processes, threads and clocks"

@@ -2,7 +2,7 @@
 //!
 //! An outside store (etcd, an object store) holds one small [`Record`] per volume: the replicas that
 //! have every acknowledged write, and the replica that serves. While two nodes see each other, they
-//! need no arbiter. A node that wants to go on without its peer first removes the peer from the
+//! need no arbiter. A node that wants to run degraded, without its peer, first removes the peer from the
 //! record, with one compare-and-set ([`race`]). Two nodes that part do the same, and one of them
 //! wins. No lease is held, so a store that is down costs nothing while the nodes see each other.
 //!

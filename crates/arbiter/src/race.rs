@@ -51,12 +51,12 @@ pub enum Goal {
         /// write of the peer, from before it attached, fails.
         first: bool,
     },
-    /// The source, which serves: go on without its peers.
+    /// The source, which serves: run degraded, without its peers.
     GoAlone {
         /// This node's role epoch.
         epoch: u64,
     },
-    /// The source, which was granted to go on alone and has served since: keep it so. A record that
+    /// The source, which was granted to run degraded and has served since: keep it so. A record that
     /// was lost, or restored from a backup, is replaced unless it excludes this node.
     StayAlone {
         /// This node's role epoch.
@@ -183,7 +183,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
                     Decision::Keep(found)
                 }
                 // The peer won since, which it does only when it hears nothing more from this node: a
-                // paused machine believes for a while that its session goes on.
+                // paused machine believes for a while that its session lives.
                 Some(found)
                     if !first
                         && !found.is_in_sync(ask.own)
@@ -448,7 +448,7 @@ impl fmt::Display for Goal {
             Goal::Publish { peer: Some(_), .. } => "record the attached peer as in sync",
             Goal::Publish { peer: None, .. } => "record the attached peer as out of date",
             Goal::Insist { .. } => "serve by order",
-            Goal::GoAlone { .. } => "go on without the peer",
+            Goal::GoAlone { .. } => "run degraded",
             Goal::StayAlone { .. } => "stay without the peer",
             Goal::Watch => "see whether it may take over",
             Goal::Reclaim { .. } => "take over by a grant whose answer was lost",

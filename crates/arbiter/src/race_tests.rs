@@ -182,7 +182,7 @@ fn tables_match_documentation() {
     let head = "# The race at the arbiter\n\nWhat one node does with the record of a volume, printed \
                 from `crates/arbiter/src/race.rs` by its test. A node asks only if its own records allow \
                 it: see [mirror-states.md](mirror-states.md).\n\n## Decision about a record\n\n";
-    let middle = "\n## Steps\n\nThe columns are states, here of a source that goes on without its peer. \
+    let middle = "\n## Steps\n\nThe columns are states, here of a source that runs without its peer. \
                   An event that does not belong to a state changes nothing (–). After a silence, a race \
                   reads before it writes again: the record says who won.\n\n";
     let text = format!("{head}{}{middle}{}", decisions(), transitions());
@@ -362,7 +362,7 @@ fn first_publish_defeats_delayed_write_of_peer() {
     assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
 }
 
-/// A source whose machine was paused believed that its session went on. It replaced the record of its
+/// A source whose machine was paused believed that its session lived. It replaced the record of its
 /// peer, which had taken over and acknowledged writes.
 #[test]
 fn paused_source_keeps_the_win_of_its_peer() {
@@ -377,7 +377,7 @@ fn paused_source_keeps_the_win_of_its_peer() {
     assert!(matches!(publish(8, false), Decision::Write(_)));
 }
 
-/// Space for writes was used up, and reads succeeded: the nodes believed that one of them would go on.
+/// Space for writes was used up, and reads succeeded: the nodes believed that one of them would serve.
 #[test]
 fn store_that_refuses_writes_is_noticed_by_watch() {
     let refused = || NoAnswer("no space".to_owned());
@@ -397,7 +397,7 @@ fn store_that_refuses_writes_is_noticed_by_watch() {
     }
 }
 
-/// A node to which the former source has handed over goes on from the record that the former source had
+/// A node to which the former source has handed over continues from the record that the former source had
 /// seen, and from no other.
 #[test]
 fn successor_replaces_only_record_of_hand_over() {

@@ -557,7 +557,7 @@ fn check_failover(
         refuse("automatic failover with several peers", help);
     }
     if own.on_peer_loss == OnPeerLoss::Block {
-        let help = "remove `on_peer_loss`: the source goes on without its peer";
+        let help = "remove `on_peer_loss`: the source runs degraded without its peer";
         refuse("automatic failover with `on_peer_loss` = \"block\"", help);
     }
     for name in &mirror.peers {

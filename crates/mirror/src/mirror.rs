@@ -261,7 +261,7 @@ fn is_pair(peers: &[PeerOptions]) -> bool {
     matches!(peers, [peer] if peer.mode == Mode::Sync)
 }
 
-/// Fails the local leg when a call to its devices hangs and something else can go on without it:
+/// Fails the local leg when a call to its devices hangs and something else can continue without it:
 /// hosts, through a peer that is in sync, or an order to change the role, which has to end.
 async fn watch_local_io(inner: Weak<Inner>) {
     let limit = Duration::from_millis(LOCAL_IO_MS);

@@ -13,7 +13,7 @@ use crate::serve::Server;
 pub(crate) struct Access {
     kind: InsecureKind,
     name: String,
-    /// Access that it gives without a key, and to whom; `None`: no access.
+    /// Access that it gives without a key; `None`: no access.
     insecure: Option<String>,
 }
 

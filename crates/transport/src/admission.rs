@@ -199,7 +199,7 @@ mod tests {
         });
     }
 
-    /// Sources that have a place each, of which nobody can be evicted.
+    /// Sources that have a place each, none of which can be evicted.
     #[test]
     fn crowd_of_stalled_handshakes_ends_soon() {
         simulated(async || {

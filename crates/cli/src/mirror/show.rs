@@ -109,7 +109,7 @@ fn failover(now: &MirrorDocument) -> String {
     let node = &now.node;
     let serving = now.replica.as_ref().is_some_and(|replica| replica.serving);
     let own = match (failover.obstacle, serving) {
-        (None, true) => format!("{node} goes on if it loses its peer"),
+        (None, true) => format!("{node} runs degraded without its peer"),
         (None, false) => format!("{node} takes over if its source fails"),
         (Some(obstacle), _) => {
             format!("{node} does not serve by itself: {}", obstacle.explanation())

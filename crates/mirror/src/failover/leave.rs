@@ -24,7 +24,7 @@ pub enum LeaveError {
     /// The peer would serve without an arbiter.
     #[error("an operator decides at the peer (failover = \"manual\")")]
     PeerManual,
-    /// The hand-over goes on, and the stop waits only for the local part of it.
+    /// The hand-over continues, and the stop waits only for the local part of it.
     #[error("the hand-over has not ended within {} s", LEAVE_MS / 1000)]
     Slow,
     /// See [`CommandError`].

@@ -2,7 +2,7 @@
 //!
 //! The arbiter's record says so, and the source tells its attached peer, which records it durably. So
 //! neither a peer that is attached nor one that returns later takes over. The source itself may still
-//! go on without its peer.
+//! run degraded.
 
 use flagstone_arbiter::race::{Ask, Denial, Goal};
 use flagstone_runtime::random_u64;

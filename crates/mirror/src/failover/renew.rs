@@ -25,7 +25,7 @@ impl Inner {
         }
     }
 
-    /// This node, or the source that it is about to be, goes on without its peer only if the arbiter's
+    /// This node, or the source that it is about to be, runs degraded only if the arbiter's
     /// record allows it.
     pub(crate) fn asks(&self, state: &State) -> bool {
         let allowed = match state.standing {

@@ -190,7 +190,7 @@ async fn read_anywhere(
         inner.changes_ended(offset, len as u64).await;
         let route = inner.wait(|state| match state.replacement() {
             Some(replacement) => Some(Err(replacement.clone())),
-            // The lease is renewed, or this node goes on alone, or it stops serving.
+            // The lease is renewed, or this node runs degraded, or it stops serving.
             None if state.serving
                 && !state.local_device_failed
                 && inner.failover.lease_has_ended() =>

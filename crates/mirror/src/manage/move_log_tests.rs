@@ -92,7 +92,7 @@ fn unsuitable_place_for_log_is_refused() {
     });
 }
 
-/// The new device hangs at any moment. The move is given up, and writes that need the log go on.
+/// The new device hangs at any moment. The move is given up, and writes that need the log continue.
 /// Another move waits until the stalled write has ended: it would meet the new log.
 #[test]
 fn hanging_log_device_does_not_stop_writes() {

@@ -345,7 +345,7 @@ impl Replica {
     /// Of a device.
     pub(crate) async fn check_devices(&self) -> Result<(), IoError> {
         let inner = self.0.clone();
-        // It goes on without its caller, so the watch sees a call that hangs.
+        // It outlives its caller, so the watch sees a call that hangs.
         to_the_end(async move {
             inner.log.place().area.flush().await?;
             inner.data.flush().await?;

@@ -12,7 +12,7 @@
 //! next handshake. If step 3 fails, only that record is written.
 //!
 //! Host calls wait for at most [`TRANSFER_CHECK_MS`] and [`TRANSFER_MS`], whatever a device does. If step
-//! 1 takes longer than the first, the transfer is given up and the mirror goes on: a disk that hangs is
+//! 1 takes longer than the first, the transfer is given up and the mirror continues: a disk that hangs is
 //! then treated as at any other time, and a peer that is in sync carries the volume. If the rest takes
 //! longer than the second, all calls to the devices count as failed, and hosts are refused here. The
 //! replica can be opened again, as after a crash, when the calls that were given up have ended; a peer
@@ -146,7 +146,7 @@ impl Mirror {
     ///
     /// # Errors
     /// Of the local leg, [`RoleError::LocalFailed`] if it failed earlier, or [`RoleError::DeviceBusy`]:
-    /// the mirror goes on then. If it has ended ([`Mirror::is_closed`]), it did so as after a crash, and
+    /// the mirror continues then. If it has ended ([`Mirror::is_closed`]), it did so as after a crash, and
     /// hosts are not served; [`RoleError::DeviceHangs`] is an error of that kind.
     pub async fn begin_transfer(&self) -> Result<ReplicaTransfer, RoleError> {
         let inner = &self.0;

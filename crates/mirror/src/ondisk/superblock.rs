@@ -68,7 +68,7 @@ pub struct ArbiterMark {
     /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A target
     /// asks no earlier, also after a restart.
     pub source_after_ms: u32,
-    /// Of a target: the source that has attached last goes on without it only if the arbiter's record
+    /// Of a target: the source that has attached last runs degraded without it only if the arbiter's record
     /// allows it. So a grant to this node that it has dropped is still valid if it is recorded.
     pub source_asks: bool,
 }

@@ -3,7 +3,7 @@
 //! A source whose peer may take over is *contested*. It serves reads only while its peer has
 //! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter yet,
 //! and acknowledges no write that the peer lacks. It is *alone* once the arbiter's record excludes the
-//! peer; then it needs nobody.
+//! peer; then it needs no arbiter.
 //!
 //! The lease ends before the peer asks, whichever node's clock is faster:
 //!
@@ -86,7 +86,7 @@ impl Timing {
     }
 
     /// Time before the end of the lease at which a source gives up a silent peer and asks the
-    /// arbiter, so that reads go on meanwhile.
+    /// arbiter, so that reads continue meanwhile.
     pub const fn margin_ns(self) -> u64 {
         self.failover_after_ns / 8
     }
@@ -144,7 +144,7 @@ pub enum Step {
     },
     /// The peer does not answer: end its session.
     Disconnect,
-    /// Ask for the right to go on without the peer.
+    /// Ask for the right to run degraded.
     GoAlone,
     /// Compare the record that excludes the peer.
     StayAlone,
@@ -261,7 +261,7 @@ pub fn peer_may_have_served(role: Role) -> bool {
     !matches!(role, Role::Waiting { handed_over: false, .. })
 }
 
-/// When a source that asks for the right to go on alone stops serving.
+/// When a source that asks for the right to run degraded stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
     let Standing::Contested { since_ns, .. } = situation.standing else { return None };
     let Role::Serving { .. } = situation.state.role else { return None };

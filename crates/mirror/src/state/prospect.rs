@@ -125,7 +125,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
             Some(Obstacle::Unfenced)
         }
         Role::Serving { .. } => match situation.standing {
-            // It goes on, and needs nobody.
+            // It keeps serving, and needs no arbiter.
             Standing::Manual | Standing::Alone(_) => None,
             Standing::Contested { .. } => denied,
         },

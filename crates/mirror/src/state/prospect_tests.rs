@@ -68,7 +68,7 @@ fn denial_is_named_until_it_is_overcome() {
     }
 }
 
-/// A source that is alone goes on, whatever the arbiter says meanwhile.
+/// A source without a peer keeps serving, whatever the arbiter says meanwhile.
 #[test]
 fn lone_source_has_no_obstacle() {
     let denial = silent();

@@ -297,7 +297,7 @@ pub struct AttachRequest {
     /// Tag of the consistency group, by its name and volumes; 0 without one. Else
     /// [`PeerRefusal::Group`].
     pub group: u16,
-    /// The source goes on without the target only if the arbiter's record allows it. Requires
+    /// The source runs degraded without the target only if the arbiter's record allows it. Requires
     /// [`LinkVersion::RENEWS`].
     pub asks: bool,
 }

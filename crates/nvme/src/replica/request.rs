@@ -28,7 +28,7 @@ wire! {
 
 /// Both are in sync.
 const IN_SYNC: u32 = 1;
-/// The source goes on without the target only if the arbiter's record allows it.
+/// The source runs degraded without the target only if the arbiter's record allows it.
 const ASKS: u32 = 1 << 1;
 /// Version of a request without a version: targets of that version refuse requests with one.
 const IMPLIED_VERSION: u16 = 2;
@@ -79,13 +79,13 @@ impl Attach {
         Attach { usable_bytes: U64::new(usable_bytes), ..self }
     }
 
-    /// Sets that the source goes on without the target only if the arbiter's record allows it.
+    /// Sets that the source runs degraded without the target only if the arbiter's record allows it.
     pub fn asking(self, asks: bool) -> Attach {
         let flags = self.flags.get() & !ASKS | if asks { ASKS } else { 0 };
         Attach { flags: U32::new(flags), ..self }
     }
 
-    /// The source goes on without the target only if the arbiter's record allows it.
+    /// The source runs degraded without the target only if the arbiter's record allows it.
     pub const fn asks(&self) -> bool {
         self.flags.get() & ASKS != 0
     }
@@ -144,7 +144,7 @@ impl State {
 pub enum Offer {
     /// Nothing: the arbiter's record does not list the replica as in sync yet.
     Unrecorded {
-        /// The source goes on without the replica only if the record allows it.
+        /// The source runs degraded without the replica only if the record allows it.
         asks: bool,
     },
     /// To ask the arbiter for the role when the source is lost.

@@ -220,7 +220,7 @@ impl Shared {
 impl Frozen {
     /// Birth of the pages of the checkpoint: nothing in them is younger, and a snapshot of what
     /// is in them is not older. The first checkpoint of a pool comes before every chunk, but a
-    /// birth of 0 would belong to nobody, and its pages would never be freed.
+    /// birth of 0 would belong to no volume, and its pages would never be freed.
     fn birth(&self) -> u64 {
         (self.start.sequence - 1).max(1)
     }

@@ -1,6 +1,6 @@
 //! Relocation: maps refer to the new places of blocks and pages that the cleaner wants out of their
 //! segments. Everything that shares a page gets the same copy of it, with the birth of the old one,
-//! so what belongs to whom stays as it is.
+//! so their owners stay the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 

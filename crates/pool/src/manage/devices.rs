@@ -373,7 +373,7 @@ impl Evacuation {
     }
 }
 
-/// Lets the log go on in its next segment, which a chunk in this one names. Runs in a task of its own:
+/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of its own:
 /// the removal may be canceled while the device, which is slow or hangs, writes the chunk.
 async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     let memory = chunk_memory(0).await;

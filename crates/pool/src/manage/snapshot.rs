@@ -381,7 +381,7 @@ impl Pool {
     /// [`VolumeError::UnknownSnapshot`], or of the devices.
     pub async fn diff(&self, from: &str, to: &str, offset: u64) -> Result<Diff, VolumeError> {
         let block_bytes = BLOCK_BYTES as u64;
-        // Maps move while nobody holds them: each call looks them up.
+        // Maps move while no call holds them: each call looks them up.
         let _guard = self.shared().state.lock().guard();
         let [from, to] = self.snapshot_trees([from, to]).await?;
         let end = span(from.level.max(to.level));

@@ -66,7 +66,7 @@ impl DiskChanger {
             true => {
                 let patience = Duration::from_micros(1 + self.rng.below(600));
                 let _ = time::timeout(patience, evacuation.complete()).await;
-                // It goes on by itself.
+                // It continues by itself.
                 while self.pool.status().devices.contains(&self.disks[old].name) {
                     time::sleep(Duration::from_micros(100)).await;
                 }

@@ -139,7 +139,7 @@ fn thread(work: impl FnOnce() + Send + 'static) -> Result<(), FenceError> {
     started.map_err(|error| FenceError(format!("no thread for it: {error}")))
 }
 
-/// Result of `work`, or a failure at this limit, although `work` goes on.
+/// Result of `work`, or a failure at this limit, although `work` continues.
 fn within(
     limit: Duration,
     running: Running,

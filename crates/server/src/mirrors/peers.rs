@@ -344,13 +344,13 @@ impl MirroredVolume {
         let (mut told, desired) = (String::new(), mirror.desired_state(leg));
         if !dry_run {
             if serving {
-                // Host writes that wait for a lost peer (`on_peer_loss = "block"`) go on.
+                // Host writes that wait for a lost peer (`on_peer_loss = "block"`) continue.
                 mirror.set_desired_state(leg, DesiredState::Paused).await.map_err(failed)?;
                 told = self.tell_removed(&mirror, &links[leg]).await;
             }
             let changed = self.change_peers(&mirror, legs, name, MemberChange::Removed).await;
             if let (Err(_), Some(mirror), true) = (&changed, self.mirror(), serving) {
-                // It goes on as before. If not even that can be recorded, status shows it.
+                // It continues as before. If not even that can be recorded, status shows it.
                 let _ = mirror.set_desired_state(leg, desired).await;
             }
             changed?;
@@ -410,7 +410,7 @@ impl MirroredVolume {
         )
     }
 
-    /// Replaces the mirror in a task of its own, because half a change serves nobody.
+    /// Replaces the mirror in a task of its own, because a partial change is useless.
     async fn change_peers(
         self: &Rc<Self>,
         mirror: &Mirror,

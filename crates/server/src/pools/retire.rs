@@ -68,7 +68,7 @@ impl Server {
             endings.borrow_mut().insert(number, ending);
         }
         let (target, subsystem) = (self.target.clone(), nqn);
-        // A task of its own, which goes on after the order has given up.
+        // A task of its own, which outlives the order.
         let ended = spawn(async move {
             let _ = target.drained(&subsystem).await;
             while export.as_ref().is_some_and(|export| export.strong_count() > 0) {

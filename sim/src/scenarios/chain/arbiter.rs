@@ -190,7 +190,7 @@ impl Arbiter for Client {
     }
 }
 
-/// Command of a storage node that stops the other one. It goes on when it is abandoned, as a request that
+/// Command of a storage node that stops the other one. It continues when it is abandoned, as a request that
 /// has reached the cloud's API does.
 pub(super) struct Fencer {
     pub(super) store: StoreHandle,

@@ -162,7 +162,7 @@ fn heal(cluster: &Cluster) {
 }
 
 /// Ends all faults. The mirror gets in sync without an operator, unless the arbiter's record was
-/// lost: then nobody may conclude who has the newest data.
+/// lost: then no node may conclude which has the newest data.
 pub(super) fn settle(cluster: &Cluster) {
     cluster.world.history.note("all faults end");
     heal(cluster);

@@ -28,7 +28,7 @@ fn winner_fences_peer_before_it_serves() {
         }
     }
     assert_eq!(fenced(&cluster), [0, 1]);
-    // A source that goes on without its target fences nothing.
+    // A source that runs without its target fences nothing.
     cluster.restart(0);
     until(&cluster, "in sync", operator::is_whole);
     cluster.end(0, false);

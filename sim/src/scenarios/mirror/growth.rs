@@ -128,7 +128,7 @@ fn take_back(pair: &Pair, index: usize) {
     pair.sim.shrink_disk(pair.nodes[index], DATA, METADATA.end);
 }
 
-/// Hosts of node 0 go on, and the mirror is in sync, after the interval at which sizes are compared.
+/// Hosts of node 0 are served, and the mirror is in sync, after the interval at which sizes are compared.
 fn goes_on(pair: &Pair) {
     for round in 0..5 {
         pair.sim.run_for(Duration::from_secs(2));

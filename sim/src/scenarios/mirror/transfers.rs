@@ -114,7 +114,7 @@ struct Outcomes {
     unaffected: u32,
 }
 
-/// The source's disk hangs `after` the order. Hosts go on at one of the nodes.
+/// The source's disk hangs `after` the order. Hosts continue at one of the nodes.
 fn hang_at_source<const N: usize>(
     group: &Group<N>,
     change: &Change,
@@ -227,7 +227,7 @@ fn hung_disk_during_removal_of_peer_bounds_host_calls() {
     assert!(outcomes.went_on > 0 && outcomes.refused > 2, "{outcomes:?}");
 }
 
-/// The target's disk hangs. Hosts go on at the source.
+/// The target's disk hangs. Hosts continue at the source.
 #[test]
 fn hung_disk_of_target_during_growth_stalls_no_host() {
     let span = steps(&grown_pair(100), &GROWTH);

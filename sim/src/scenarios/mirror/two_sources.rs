@@ -1,5 +1,5 @@
 //! Two nodes that could serve the same volume: after forced failovers, restarts, pauses and cut
-//! links at most one of them goes on, and no host reads data that is older than what it was
+//! links at most one of them serves, and no host reads data that is older than what it was
 //! acknowledged.
 //!
 //! Leaves out host protocols: hosts call the mirror directly, and a mirror that does not serve

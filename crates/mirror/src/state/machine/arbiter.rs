@@ -9,7 +9,7 @@ use super::action::{Action, Actions, Claim};
 use super::refusal::Refusal;
 use super::state::{Role, State, servable, unchanged};
 
-/// A source that serves already goes on, once the grant is durable. Whoever is attached to a source
+/// A source that serves already runs degraded, once the grant is durable. A target that is attached to a source
 /// does not need the grant, and leaves it to that source.
 pub(super) fn granted(state: &State) -> Transition {
     match state.role {

@@ -1,4 +1,4 @@
-//! Returning source: after a restart, a pause or a mended link, at most one of the sources goes on.
+//! Returning source: after a restart, a pause or a mended link, at most one of the sources serves.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use super::super::pair::{BLOCK, DATA, Pair, Trio};
 use super::{A_WHILE, SILENT, at_most_one_serves, begin, careful_failover, failover, never_serves};
 
 /// A cut link says nothing about the other node: only `--force` promotes. When the link is mended
-/// the later source goes on; the other refuses its hosts, and keeps its data for the operator.
+/// the later source serves; the other refuses its hosts, and keeps its data for the operator.
 #[test]
 fn healed_link_leaves_the_later_source() {
     for policy in [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing] {
@@ -60,7 +60,7 @@ fn healed_link_leaves_the_later_source() {
     }
 }
 
-/// If only one of both was written, it goes on, whichever was promoted later: nothing is lost.
+/// If only one of both was written, it serves, whichever was promoted later: nothing is lost.
 #[test]
 fn healed_link_leaves_the_only_written_source() {
     let pair = Pair::new(9, |_| {});
@@ -276,7 +276,7 @@ fn source_does_not_attach_across_an_announcement() {
         trio.hub().set_watcher(move |node, request, stage| {
             let mut seen = seen.borrow_mut();
             match request {
-                // A source that was admitted before may go on.
+                // A source that was admitted before may serve.
                 PeerRequest::Depose { .. } if node == third && stage == Stage::Done => {
                     seen.0 = !seen.2 && !returning.is_serving();
                 }
