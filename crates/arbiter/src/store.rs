@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::record::ReplicaId;
 use crate::{Stored, StoredVersion, Written};
 
-/// See the module.
+/// Storage of one record per mirror, which the arbiter trusts.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStore {
     records: BTreeMap<ReplicaId, Stored>,

@@ -130,7 +130,7 @@ pub(crate) fn refuse_others(reader: &Reader<'_>, accepted: &[&str]) {
         if PROFILE.key(key).is_some() || accepted.contains(&key) || !reader.knows(key) {
             continue;
         }
-        let message = format!("`{key}` beside `profile`, which says it already");
+        let message = format!("`{key}` is part of `profile`");
         let help = format!("remove `{key}`, or write all numbers in place of `profile`");
         let related = ("the disk is given at", &reader.key_place("profile"));
         reader.report().error_with(&place, message, help, related);

@@ -106,7 +106,7 @@ fn access(listen: &str, more: &str) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn listener_off_loopback_needs_keys_or_the_word() {
+fn listener_off_loopback_needs_keys_or_insecure() {
     let keys = "[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\nkey_file = \"/k\"\n";
     let tls_keys = "[host.h]\nnqn = \"nqn.2026-01.io.x:h\"\ntls_key_file = \"/k\"\n";
     let nbd = |key: &str| format!("[server.nbd]\ntls_{key} = \"/p\"\n");

@@ -100,7 +100,7 @@ pub enum LimitError {
     Burst { burst: u64, sustained: u64 },
     /// Invalid credit of a burst.
     #[error(
-        "a burst credit of {0} is not possible: use 1 to what is earned in {CREDIT_MAX_SECONDS} s"
+        "a burst credit of {0} is not possible: use 1 to the credit earned in {CREDIT_MAX_SECONDS} s"
     )]
     Credit(u64),
     /// A shared budget without both rates.

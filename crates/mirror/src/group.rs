@@ -88,7 +88,7 @@ struct Forming {
     wakers: Vec<Waker>,
 }
 
-/// See the module.
+/// Consistency group of mirrors.
 pub(crate) struct GroupSession {
     /// Random, so that a target tells it from earlier ones.
     pub(crate) number: u64,

@@ -77,7 +77,7 @@ fn right_keys_connect_and_others_do_not() {
 
 /// A target that asks for nothing may be an impostor that knows only the name.
 #[test]
-fn target_without_authentication_is_refused_if_it_has_to_prove_itself() {
+fn target_without_authentication_is_refused() {
     on_cores(1, async || {
         let server = Server::start(memory(1 << 20, 512));
         let connect = async |keys| {

@@ -42,7 +42,7 @@ pub(crate) struct HostIdentity {
     pub(crate) id: [u8; 16],
 }
 
-/// See the module.
+/// One controller of an attached host.
 pub(crate) struct Controller {
     pub(crate) id: u16,
     pub(crate) host: HostIdentity,

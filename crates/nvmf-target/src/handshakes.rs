@@ -102,7 +102,7 @@ pub struct AuthenticationTotals {
     pub failed: [u64; FailureReason::ALL.len()],
 }
 
-/// See the module.
+/// Handshakes of a target: authentications and TLS.
 #[derive(Debug)]
 pub(crate) struct Handshakes {
     in_flight: Arc<InFlight>,

@@ -21,12 +21,12 @@ use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
 /// Encryption of a listener's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TlsMode {
-    /// None.
+    /// No TLS.
     #[default]
     Off,
-    /// Of hosts that begin it.
+    /// Optional: a host may begin it.
     Allowed,
-    /// Of all hosts; others are refused.
+    /// Required: hosts without it are refused.
     Required,
 }
 
@@ -152,7 +152,7 @@ impl ProvenNames {
 
 type HostKeys = BTreeMap<Nqn, HostTls>;
 
-/// See the module.
+/// TLS settings and keys of a target.
 #[derive(Debug)]
 pub(crate) struct TlsKeys {
     /// By subsystem and host.

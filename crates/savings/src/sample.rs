@@ -1,5 +1,7 @@
 //! Selection of runs: all, or one at random from each of equal strata.
 
+use flagstone_runtime::rng::split_mix64_at;
+
 use crate::{RUN_BYTES, SAMPLE_BYTES_MAX};
 
 /// Fewest runs of a sample: below, everything is read.
@@ -64,16 +66,8 @@ impl Selection {
             u64::try_from(at).expect("at most the population")
         };
         let (from, to) = (edge(stratum), edge(stratum + 1));
-        from + random(self.seed, stratum) % (to - from)
+        from + split_mix64_at(self.seed, stratum) % (to - from)
     }
-}
-
-/// SplitMix64: number `at` of the sequence of a seed.
-fn random(seed: u64, at: u64) -> u64 {
-    let mut state = seed.wrapping_add(at.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    state ^ (state >> 31)
 }
 
 #[cfg(test)]

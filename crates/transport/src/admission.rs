@@ -25,7 +25,7 @@ use crate::limits::CROWDED_PATIENCE;
 /// Failure delays that several kinds of handshakes share.
 pub type SharedDelays = Arc<Mutex<FailureDelays<Instant>>>;
 
-/// See the module.
+/// Admission of connections to their handshakes.
 #[derive(Debug)]
 pub struct HandshakeAdmission {
     in_flight: Arc<InFlight>,

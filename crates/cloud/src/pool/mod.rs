@@ -171,7 +171,7 @@ struct Limits<'c, 'a> {
 }
 
 impl Limits<'_, '_> {
-    /// I/Os of hosts per second, each of which costs this, and the limit that binds.
+    /// Highest rate of hosts' I/Os at this cost of each, and the limit that binds.
     fn most(&self, cost: &DeviceCost, soft: &[Cap<'_>]) -> Option<(f64, LimitKind, Dimension)> {
         let units = &self.catalog.units;
         let mix = WorkloadMix::of_reads(0.0, 4096, units, self.placement.sharing());

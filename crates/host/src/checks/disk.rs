@@ -164,7 +164,7 @@ fn interface(disk: &DiskFacts, out: &mut CheckResults) {
 fn alignment(disk: &DiskFacts, out: &mut CheckResults) {
     const CHECK: &str = "alignment";
     let physical = disk.physical_block_bytes.as_ref().map_or(0, |seen| seen.value);
-    // An optimal size that is huge or no power of two is invented by a bridge.
+    // Some bridges report invented optimal sizes: huge, or not a power of two.
     let optimal = disk.optimal_io_bytes.as_ref().map_or(0, |seen| seen.value);
     let optimal = if optimal.is_power_of_two() && optimal <= 1 << 20 { optimal } else { 0 };
     let unit = physical.max(optimal).max(4_096);

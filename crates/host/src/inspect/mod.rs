@@ -54,7 +54,7 @@ pub enum UseKind {
     Holder {
         holder: String,
     },
-    /// A loop device, behind which the file is.
+    /// A loop device over a file.
     Loop,
     Partitions {
         partitions: Vec<String>,

@@ -115,7 +115,11 @@ impl Header {
             && (512..=65536).contains(&block)
             && header.offset_bytes.is_multiple_of(u64::from(block))
             && header.offset_bytes.checked_add(header.blocks * u64::from(block)).is_some();
-        if sane { Ok(header) } else { Err(JournalError::Header("it tells of impossible blocks")) }
+        if sane {
+            Ok(header)
+        } else {
+            Err(JournalError::Header("its block numbers are impossible"))
+        }
     }
 }
 

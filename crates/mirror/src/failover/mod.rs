@@ -83,7 +83,7 @@ impl Published {
     }
 }
 
-/// See the module.
+/// Task that runs the races of one mirror.
 pub(crate) struct Failover {
     options: Option<FailoverOptions>,
     /// Reads that begin before this time are served. The maximum if they need no lease.

@@ -81,7 +81,7 @@ struct Core<View> {
     view: RefCell<Option<(u64, Rc<View>)>>,
 }
 
-/// See the module.
+/// Gate of one executor for the calls of hosts.
 pub(crate) struct CallGate<View: 'static> {
     /// Even: published. Odd: a change is in progress.
     version: AtomicU64,

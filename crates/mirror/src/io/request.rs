@@ -101,7 +101,7 @@ impl LegStatus {
     }
 }
 
-/// See the module.
+/// One write of a host, from admission to its answer.
 pub(crate) struct WriteRequest {
     part: WritePart,
     dispatch: Dispatch,

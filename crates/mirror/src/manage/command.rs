@@ -297,7 +297,8 @@ impl Mirror {
     }
 
     /// True for a target, or a former source that has handed over its role or was deposed, while it
-    /// serves no hosts. A peer has everything written to it, did not rely on it, or serves other data.
+    /// serves no hosts. Its devices may be closed: a peer has all of its data, did not rely on it, or
+    /// serves other data.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
         let busy = state.serving || state.closed || !matches!(state.transfer, Transfer::None);

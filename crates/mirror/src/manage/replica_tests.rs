@@ -363,7 +363,7 @@ fn unreachable_log_is_not_lost() {
         }
         let replica = open(&kept).await.expect("the device is reachable again");
         assert_eq!((replica.log_lost(), replica.bits().count()), (None, 0));
-        // Damage is treated differently.
+        // A read fault counts as damage: the log is replaced.
         let (fault, control) =
             FaultLayer::new(kept.clone(), FaultConfig::default()).expect("no fault rates");
         control.fail_next_reads(1);
@@ -442,7 +442,7 @@ fn every_write_mode_writes_record_per_call() {
         replica.set_intent_log_mode(IntentLogMode::EveryWrite);
         assert!(matches!(replica.reference(0, BLOCK).await, Err(IoError::Unreachable)));
         replica.begin_use(|_| {}).await.expect("the disks work");
-        // Its own record, and the record that activates the region.
+        // Two records: one activates the region, one is for the call itself.
         let before = replica.statistics().record_writes;
         drop(replica.reference(0, BLOCK).await.expect("the log works"));
         assert_eq!(replica.statistics().record_writes - before, 2);

@@ -215,7 +215,7 @@ impl Mirror {
     ///
     /// # Errors
     /// Of the connection, or the peer's refusal.
-    pub async fn tell_removed(&self, connector: &SharedConnector) -> Result<(), RequestError> {
+    pub async fn report_removal(&self, connector: &SharedConnector) -> Result<(), RequestError> {
         let Superblock { volume, replica, epoch, .. } = self.0.local.superblock();
         let versions = self.0.versions;
         let tell = async {

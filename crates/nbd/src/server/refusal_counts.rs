@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::handshake::NbdRefusalReason;
 
-/// See the module.
+/// Refused negotiations by reason.
 #[derive(Debug, Default)]
 pub(crate) struct RefusalCounts([AtomicU64; NbdRefusalReason::NAMES.len()]);
 

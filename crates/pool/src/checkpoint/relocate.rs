@@ -22,7 +22,7 @@ pub(crate) struct Moving {
     pub(crate) blocks: BTreeMap<u64, Entry>,
     /// Pages of snapshots, and with level 0 blocks of `blocks`, in every map that has them.
     pub(crate) places: BTreeSet<PagePlace>,
-    /// Pages of a volume alone, pages of volume 0, and metadata, which merging writes again.
+    /// Pages that one volume owns, pages of volume 0, and metadata: merging writes them again.
     pub(crate) touched: BTreeSet<PagePlace>,
 }
 

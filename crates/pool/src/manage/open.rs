@@ -69,7 +69,7 @@ enum FoundLog {
     Current(NamedDevice),
     /// It has an older state of the pool: it can be used again.
     Outdated(NamedDevice),
-    /// As a local SSD after a stop of its machine, or another disk that was never used.
+    /// Blank: a local SSD after its machine was stopped, or an unused disk.
     Blank(NamedDevice),
     /// Fewer than two copies of its superblock are whole.
     Damaged(NamedDevice),

@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn ownership_below_the_walk_of_a_deletion_is_that_of_the_grandparent() {
+    fn grandparent_owns_blocks_below_the_deletion_walk() {
         let mut catalog = family();
         catalog.delete(4).unwrap();
         catalog.volumes.get_mut(&4).unwrap().state = VolumeState::Deleting { reaped: 50 };

@@ -305,7 +305,7 @@ fn damage_block(image: &mut Image, block: u64) {
 /// Completed writes are durable on a disk without a volatile cache, but only a flush made the pool
 /// say so. Hosts do not flush such volumes.
 #[test]
-fn damaged_log_is_refused_without_volatile_cache_and_flushes() {
+fn damaged_log_is_refused_despite_flushes() {
     block_on(async {
         let (devices, trace) = disks_with(vec![Image::default()], SIZE, 0, false);
         let pool = Pool::create(devices, &options("fast")).await.unwrap();
@@ -461,7 +461,7 @@ fn damaged_map_page_of_a_snapshot_costs_others_nothing() {
 /// What a checkpoint of two disks leaves at any crash. Then all copies of the superblock on the
 /// other disk are older, which an image from before the checkpoint has too.
 #[test]
-fn image_of_a_device_from_before_the_last_checkpoint_is_refused() {
+fn device_image_before_last_checkpoint_is_refused() {
     block_on(async {
         let (devices, trace) = disks(vec![Image::default(); 2], SIZE, 0);
         let pool = Pool::create(devices, &options("fast")).await.unwrap();
@@ -492,7 +492,7 @@ fn image_of_a_device_from_before_the_last_checkpoint_is_refused() {
 /// Crashes during a checkpoint, and again during the opening after it, also with both later copies
 /// of one superblock damaged: the repair wrote over the whole copies first.
 #[test]
-fn crashes_of_checkpoint_and_repair_leave_a_pool_that_opens() {
+fn crash_in_checkpoint_or_repair_keeps_pool_openable() {
     block_on(async {
         let (devices, trace) = disks(vec![Image::default(); 2], SIZE, 0);
         let pool = Pool::create(devices, &options("fast")).await.unwrap();

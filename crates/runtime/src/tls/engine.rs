@@ -26,7 +26,7 @@ pub(super) struct Moved {
     pub(super) written: usize,
 }
 
-/// See the module.
+/// One side of a TLS connection, apart from its socket.
 pub(super) struct Engine(Connection);
 
 impl Engine {

@@ -86,7 +86,7 @@ fn close_ends_though_the_peer_does_not_read() {
         task::yield_now().await;
         let closed = time::timeout(Duration::from_secs(60), server.close()).await;
         closed.expect("it ends").unwrap();
-        // The end reaches the filler too, which holds the socket.
+        // Ends the filler too, which still holds the socket.
         server.stream().abort();
     })
     .unwrap();

@@ -543,7 +543,8 @@ impl MirroredVolume {
         self.target.borrow().clone().ok_or_else(|| "the server is not up yet".to_owned())
     }
 
-    /// Makes the ANA state follow the mirror, and its size the source. `active` was last reported.
+    /// Keeps the ANA state equal to the mirror's role, and the size to the source's. `active`: the state
+    /// that was reported last.
     fn follow(self: &Rc<Self>, mirror: Mirror, mut active: bool) {
         let access = Rc::downgrade(self);
         let size = access.clone();

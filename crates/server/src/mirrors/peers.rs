@@ -318,7 +318,7 @@ impl MirroredVolume {
         let Some(leg) = links.iter().position(|link| link.name == name) else {
             let former = self.configured.iter().find(|peer| peer.name == name);
             let told = match former.filter(|_| serving && !dry_run) {
-                Some(former) => self.tell_removed(&mirror, former).await,
+                Some(former) => self.report_removal(&mirror, former).await,
                 None => format!(
                     ". If it was down when it was removed, run `flagstone mirror delete {volume}` there \
                      before it is used again"
@@ -346,7 +346,7 @@ impl MirroredVolume {
             if serving {
                 // Host writes that wait for a lost peer (`on_peer_loss = "block"`) continue.
                 mirror.set_desired_state(leg, DesiredState::Paused).await.map_err(failed)?;
-                told = self.tell_removed(&mirror, &links[leg]).await;
+                told = self.report_removal(&mirror, &links[leg]).await;
             }
             let changed = self.change_peers(&mirror, legs, name, MemberChange::Removed).await;
             if let (Err(_), Some(mirror), true) = (&changed, self.mirror(), serving) {
@@ -366,17 +366,17 @@ impl MirroredVolume {
         Ok(PeersChanged { changed: true, outcome })
     }
 
-    async fn tell_removed(&self, mirror: &Mirror, peer: &Peer) -> String {
+    async fn report_removal(&self, mirror: &Mirror, peer: &Peer) -> String {
         let told = match self.connector(peer) {
             Ok(connector) => {
-                mirror.tell_removed(&connector).await.map_err(|error| error.to_string())
+                mirror.report_removal(&connector).await.map_err(|error| error.to_string())
             }
             Err(error) => Err(error),
         };
         match told {
             Ok(()) => format!(", and {} knows that it was removed", peer.name),
             Err(error) => format!(
-                ". {} was not told ({error}): run `flagstone mirror delete {}` there before it is used again",
+                ". {} does not know that it was removed ({error}): run `flagstone mirror delete {}` there before it is used again",
                 peer.name, self.name
             ),
         }

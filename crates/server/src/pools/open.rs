@@ -149,7 +149,7 @@ impl Pools {
                 (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
                 (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
                 (PoolError::OldCopy { .. }, _) => format!(
-                    "{error}, or go on without what was written since: {}",
+                    "{error}, or continue without later writes: {}",
                     import_line(name, paths, log)
                 ),
                 (PoolError::Unexpected { .. }, _) if identity.is_some() => format!(

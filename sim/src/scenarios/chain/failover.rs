@@ -22,7 +22,7 @@ use super::cluster::Cluster;
 use super::{Profile, checks, operator};
 use crate::{Outcome, Scenario};
 
-/// See the module.
+/// Scenario of automatic failover.
 pub const FAILOVER: Scenario = Scenario {
     name: "failover",
     about: "the synchronous chain with an arbiter: nodes die, pause and part, nobody intervenes, no \

@@ -211,7 +211,7 @@ fn crash_during_change_of_peers_leaves_all_or_nothing() {
                 }
             }
             match adds {
-                false => assert!(trio.superblock(LEAVES).removed, "{moment}: it was not told"),
+                false => assert!(trio.superblock(LEAVES).removed, "{moment}: it does not know"),
                 true => add(&trio, STAYS),
             }
             in_sync_with_the_other(&trio);

@@ -203,7 +203,7 @@ impl<const N: usize> Group<N> {
             let connector = leg.and_then(|leg| mirror.options(leg)).map(|peer| peer.connector);
             if let (Some(leg), Some(connector)) = (leg, connector) {
                 mirror.set_desired_state(leg, DesiredState::Paused).await.expect("a sound disk");
-                let _ = mirror.tell_removed(&connector).await;
+                let _ = mirror.report_removal(&connector).await;
             }
             resizing.change(&mirror, Change::Peers(change)).await.expect("a sound disk");
             done.set(true);

@@ -74,7 +74,7 @@ pub enum Role {
         /// Role epoch.
         epoch: u64,
     },
-    /// The last source. Hosts are not served until a peer or the operator has been asked.
+    /// The last source. It serves no hosts until its peers have answered or the operator has decided.
     Waiting {
         /// Role epoch.
         epoch: u64,

@@ -80,7 +80,7 @@ fn removal_releases_writes_that_wait_for_the_peer() {
         let blocked = || nodes[0].mirrored.mirror().unwrap().status().blocked > 0;
         eventually("the write waits", blocked).await;
         let removed = nodes[0].mirrored.remove_peer("node-c", false).await.unwrap();
-        assert!(removed.outcome.contains("node-c was not told"), "{}", removed.outcome);
+        assert!(removed.outcome.contains("node-c does not know"), "{}", removed.outcome);
         waits.await.unwrap().unwrap();
         nodes[0].is_in_sync().await;
         assert_eq!(nodes[0].mirrored.peers(), ["node-b"]);

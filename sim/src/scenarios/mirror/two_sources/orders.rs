@@ -162,7 +162,7 @@ fn forced_failover_during_switchover_leaves_one_source() {
 /// As above with three nodes: the third one is forced, and the offer reaches the second one before or
 /// after that.
 #[test]
-fn forced_failover_elsewhere_during_switchover_leaves_one_source() {
+fn forced_failover_elsewhere_in_switchover_is_safe() {
     for seed in 0..20 {
         let trio = Trio::new(seed, |_| {});
         trio.write(0, 5, 1).expect("all are there");
