@@ -17,9 +17,19 @@ pub struct LoadOptions {
     pub depth: usize,
     /// Largest call, in bytes; a multiple of the block size.
     pub max_bytes: u64,
+    /// Share of changes that are durable by themselves.
+    pub fua: f64,
     /// Tolerate failed reads and writes, because the simulated disk injects errors. Otherwise any
     /// failure violates a guarantee.
     pub medium_errors: bool,
+    /// A change that failed may take effect when the device is opened again, after reads of the former
+    /// content.
+    pub late_failures: bool,
+    /// Tolerate changes that fail because the device has no space.
+    pub may_be_full: bool,
+    /// The device may be smaller after a crash than a call before it has seen: the load ends, and has to
+    /// attach again.
+    pub may_shrink: bool,
     /// Longest pause after a call; zero for no pause.
     pub pause: Duration,
     /// Stops the load when set, after the calls in flight have completed.
@@ -32,7 +42,11 @@ impl LoadOptions {
         LoadOptions {
             depth,
             max_bytes: 64 << 10,
+            fua: 0.2,
             medium_errors: false,
+            late_failures: false,
+            may_be_full: false,
+            may_shrink: false,
             pause: Duration::ZERO,
             stop: Rc::default(),
         }
@@ -79,6 +93,8 @@ async fn lane(device: SharedDevice, model: Shared, options: LoadOptions) -> Ende
         match result {
             Ok(()) => {}
             Err(error @ (IoError::Poisoned | IoError::Unreachable)) => return Ended::Failed(error),
+            Err(IoError::NoSpace) if options.may_be_full => {}
+            Err(error @ IoError::OutOfRange) if options.may_shrink => return Ended::Failed(error),
             Err(error) => assert!(options.medium_errors, "a call failed: {error}"),
         }
         if !options.pause.is_zero() {
@@ -113,7 +129,7 @@ async fn one_call(
         time::sleep(Duration::from_micros(10)).await;
         return Ok(());
     };
-    let fua = rng.chance(0.2);
+    let fua = rng.chance(options.fua);
     let result = match change {
         None => match device.read(offset, buf::alloc(len as usize).await).await {
             Ok(data) => {
@@ -137,6 +153,7 @@ async fn one_call(
     match result {
         Ok(()) => claim.acknowledged(fua),
         Err(IoError::Unreachable) => claim.lost_on_the_way(),
+        Err(_) if options.late_failures => claim.lost_on_the_way(),
         Err(_) => claim.failed(),
     }
     result

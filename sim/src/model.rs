@@ -19,10 +19,13 @@
 //! Calls in flight never overlap: a caller must [`Shared::claim`] its range first. A claim that is
 //! dropped without a result counts as unanswered.
 
+mod point;
+
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
+pub use self::point::Point;
 pub use crate::content::SECTOR_BYTES;
 use crate::content::{ZEROES, content, version_of};
 
@@ -50,6 +53,8 @@ struct Sector {
     unknown: bool,
     /// The content after a power loss is unknown.
     unknown_after_loss: bool,
+    /// Version that was next when zeroes were last written.
+    zeroed: u32,
 }
 
 impl Sector {
@@ -67,6 +72,7 @@ impl Sector {
             changing: None,
             unknown: !known,
             unknown_after_loss: !known,
+            zeroed: 0,
         }
     }
 
@@ -159,6 +165,7 @@ impl Shared {
                 changing: None,
                 unknown: sector.unknown,
                 unknown_after_loss: sector.unknown_after_loss,
+                zeroed: sector.zeroed,
             };
             if let Some(version) = sector.changing {
                 copy.may_hold(model.now, version);
@@ -248,8 +255,10 @@ impl Shared {
             }
             _ => ZEROES,
         };
+        let next = model.next_version;
         for sector in &mut model.sectors[range.clone()] {
             (sector.busy, sector.changing) = (true, change.map(|_| version));
+            point::note_zeroes(sector, change, next);
         }
         let (losses, began) = (model.losses, model.now);
         Some(Claim { model: self.clone(), range, change, version, losses, began })

@@ -176,3 +176,31 @@ fn discarded_sectors_are_old_or_zero_and_stable() {
     assert!(breaks(|| read(&model, &first)));
     read(&model, &half);
 }
+
+#[test]
+fn snapshots_have_versions_of_their_order() {
+    let model = Shared::new(1, BLOCK as u64);
+    let before = write(&model, false);
+    let old = write(&model, false);
+    let mut point = model.point();
+    let new = write(&model, false);
+    model.end_point(&mut point);
+    let later = write(&model, false);
+    let zeroes = vec![0; BLOCK];
+    model.claim(0, BLOCK, Some(Change::Zero)).unwrap().acknowledged(false);
+    for content in [&old, &new] {
+        model.check_snapshot(&point, content);
+    }
+    for content in [&before, &later, &zeroes] {
+        assert!(breaks(|| model.check_snapshot(&point, content)));
+    }
+    let mut point = model.point();
+    model.end_point(&mut point);
+    model.check_snapshot(&point, &zeroes);
+    let clone = model.continued(&old);
+    read(&clone, &old);
+    assert!(breaks(|| read(&clone, &new)));
+    model.becomes(&new);
+    model.power_lost();
+    read(&model, &new);
+}

@@ -60,6 +60,35 @@ impl Drop for Freezer {
     }
 }
 
+/// A loop device. Dropping it detaches it.
+#[derive(Debug)]
+pub struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// A loop device on a file. None where there is none: see [`unable`].
+    pub fn new(test: &str, file: &Path) -> Option<LoopDevice> {
+        let losetup = find("losetup")?;
+        let made = Command::new(losetup).args(["--find", "--show"]).arg(file).output().ok()?;
+        let path = String::from_utf8(made.stdout).ok()?;
+        if !made.status.success() {
+            unable(test, "loop devices cannot be attached");
+            return None;
+        }
+        Some(LoopDevice(PathBuf::from(path.trim())))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        done("losetup", &["--detach".as_ref(), &self.0]);
+    }
+}
+
 fn done(program: &str, arguments: &[&Path]) -> bool {
     let Some(program) = find(program) else { return false };
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())

@@ -1,6 +1,6 @@
 //! Server with pools, and the orders of an operator.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -27,6 +27,14 @@ impl Bed {
     pub fn start() -> Bed {
         let scratch = Scratch::new();
         let state = scratch.join("state");
+        Bed::with_state(scratch, &state)
+    }
+
+    /// Starts the server with this state directory.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn with_state(scratch: Scratch, state: &Path) -> Bed {
         let own = format!("own={}", scratch.disk("own", 16 << 20).display());
         let arguments = ["--state", state.to_str().expect("temporary paths are UTF-8")];
         Bed { server: Server::start_with(&[&own], &LISTENERS, &arguments), scratch }

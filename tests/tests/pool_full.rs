@@ -1,13 +1,16 @@
 //! A pool that is too full to be opened, and the device that lets it open.
+#![allow(clippy::disallowed_methods, reason = "retries have to take place")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flagstone_pool::ondisk::chunk::ChunkHeader;
-use flagstone_pool::ondisk::superblock::{Superblock, copy_offset};
+use flagstone_pool::ondisk::superblock::{COPIES, Superblock, TailVolumes, copy_offset};
+use flagstone_tests::freezer::Freezer;
 use flagstone_tests::http::ask;
 use flagstone_tests::pools::Bed;
+use flagstone_tests::process::until;
 
 const BLOCK: u64 = 4096;
 
@@ -45,11 +48,48 @@ fn fill_log(device: &Path) {
     }
 }
 
-fn is_served(bed: &Bed) -> bool {
-    ask(&bed.server.api(), "GET", "/v1/volumes/db").status == 200
+/// Lets the superblock of a closed pool say that its log device has changes of every volume.
+fn add_tail(device: &Path) {
+    let file = File::options().read(true).write(true).open(device).unwrap();
+    for copy in 0..COPIES {
+        let mut block = [0; BLOCK as usize];
+        file.read_exact_at(&mut block, copy_offset(copy)).unwrap();
+        let superblock = Superblock::decode(&block, copy).unwrap();
+        let with_tail = Superblock { tail: TailVolumes::All, ..superblock };
+        file.write_all_at(&with_tail.encode(copy), copy_offset(copy)).unwrap();
+    }
 }
 
-fn full_pool() -> (Bed, std::path::PathBuf) {
+/// A closed pool that is too full to be opened, with a log device.
+fn full_pool_with_log() -> (Bed, PathBuf, PathBuf) {
+    let bed = Bed::start();
+    let log = bed.device("log");
+    full_pool_on(bed, log)
+}
+
+fn full_pool_on(mut bed: Bed, log: PathBuf) -> (Bed, PathBuf, PathBuf) {
+    let device = bed.device("disk");
+    bed.run(&format!("pool create fast {} --log-device {}", device.display(), log.display()));
+    bed.run("volume create db --pool fast --size 64MiB");
+    let drained = || bed.pool()["log"]["tail_bytes"] == 0;
+    until("the log device is written out", drained, || bed.pool().to_string());
+    assert!(bed.server.terminate().success());
+    fill_log(&device);
+    (bed, device, log)
+}
+
+fn grow(bed: &Bed, new: &Path) {
+    bed.run(&format!("pool grow fast {}", new.display()));
+    let pool = bed.pool();
+    assert_eq!(pool["state"], "open", "{pool:#}");
+    assert_eq!(pool["devices"].as_array().unwrap().len(), 2, "{pool:#}");
+}
+
+fn is_served(bed: &Bed, name: &str) -> bool {
+    ask(&bed.server.api(), "GET", &format!("/v1/volumes/{name}")).status == 200
+}
+
+fn full_pool() -> (Bed, PathBuf) {
     let (mut bed, device) = Bed::with_pool();
     bed.run("volume create db --pool fast --size 64MiB");
     assert!(bed.server.terminate().success());
@@ -81,7 +121,7 @@ fn full_pool_opens_with_a_device_that_is_added() {
         let pool = bed.pool();
         assert_eq!(pool["state"], "open", "{pool:#}");
         assert_eq!(pool["devices"].as_array().unwrap().len(), 2, "{pool:#}");
-        assert!(is_served(&bed));
+        assert!(is_served(&bed, "db"));
         bed.run(&grow);
         assert!(bed.server.terminate().success());
         bed.server.restart();
@@ -95,6 +135,70 @@ fn full_pool_of_another_machine_is_imported_and_grown() {
     let bed = Bed::start();
     let refused = bed.refused(&format!("pool import fast {}", device.display()));
     assert!(refused.contains("pool grow fast DEVICE"), "{refused}");
+    let recorded = std::fs::read_to_string(bed.scratch.join("state/pools.json")).unwrap();
+    assert!(recorded.contains("last_seen"), "{recorded}");
     bed.run(&format!("pool grow fast {}", bed.device("more").display()));
-    assert!(is_served(&bed));
+    assert!(is_served(&bed, "db"));
+}
+
+#[test]
+fn full_pool_with_a_blank_log_device_grows() {
+    for has_tail in [false, true] {
+        let (mut bed, device, log) = full_pool_with_log();
+        if has_tail {
+            add_tail(&device);
+        }
+        // As a local SSD after a stop of its machine.
+        std::fs::remove_file(&log).unwrap();
+        bed.device("log");
+        bed.server.restart();
+        let pool = bed.pool();
+        assert_eq!(pool["next"], "run flagstone pool grow fast DEVICE", "{pool:#}");
+        grow(&bed, &bed.device("more"));
+        assert_eq!(is_served(&bed, "db"), !has_tail);
+        assert_eq!(bed.pool()["unserved"].as_array().unwrap().len(), usize::from(has_tail));
+        bed.run("volume delete db --pool fast --yes");
+    }
+}
+
+#[test]
+fn full_pool_grows_after_its_tail_was_given_up() {
+    let (mut bed, device, log) = full_pool_with_log();
+    add_tail(&device);
+    std::fs::remove_file(&log).unwrap();
+    bed.server.restart();
+    let pool = bed.pool();
+    assert!(pool["next"].as_str().unwrap().contains("give-up-tail"), "{pool:#}");
+    let more = bed.device("more");
+    let early = bed.refused(&format!("pool grow fast {}", more.display()));
+    assert!(early.contains("not open"), "{early}");
+    let full = bed.refused("pool give-up-tail fast --yes");
+    assert!(full.contains("pool grow fast DEVICE"), "{full}");
+    // The retries have the consent, too.
+    std::thread::sleep(std::time::Duration::from_secs(7));
+    let pool = bed.pool();
+    assert_eq!(pool["next"], "run flagstone pool grow fast DEVICE", "{pool:#}");
+    grow(&bed, &more);
+    assert!(is_served(&bed, "db"));
+}
+
+#[test]
+fn full_pool_with_a_hung_log_device_grows() {
+    let bed = Bed::start();
+    let made = Freezer::new("hung log of a full pool", &bed.scratch, 1 << 30);
+    let Some((freezer, log)) = made else { return };
+    let (mut bed, ..) = full_pool_on(bed, log);
+    let freezer = freezer;
+    freezer.freeze();
+    bed.server.restart();
+    let is_full = || bed.pool()["next"] == "run flagstone pool grow fast DEVICE";
+    until("the pool is full", is_full, || bed.pool().to_string());
+    let more = bed.device("more");
+    let grown = bed.output(&format!("pool grow fast {}", more.display()));
+    let printed = String::from_utf8_lossy(&grown.stderr);
+    assert!(grown.status.success() || printed.contains("this continues"), "{printed}");
+    until("the pool is open", || bed.pool()["state"] == "open", || bed.pool().to_string());
+    assert_eq!(bed.pool()["devices"].as_array().unwrap().len(), 2);
+    assert!(is_served(&bed, "db"));
+    freezer.thaw();
 }

@@ -374,10 +374,29 @@ fn old_copy_and_other_pool_need_an_import() {
     bed.server.restart();
     io(&bed, "db", "read -P 2 0 64k");
     assert!(bed.server.terminate().success());
-    // The import is the consent.
-    std::fs::copy(&old, &device).unwrap();
+    // The import of what lacks writes needs the consent.
+    for (wrong, loss) in [(&other, "another pool of its name"), (&old, "since update")] {
+        std::fs::copy(wrong, &device).unwrap();
+        bed.server.restart();
+        let shown = bed.run(&format!("{import} --dry-run"));
+        assert!(shown.contains("data loss: ") && shown.contains(loss), "{shown}");
+        let refused = bed.refused(&import);
+        assert!(refused.contains("--yes"), "{refused}");
+        let body = format!("{{\"devices\":[\"{}\"]}}", device.display());
+        let request = format!(
+            "POST /v1/pools/fast/import HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = exchange(unix(&bed.server.api()), request.as_bytes());
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
+        assert_eq!(bed.pool()["state"], "closed");
+        assert!(bed.server.terminate().success());
+        assert!(std::fs::read(wrong).unwrap() == std::fs::read(&device).unwrap());
+    }
     bed.server.restart();
-    bed.run(&import);
+    bed.run(&format!("{import} --yes"));
     io(&bed, "db", "read -P 1 0 64k");
     bed.server.kill();
     bed.server.restart();
@@ -422,6 +441,10 @@ fn pool_moves_to_another_machine_and_back() {
     assert!(one.server.terminate().success());
     let mut two = Bed::start();
     let import = format!("pool import fast {}", device.display());
+    let wrong = format!("pool import slow {} --dry-run", device.display());
+    assert!(two.refused(&wrong).contains("pool fast, not slow"));
+    let shown = two.run(&format!("{import} --dry-run"));
+    assert!(!shown.contains("data loss"), "{shown}");
     two.run(&import);
     assert!(is_served(&two, "db"));
     assert!(two.server.terminate().success());

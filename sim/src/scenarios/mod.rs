@@ -6,6 +6,7 @@ pub mod echo;
 #[cfg(test)]
 mod liar;
 pub mod mirror;
+pub mod pool;
 pub mod served;
 
 use crate::Scenario;
@@ -30,11 +31,16 @@ pub const ALL: &[Scenario] = &[
     mirror::GROW,
     mirror::UPGRADE,
     mirror::TWO,
+    pool::POOL,
+    pool::POOL_FULL,
+    pool::POOL_LOG,
+    pool::POOL_FAULTY,
     chain::CHAIN,
     chain::CHAIN_ASYNC,
     chain::CHAIN_ALL,
     chain::CHAIN_ASYNC_ALL,
     chain::CHAIN_TLS,
+    chain::CHAIN_POOL,
     chain::FAILOVER,
 ];
 

@@ -72,15 +72,15 @@ const QUIET: Duration = Duration::from_secs(60);
 type Wrap = fn(SharedDevice) -> SharedDevice;
 
 /// A protocol: how to serve a device, and how to attach to it.
-struct Front {
-    port: u16,
+pub(super) struct Front {
+    pub(super) port: u16,
     /// Serves until the node dies.
-    serve: fn(SharedDevice, Address) -> IoFuture<()>,
+    pub(super) serve: fn(SharedDevice, Address) -> IoFuture<()>,
     /// Attempts to attach once.
-    attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
+    pub(super) attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
 }
 
-const NBD_FRONT: Front = Front { port: 10809, serve: serve_nbd, attach: attach_nbd };
+pub(super) const NBD_FRONT: Front = Front { port: 10809, serve: serve_nbd, attach: attach_nbd };
 
 const NBD_TLS_FRONT: Front = Front { port: 10809, serve: serve_nbd_tls, attach: attach_nbd_tls };
 
@@ -144,7 +144,7 @@ fn nvme_key() -> TlsRing {
     TlsRing::new(vec![TlsKey::new(&[7; 32], None).expect("a valid length")])
 }
 
-const NVME_FRONT: Front = Front { port: 4420, serve: serve_nvme, attach: attach_nvme };
+pub(super) const NVME_FRONT: Front = Front { port: 4420, serve: serve_nvme, attach: attach_nvme };
 const NVME_SUBSYSTEM: &str = "nqn.2026-01.io.flagstone:volume";
 
 fn subsystem() -> Nqn {
@@ -331,7 +331,7 @@ impl Cluster {
 }
 
 /// Attaches as soon as the server accepts.
-async fn attached(
+pub(super) async fn attached(
     attach: fn(Address) -> IoFuture<Option<SharedDevice>>,
     address: &Address,
 ) -> SharedDevice {

@@ -285,6 +285,9 @@ pub(crate) struct ImportArgs {
     /// Its log device
     #[arg(long, value_name = "DEVICE")]
     pub(crate) log_device: Option<PathBuf>,
+    /// Do not ask before an older copy or another pool is opened
+    #[arg(long)]
+    pub(crate) yes: bool,
     #[command(flatten)]
     pub(crate) order: OrderArgs,
 }

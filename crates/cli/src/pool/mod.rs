@@ -50,7 +50,7 @@ pub(crate) fn run_pool(args: &PoolArgs) -> Result<Exit, Failure> {
             send(&pool_order(command)?, false)?;
             verify::wait(&args.name, &args.order.api).await
         }
-        command => act(&pool_order(command)?),
+        command => act(pool_order(command)?),
     })
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn run_volume(args: &VolumeArgs) -> Result<Exit, Failure> {
         VolumeCommand::Show(args) => status::run(args),
         VolumeCommand::Send(args) => stream::send(args),
         VolumeCommand::Receive(args) => stream::receive(args),
-        command => run_client(async || act(&volume_order(command)?)),
+        command => run_client(async || act(volume_order(command)?)),
     }
 }
 
@@ -110,8 +110,9 @@ fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
         }
         PoolCommand::Import(args) => {
             let log = log_device(args.log_device.as_ref())?;
-            let body = json!({"devices": absolute(&args.devices)?, "log_device": log});
-            ("import", &args.name, body, false, &args.order)
+            let body = json!({"devices": absolute(&args.devices)?, "log_device": log,
+                              "accept_data_loss": args.yes});
+            ("import", &args.name, body, !args.yes, &args.order)
         }
         PoolCommand::Set(args) => {
             let body = json!({"map_cache_bytes": args.map_cache});
@@ -219,17 +220,22 @@ fn settings(args: &SettingArgs) -> Map<String, Value> {
     settings
 }
 
-fn act(order: &Order) -> Result<Exit, Failure> {
+fn act(order: Order) -> Result<Exit, Failure> {
+    let mut order = order;
     if order.asks_first && !order.args.dry_run {
-        let (_, answer) = send(order, true)?;
+        let (_, answer) = send(&order, true)?;
         let command = format!("{} {} {}", order.kind, order.action, order.name);
         if let Some(data_loss) = answer.data_loss.as_ref().filter(|_| answer.changed)
             && !is_agreed(&command, &answer.outcome, data_loss)
         {
             return Ok(Exit::Usage);
         }
+        // Of what was shown, if anything.
+        if let Some(accepted) = order.body.get_mut("accept_data_loss") {
+            *accepted = answer.data_loss.is_some().into();
+        }
     }
-    let (body, answer) = send(order, order.args.dry_run)?;
+    let (body, answer) = send(&order, order.args.dry_run)?;
     let text = if order.args.json { body } else { show::order(&answer) };
     Ok(print(&text, Exit::Success))
 }

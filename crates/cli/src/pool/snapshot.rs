@@ -22,7 +22,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<Exit, Failure> {
     run_client(async || match &args.command {
         SnapshotCommand::List(args) => list(args).await,
         SnapshotCommand::Diff(args) => diff(args),
-        command => act(&order(command)),
+        command => act(order(command)),
     })
 }
 

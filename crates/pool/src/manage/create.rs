@@ -87,8 +87,16 @@ pub(super) async fn is_empty(
         return Ok(true);
     }
     let read = device.read(0, buf::alloc(len).await).await?;
-    Ok(read.iter().all(|byte| *byte == 0))
+    let (mark, rest) = read.split_at(MARK_BYTES);
+    let is_blank = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    Ok(is_blank(rest) && (is_blank(mark) || mark.starts_with(&MARK_MAGIC)))
 }
+
+/// Beginning of the mark of a device during a creation. If that does not end, the device is still empty.
+const MARK_MAGIC: [u8; 8] = *b"FSPOOLM\n";
+
+/// Length of a mark: its beginning, and the identifier of the device.
+const MARK_BYTES: usize = MARK_MAGIC.len() + 16;
 
 /// A device that can be the log device, with as many slots as it can use.
 pub(super) async fn check_log_device(
@@ -127,7 +135,8 @@ pub(super) async fn wipe_all(
     let mut marks = Vec::with_capacity(devices.len());
     for (named, record) in devices.iter().zip(records) {
         let mut mark = [0; BLOCK_BYTES];
-        mark[..16].copy_from_slice(&record.id.0);
+        mark[..MARK_MAGIC.len()].copy_from_slice(&MARK_MAGIC);
+        mark[MARK_MAGIC.len()..MARK_BYTES].copy_from_slice(&record.id.0);
         let written = write_block(&named.device, copy_offset(0), &mark).await;
         written.map_err(failure(named))?;
         marks.push(mark);

@@ -129,6 +129,39 @@ impl Drop for Evacuation {
 }
 
 impl Pool {
+    /// Checks a device that is to be added, and removes its superblocks: it has answered then. Holds up
+    /// nothing in the pool, and may be dropped.
+    ///
+    /// # Errors
+    /// As [`Pool::grow`].
+    pub async fn prepare_growth(
+        &self,
+        new: &NamedDevice,
+        overwrite: bool,
+    ) -> Result<(), DeviceOrderError> {
+        self.check_growth(new, overwrite).await?;
+        Ok(wipe(new).await?)
+    }
+
+    async fn check_growth(
+        &self,
+        new: &NamedDevice,
+        overwrite: bool,
+    ) -> Result<DeviceRecord, DeviceOrderError> {
+        let shared = self.shared();
+        let superblock = shared.state.lock().superblock.clone();
+        let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
+        // A log device decides what hosts see of caches.
+        let is_seen = shared.storage.log.is_none();
+        if is_seen && is_volatile(new) && !shared.storage.has_volatile_cache() {
+            // Hosts that are attached were told that they need not flush.
+            let reason = "it has a volatile write cache, and the devices of the pool have none: turn \
+                          its cache off";
+            return Err(PoolError::Unsuitable { device: new.name.clone(), reason }.into());
+        }
+        check_addition(new, &superblock, overwrite).await
+    }
+
     /// Adds a device to the pool. Its space can be used when the call returns. `overwrite` allows a
     /// device that contains data.
     ///
@@ -145,17 +178,7 @@ impl Pool {
         let order = self.order(OrderKind::Deletion).await?;
         let shared = self.shared();
         let device = new.name.clone();
-        let superblock = shared.state.lock().superblock.clone();
-        let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
-        // A log device decides what hosts see of caches.
-        let is_seen = shared.storage.log.is_none();
-        if is_seen && is_volatile(&new) && !shared.storage.has_volatile_cache() {
-            // Hosts that are attached were told that they need not flush.
-            let reason = "it has a volatile write cache, and the devices of the pool have none: turn \
-                          its cache off";
-            return Err(PoolError::Unsuitable { device, reason }.into());
-        }
-        let record = check_addition(&new, &superblock, overwrite).await?;
+        let record = self.check_growth(&new, overwrite).await?;
         let turn = self.keeper_turn().await?;
         wipe(&new).await?;
         // From here on to the end of the update, the log device's marks wait.

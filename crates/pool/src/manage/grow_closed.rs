@@ -14,11 +14,43 @@ use super::open::{Found, LogUse, OpenOptions, find_devices};
 use super::pool::Pool;
 use crate::error::PoolError;
 use crate::limits::SEGMENTS_MIN;
-use crate::ondisk::superblock::Superblock;
+use crate::ondisk::superblock::{DeviceRecord, Superblock};
 use crate::recover::superblocks::repair;
 use crate::storage::NamedDevice;
 
+/// What a growth needs of a closed pool, and the record of the new device.
+async fn check_growth(
+    devices: &[NamedDevice],
+    options: &OpenOptions,
+    new: &NamedDevice,
+    overwrite: bool,
+) -> Result<(Found, DeviceRecord), DeviceOrderError> {
+    // A log device without a tail is left out: a blank one may belong to something else.
+    let found = find_devices(devices, options, LogUse::Detach).await?;
+    let record = check_addition(new, &found.superblock, overwrite).await?;
+    if record.segments < SEGMENTS_MIN {
+        let reason = "the first checkpoint of a full pool needs 32 segments, of 8 MiB by default";
+        return Err(PoolError::Unsuitable { device: new.name.clone(), reason }.into());
+    }
+    Ok((found, record))
+}
+
 impl Pool {
+    /// Checks a device that is to be added to a closed pool, and removes its superblocks: it has
+    /// answered then. Writes nothing to the pool, and may be dropped.
+    ///
+    /// # Errors
+    /// As [`Pool::grow_closed`].
+    pub async fn prepare_closed_growth(
+        devices: &[NamedDevice],
+        options: &OpenOptions,
+        new: &NamedDevice,
+        overwrite: bool,
+    ) -> Result<(), DeviceOrderError> {
+        check_growth(devices, options, new, overwrite).await?;
+        Ok(wipe(new).await?)
+    }
+
     /// Adds a device to the closed pool whose devices these are. `overwrite` allows a device that
     /// contains data. The caller is a task that nothing drops.
     ///
@@ -31,14 +63,8 @@ impl Pool {
         new: NamedDevice,
         overwrite: bool,
     ) -> Result<(), DeviceOrderError> {
-        let Found { storage, superblock, superblocks, .. } =
-            find_devices(devices, options, LogUse::Continue).await?;
-        let record = check_addition(&new, &superblock, overwrite).await?;
-        if record.segments < SEGMENTS_MIN {
-            let reason =
-                "the first checkpoint of a full pool needs 32 segments, of 8 MiB by default";
-            return Err(PoolError::Unsuitable { device: new.name, reason }.into());
-        }
+        let (found, record) = check_growth(devices, options, &new, overwrite).await?;
+        let Found { storage, superblock, superblocks, .. } = found;
         repair(&storage, &superblock, &superblocks).await?;
         wipe(&new).await?;
         let mut next = Superblock { update: superblock.update + 1, ..superblock };
@@ -61,11 +87,13 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
+    use flagstone_blockdev::{BlockDevice as _, FaultConfig, FaultLayer, MemoryDevice};
     use flagstone_runtime::{Buf, block_on, buf};
 
     use crate::limits::BLOCK_BYTES;
     use crate::log::append::chunk_memory;
+    use crate::manage::create::is_empty;
+    use crate::manage::open::LostTail;
     use crate::ondisk::chunk::Record;
     use crate::ondisk::page::FANOUT;
     use crate::{CreateOptions, VolumeOptions};
@@ -159,6 +187,53 @@ mod tests {
             }
             assert_eq!(free[1] - free[0], SEGMENTS_MIN as usize);
             opens_whole(&devices, None).await;
+        })
+        .unwrap();
+    }
+
+    /// A growth that a worn log device fails is completed by the next opening, which detaches it.
+    #[test]
+    fn worn_log_device_fails_a_growth_that_takes_effect() {
+        block_on(async {
+            let (device, new) = (memory("/a", SEGMENTS), memory("/b", SEGMENTS));
+            let memory = memory("/log", SEGMENTS);
+            let (layer, control) = FaultLayer::new(memory.device, FaultConfig::default()).unwrap();
+            let log = NamedDevice { name: memory.name, device: Arc::new(layer) };
+            full_pool(&device, Some(log.clone()), 0, 0).await;
+            let options = OpenOptions { log: Some(log.clone()), ..OpenOptions::default() };
+            let devices = [device.clone()];
+            let refused = Pool::open_with(devices.to_vec(), &options).await.unwrap_err();
+            assert!(matches!(refused, PoolError::Full { .. }), "{refused}");
+            control.fail_next_writes(1000);
+            Pool::grow_closed(&devices, &options, new.clone(), false).await.unwrap_err();
+            let both = vec![device, new];
+            let pool = Pool::open_with(both.clone(), &options).await.unwrap();
+            let status = pool.status();
+            assert_eq!((status.devices.len(), status.log.unwrap().name), (2, None));
+            pool.close().await.unwrap();
+            drop(pool);
+            opens_whole(&both, None).await;
+        })
+        .unwrap();
+    }
+
+    /// The device that has the path of a drained log device may belong to something else.
+    #[test]
+    fn growth_writes_nothing_to_a_blank_log_device() {
+        block_on(async {
+            let (device, log) = (memory("/a", SEGMENTS), memory("/log", SEGMENTS));
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let made = Pool::create_with_log(vec![device.clone()], Some(log), &options).await;
+            let pool = made.unwrap();
+            pool.close().await.unwrap();
+            drop(pool);
+            let (blank, new) = (memory("/log", SEGMENTS), memory("/b", SEGMENTS));
+            let tail = LostTail::Withhold;
+            let options = OpenOptions { log: Some(blank.clone()), tail, ..OpenOptions::default() };
+            let devices = [device];
+            Pool::prepare_closed_growth(&devices, &options, &new, false).await.unwrap();
+            Pool::grow_closed(&devices, &options, new, false).await.unwrap();
+            assert!(is_empty(&blank.device, blank.device.geometry().size_bytes).await.unwrap());
         })
         .unwrap();
     }

@@ -31,6 +31,8 @@ pub struct Expected {
 /// The pool that some devices are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExaminedPool {
+    /// Its name.
+    pub name: String,
     /// Its identity.
     pub identity: PoolIdentity,
     /// Identifiers of its devices, without removed ones and the log device.
@@ -81,7 +83,7 @@ impl Pool {
         let present = superblock.devices.iter().filter(|record| !record.is_removed());
         let devices = present.map(|record| record.id).collect();
         let identity = PoolIdentity { id: superblock.pool, update: superblock.update };
-        Ok(ExaminedPool { identity, devices })
+        Ok(ExaminedPool { name: superblock.name, identity, devices })
     }
 
     /// Its identity now, which is durable.

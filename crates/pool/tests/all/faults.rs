@@ -5,7 +5,9 @@ use std::sync::Arc;
 use flagstone_blockdev::{
     BlockDevice, FaultConfig, FaultControl, FaultLayer, IoError, MemoryDevice, SharedDevice,
 };
-use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolVolume, VolumeError, VolumeOptions};
+use flagstone_pool::{
+    CreateOptions, NamedDevice, Pool, PoolError, PoolVolume, VolumeError, VolumeOptions,
+};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, block_on, buf};
 
@@ -54,6 +56,55 @@ fn failed_write_fails_changes_until_pool_is_reopened() {
         assert_eq!(read(&volume, 1).await, Ok(7));
         assert_eq!(read(&volume, 2).await, Ok(0));
         write(&volume, 2, 9, true).await.unwrap();
+    })
+    .unwrap();
+}
+
+/// The mark that it left on the first device looked like data.
+#[test]
+fn creation_that_failed_can_be_repeated() {
+    block_on(async {
+        let memory = || Arc::new(MemoryDevice::new(32 << 20, 512).unwrap()) as SharedDevice;
+        let (layer, control) = FaultLayer::new(memory(), FaultConfig::default()).unwrap();
+        let named = |name: &str, device| NamedDevice { name: name.to_owned(), device };
+        let devices = vec![named("/dev/a", memory()), named("/dev/b", Arc::new(layer) as _)];
+        let options = CreateOptions { segment_blocks: 64, ..CreateOptions::new("fast") };
+        control.fail_next_writes(1);
+        let failed = Pool::create(devices.clone(), &options).await.unwrap_err();
+        assert!(matches!(failed, PoolError::Device { .. }), "{failed}");
+        control.reopen();
+        Pool::create(devices, &options).await.unwrap();
+    })
+    .unwrap();
+}
+
+/// Where the device has a block of this content.
+async fn find(device: &SharedDevice, value: u8) -> u64 {
+    let mut at = 1 << 20;
+    loop {
+        let read = device.read(at, buf::alloc(BLOCK as usize).await).await.unwrap();
+        if read.iter().all(|byte| *byte == value) {
+            return at;
+        }
+        at += BLOCK;
+    }
+}
+
+/// The parts around the one that failed were joined, which ended the server.
+#[test]
+fn read_error_in_the_middle_fails_the_read_only() {
+    block_on(async {
+        let (devices, control, _pool, volume) = create().await;
+        for block in [2, 0, 1] {
+            write(&volume, block, 10 + block as u8, true).await.unwrap();
+        }
+        let place = find(&devices[0].device, 11).await;
+        control.fail_reads(place..place + BLOCK);
+        let three = async || volume.read(0, buf::alloc(3 * BLOCK as usize).await).await;
+        assert!(matches!(three().await, Err(IoError::ReadFault)));
+        control.heal();
+        let read = three().await.unwrap();
+        assert_eq!([0, 1, 2].map(|block| read[block * BLOCK as usize]), [10, 11, 12]);
     })
     .unwrap();
 }

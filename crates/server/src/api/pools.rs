@@ -29,7 +29,8 @@ use crate::volume::ServedVolume;
 /// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
 /// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device` also
 /// `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and `set-log` take
-/// `accept_ephemeral`, `set` takes `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or `cancel`.
+/// `accept_ephemeral`, `import` takes `accept_data_loss`, `set` takes `map_cache_bytes`.
+/// `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or `cancel`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "PoolOrder")]
@@ -45,6 +46,8 @@ struct PoolBody {
     accept_ephemeral: bool,
     /// Devices whose data may be destroyed.
     destroy_data: Vec<String>,
+    /// Import an older copy, or another pool of the name.
+    accept_data_loss: bool,
     force: bool,
     /// Stop the scrub, and keep its place.
     pause: bool,
@@ -137,7 +140,7 @@ impl Api {
             PoolAction::Create => &["devices", "log_device", "accept_ephemeral", "destroy_data"],
             PoolAction::Grow => &["devices", "destroy_data"],
             PoolAction::RemoveDevice => &["devices", "cancel"],
-            PoolAction::Import => &["devices", "log_device"],
+            PoolAction::Import => &["devices", "log_device", "accept_data_loss"],
             PoolAction::Scrub => &["pause", "cancel"],
             PoolAction::SetLog => &["log_device", "accept_ephemeral", "destroy_data", "force"],
             PoolAction::GiveUpTail => &[],
@@ -152,6 +155,7 @@ impl Api {
             accept_ephemeral,
             map_cache_bytes,
             destroy_data,
+            accept_data_loss,
             force,
             pause,
             cancel,
@@ -180,6 +184,7 @@ impl Api {
             log: log_device.clone(),
             accept_ephemeral,
             destroy_data: destroy_data.clone(),
+            accept_data_loss,
             dry_run,
         };
         let destroy = DestroyPool { name: name.clone(), force, dry_run };

@@ -7,17 +7,19 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use flagstone_pool::manage::devices::{Evacuation, release};
-use flagstone_pool::{DeviceSet, Pool};
+use flagstone_pool::{DeviceSet, NamedDevice, Pool};
+use flagstone_runtime::sync::Permit;
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{spawn, time};
 use flagstone_units::display::size;
 
-use super::open::Consent;
-use super::orders::{Outcome, check_device};
+use super::open::LogDecision;
+use super::orders::{Outcome, answered, check_device, end_of_change};
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, PoolSlot, PoolState, failed, open_devices};
 use crate::api::pool_document::{RemovalDocument, RemovalStateName};
 use crate::http::Problem;
+use crate::limits::OPEN_PATIENCE;
 use crate::serve::Server;
 
 /// `pool grow`
@@ -27,6 +29,20 @@ pub(crate) struct GrowPool {
     /// Its data may be destroyed.
     pub(crate) destroy_data: bool,
     pub(crate) dry_run: bool,
+}
+
+/// A pool that grows.
+enum Growing {
+    Open(Pool),
+    /// It is too full to be opened.
+    Full(LogDecision),
+}
+
+/// Recorded devices of a pool.
+struct Growth {
+    before: DeviceSet<String>,
+    /// Until the device is added.
+    during: DeviceSet<String>,
 }
 
 /// `pool remove-device`
@@ -75,13 +91,26 @@ impl Server {
         let permit = self.pools.order(&order.name).await?;
         let GrowPool { name, device, destroy_data, dry_run } = &order;
         let PoolSlot { set, state, .. } = self.pools.slot(name)?;
-        let (pool, before) = match state {
-            PoolState::Closed { cause: ClosedCause::Full { devices }, .. } => {
-                self.pools.end_opening(name);
+        let (growing, before) = match state {
+            PoolState::Closed { cause: ClosedCause::Full { devices, log }, .. } => {
+                self.pools.end_opening(name, *dry_run);
                 let removing = set.removing.filter(|device| devices.contains(device));
-                (None, DeviceSet { removing, ..devices.into() })
+                (Growing::Full(log), DeviceSet { removing, ..devices.into() })
             }
-            _ => (Some(self.pools.open_pool(name)?), set),
+            _ => {
+                let pool = self.pools.open_pool(name)?;
+                let status = pool.status();
+                if let Some(error) = status.failed {
+                    return Err(Problem::conflict(format!(
+                        "pool {name} has failed ({error}): flagstone pool reopen {name} comes first"
+                    )));
+                }
+                // Without one that an order did not add, and could not take off the record.
+                let mut before = DeviceSet { adding: None, ..set };
+                before.devices.retain(|device| status.devices.contains(device));
+                before.removing = before.removing.filter(|device| status.devices.contains(device));
+                (Growing::Open(pool), before)
+            }
         };
         if before.devices.contains(device) {
             return Ok(Outcome::unchanged(format!("{device} is a device of pool {name} already")));
@@ -91,10 +120,11 @@ impl Server {
         self.check_unused(name, std::slice::from_ref(device))?;
         check_entry(&PoolEntry::new(name, &during, self.pools.log_path(name)))
             .map_err(Problem::invalid)?;
-        check_device(device, *destroy_data).await?;
-        let opened = open_devices(std::slice::from_ref(device)).await;
-        let mut opened = opened.map_err(Problem::conflict)?;
-        let named = opened.pop().ok_or_else(|| failed("no device was opened"))?;
+        let opened = answered(device, OPEN_PATIENCE, async {
+            check_device(device, *destroy_data).await?;
+            open_devices(std::slice::from_ref(device)).await.map_err(Problem::conflict)
+        });
+        let named = opened.await?.pop().ok_or_else(|| failed("no device was opened"))?;
         let bytes = size(named.device.geometry().size_bytes);
         let loss = destroy_data.then(|| format!("everything on {device}"));
         let mut outcome = Outcome::changed(format!("pool {name} grows by {device} of {bytes}"))
@@ -103,35 +133,95 @@ impl Server {
         if *dry_run {
             return Ok(outcome);
         }
-        let after = DeviceSet { adding: None, ..during.clone() };
+        let sets = Growth { before: before.clone(), during };
+        self.grow(name, growing, sets, (named, *destroy_data), permit).await?;
+        let status = self.pools.open_pool(name)?.status();
+        outcome.outcome += &format!("; {} are for volumes", size(status.capacity_bytes));
+        tracing::info!("pool {name} was grown by {device}");
+        Ok(outcome)
+    }
+
+    /// Records the new device, asks it, and adds it. Until it has answered, nothing of the pool waits for
+    /// it; then the task that adds it keeps the lock of the pool.
+    async fn grow(
+        self: &Rc<Self>,
+        name: &str,
+        growing: Growing,
+        Growth { before, during }: Growth,
+        (named, destroys): (NamedDevice, bool),
+        permit: Permit,
+    ) -> Result<(), Problem> {
+        let (device, paths) = (named.name.clone(), before.devices.clone());
         self.pools.set_devices(name, during.clone()).await?;
-        match &pool {
-            Some(pool) => {
-                if let Err(error) = pool.grow(named, *destroy_data).await {
-                    // Whether a failed update is found is known when the pool is opened again.
-                    if pool.status().failed.is_none() {
-                        self.pools.set_devices(name, before).await?;
-                    }
-                    return Err(Problem::conflict(error.to_string()));
+        let prepared = async {
+            let closed = match &growing {
+                Growing::Open(_) => None,
+                Growing::Full(log) => {
+                    let own = paths.join(", ");
+                    let closed = self.pools.closed_pool(name, &paths, *log);
+                    let closed = async { closed.await.map_err(Problem::conflict) };
+                    // Its log device has a limit of its own.
+                    Some(answered(&own, 2 * OPEN_PATIENCE, closed).await?)
                 }
-                self.pools.set_devices(name, after).await?;
+            };
+            answered(&device, OPEN_PATIENCE, async {
+                let prepared = match (&growing, &closed) {
+                    (Growing::Open(pool), _) => pool.prepare_growth(&named, destroys).await,
+                    (Growing::Full(_), Some((devices, options))) => {
+                        Pool::prepare_closed_growth(devices, options, &named, destroys).await
+                    }
+                    (Growing::Full(_), None) => unreachable!("it was opened before"),
+                };
+                prepared.map_err(|error| Problem::conflict(error.to_string()))
+            })
+            .await
+        };
+        if let Err(problem) = prepared.await {
+            self.pools.set_devices(name, before).await?;
+            return Err(problem);
+        }
+        let (server, own) = (self.clone(), name.to_owned());
+        let after = DeviceSet { adding: None, ..during.clone() };
+        match growing {
+            Growing::Open(pool) => {
+                let task = spawn(async move {
+                    let _permit = permit;
+                    if let Err(error) = pool.grow(named, destroys).await {
+                        // Whether a failed update is found is known when the pool is opened again.
+                        if pool.status().failed.is_none() {
+                            server.pools.set_devices(&own, before).await?;
+                        }
+                        return Err(Problem::conflict(error.to_string()));
+                    }
+                    server.pools.set_devices(&own, after).await
+                });
+                let late = format!(
+                    "{device} is not in pool {name} yet: a device has not answered; this continues when \
+                     it does: see flagstone pool status {name}"
+                );
+                end_of_change(task, late).await
             }
-            None => {
-                let (server, own, destroys) = (self.clone(), name.clone(), *destroy_data);
+            Growing::Full(log) => {
                 let work = async move || {
-                    let grown = server.pools.grow_closed(&own, &before.devices, named, destroys);
-                    grown.await.map_err(Problem::conflict)?;
+                    let closed = server.pools.closed_pool(&own, &paths, log).await;
+                    let (devices, options) = closed.map_err(Problem::conflict)?;
+                    let grown = Pool::grow_closed(&devices, &options, named, destroys).await;
+                    grown.map_err(|error| Problem::conflict(error.to_string()))?;
                     // It may still be too full, and grow again.
                     server.pools.set_devices(&own, after).await
                 };
                 let what = "it is being grown, and its devices have not answered";
-                self.reopen(name, during, what, permit, Consent::default(), work).await?;
+                let done = self.reopen(name, during, what, permit, log.consent(), work).await;
+                match (done, self.pools.open_pool(name)) {
+                    // The update took effect, and the opening detached the log device that failed it.
+                    (Err(problem), Ok(pool)) if pool.status().devices.contains(&device) => {
+                        tracing::warn!("pool {name} has {device}, although: {}", problem.detail);
+                        Ok(())
+                    }
+                    (done, _) => done,
+                }
             }
         }
-        let capacity = size(self.pools.open_pool(name)?.status().capacity_bytes);
-        outcome.outcome += &format!("; {capacity} are for volumes");
-        tracing::info!("pool {name} was grown by {device}");
-        Ok(outcome)
     }
 
     /// Moves everything from a device to the others and removes it, in the background.
@@ -272,7 +362,9 @@ impl Server {
             }
             Ok::<(), String>(())
         };
-        if let Err(why) = cleared.await {
+        // Calls that it does not answer keep it from being used again meanwhile.
+        let cleared = time::timeout(OPEN_PATIENCE, cleared).await;
+        if let Err(why) = cleared.unwrap_or(Err("it does not answer".to_owned())) {
             tracing::warn!("{device} keeps an old superblock of pool {name}: {why}");
         }
         tracing::info!("{device} was removed from pool {name}");

@@ -8,7 +8,7 @@ use flagstone_host::root::Root;
 use flagstone_runtime::{spawn_blocking, time};
 
 use super::open::Consent;
-use super::orders::check_device;
+use super::orders::{answered, check_device};
 use super::state_directory::PoolEntry;
 use super::{Outcome, PoolSlot, PoolState, failed, open_devices};
 use crate::http::Problem;
@@ -91,8 +91,11 @@ impl Server {
                 return Err(Problem::conflict(format!("{log} is a device of pool {name}")));
             }
             self.check_unused(name, std::slice::from_ref(log))?;
-            check_device(log, destroy_data.contains(log)).await?;
-            opened = open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)?;
+            let new = answered(log, OPEN_PATIENCE, async {
+                check_device(log, destroy_data.contains(log)).await?;
+                open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)
+            });
+            opened = new.await?;
             ephemeral = ephemeral_loss(log).await?;
             let erased = destroy_data.contains(log).then(|| format!("everything on {log}"));
             let losses: Vec<String> = erased.into_iter().chain(ephemeral.clone()).collect();
@@ -139,7 +142,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let permit = self.pools.order(name).await?;
         self.pools.writable()?;
-        self.pools.end_opening(name);
+        self.pools.end_opening(name, dry_run);
         let slot = self.pools.slot(name)?;
         let outcome = Outcome::changed(format!(
             "pool {name} continues without the writes that only its log device had"

@@ -11,6 +11,7 @@
 mod device_orders;
 mod disk_search;
 mod fullness;
+mod import;
 mod log_orders;
 mod open;
 mod opening;
@@ -41,14 +42,15 @@ use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
-use flagstone_runtime::{spawn, time};
+use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
+use rustix::fs::{FallocateFlags, fallocate};
 
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
 use disk_search::DiskSearch;
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use log_orders::SetLog;
-use open::Consent;
+use open::{Consent, LogDecision};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
 use registry::Registry;
 pub(crate) use settings::Settings;
@@ -72,6 +74,7 @@ pub(crate) struct Pools {
     scrubs: RefCell<BTreeMap<String, scrub::Scrub>>,
     removals: RefCell<BTreeMap<String, device_orders::Removal>>,
     openings: opening::Openings,
+    imports: opening::Openings,
     attempts: opening::Attempts,
     /// Volumes that are being received, by name.
     receivers: RefCell<BTreeMap<String, Receiver>>,
@@ -120,9 +123,21 @@ pub(crate) enum ClosedCause {
     Full {
         /// Paths of the devices that are the pool.
         devices: Vec<String>,
+        /// How the attempt to open it treated the log device.
+        log: LogDecision,
     },
     /// Any other.
     Refused,
+}
+
+impl ClosedCause {
+    /// What the operator agreed to before the last attempt.
+    fn consent(&self) -> Consent {
+        match self {
+            ClosedCause::Full { log, .. } => log.consent(),
+            ClosedCause::Absent | ClosedCause::Refused => Consent::default(),
+        }
+    }
 }
 
 impl PoolSlot {
@@ -174,6 +189,7 @@ impl Pools {
             scrubs: RefCell::default(),
             removals: RefCell::default(),
             openings: opening::Openings::default(),
+            imports: opening::Openings::default(),
             attempts: opening::Attempts::default(),
             receivers: RefCell::default(),
             search: DiskSearch::new(Root::new("/")),
@@ -284,6 +300,7 @@ impl Pools {
     /// Checkpoints and closes every pool, at shutdown, all at once: one may hang.
     pub(crate) async fn close(&self) {
         self.openings.borrow_mut().clear();
+        self.imports.borrow_mut().clear();
         let mut closing = Vec::new();
         for (name, slot) in self.slots() {
             self.halt_scrub(&name).await;
@@ -310,9 +327,28 @@ fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
 
+/// Opens a file as [`open_device`] does, in a thread of its own. On a file system that hangs, that waits,
+/// and must not hold the control thread. Problems are left to the opening.
+async fn ask_file(path: &str) {
+    let path = path.to_owned();
+    let asked = spawn_blocking("open", move || {
+        let is_file = std::fs::metadata(&path).is_ok_and(|meta| meta.is_file());
+        let file = std::fs::File::options().read(true).write(is_file).open(&path)?;
+        if is_file {
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // Beyond the end, where no data can be lost.
+            let end = file.metadata()?.len().next_multiple_of(1 << 16);
+            fallocate(&file, mode, end, 1 << 16)?;
+        }
+        Ok::<_, std::io::Error>(())
+    });
+    drop(asked.await);
+}
+
 async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
     let mut devices = Vec::with_capacity(paths.len());
     for path in paths {
+        ask_file(path).await;
         let spec = path.parse().map_err(|error| format!("{path}: {error}"))?;
         let opened = open_device(&spec, &OpenOptions::default()).await;
         let device = opened.map_err(|error| error.to_string())?;
@@ -393,13 +429,17 @@ impl Server {
     /// Retries closed pools and watches how full the open ones are, for as long as the server runs.
     pub(crate) async fn keep_pools(self: Rc<Self>) {
         let mut recorded = time::now();
+        // The state directory may hang.
+        let mut recording: Option<JoinHandle<()>> = None;
         loop {
             time::sleep(POOL_PAUSE).await;
             self.begin_openings();
             self.serve_ended();
             self.pools.watch();
-            if recorded.elapsed() >= IDENTITY_PERIOD {
-                self.pools.remember_all().await;
+            let is_recording = recording.as_ref().is_some_and(|task| !task.is_finished());
+            if recorded.elapsed() >= IDENTITY_PERIOD && !is_recording {
+                let server = self.clone();
+                recording = Some(spawn(async move { server.pools.remember_all().await }));
                 recorded = time::now();
             }
         }

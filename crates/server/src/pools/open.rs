@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use flagstone_pool::{DeviceSet, Expected, LostTail, NamedDevice, OpenOptions, Pool, PoolError};
+use flagstone_pool::{
+    DeviceSet, ExaminedPool, Expected, LostTail, NamedDevice, OpenOptions, Pool, PoolError,
+    PoolIdentity,
+};
 use flagstone_runtime::{buf, spawn, time};
 
 use super::disk_search::{Silent, Sought};
@@ -10,6 +13,12 @@ use super::orders::check_device;
 use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_PATIENCE;
+
+/// Reads which pool some devices are.
+pub(super) async fn examine(paths: &[String]) -> Result<ExaminedPool, String> {
+    let devices = open_devices(paths).await?;
+    Pool::examine(&devices).await.map_err(|error| error.to_string())
+}
 
 /// Opens a log device and reads from it, so that one that hangs is found before a pool waits for it.
 async fn ask(path: &str) -> Result<NamedDevice, String> {
@@ -31,14 +40,68 @@ fn is_same(one: &str, other: &str) -> bool {
 pub(super) struct Consent {
     /// Writes that only the log device had are given up.
     pub(super) lost_tail: bool,
-    /// The devices may be a copy, older than the pool was, or another pool of its name.
-    pub(super) devices: bool,
+    /// The devices may be an older copy than was recorded, or another pool of its name: the one that the
+    /// operator was shown, or a newer state of it.
+    pub(super) devices: Option<PoolIdentity>,
+}
+
+/// How an attempt to open a pool treats its log device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogDecision {
+    /// The device with the recorded path is it, or has taken its place.
+    Named(LostTail),
+    /// No log device was opened: it is elsewhere, or does not answer.
+    Without(LostTail),
+}
+
+impl LogDecision {
+    /// What the operator agreed to: it holds until the pool is open.
+    pub(super) fn consent(self) -> Consent {
+        let (LogDecision::Named(tail) | LogDecision::Without(tail)) = self;
+        let lost_tail = tail == LostTail::GiveUp;
+        Consent { lost_tail, ..Consent::default() }
+    }
 }
 
 /// The order that opens what is there.
 fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
     let log = log.map_or(String::new(), |log| format!(" --log-device {log}"));
     format!("flagstone pool import {name} {}{log}", paths.join(" "))
+}
+
+/// What a refusal depends on besides the error.
+struct Refused<'a> {
+    /// The state directory has an identity of the pool.
+    was_open: bool,
+    /// The devices had to be that pool.
+    is_expected: bool,
+    /// Problem of the log device.
+    log: Option<&'a str>,
+    /// The order that opens what is there.
+    import: String,
+}
+
+impl Refused<'_> {
+    fn explain(self, error: &PoolError) -> OpenPoolError {
+        let Refused { was_open, is_expected, log, import } = self;
+        OpenPoolError {
+            cause: match error {
+                PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
+                _ => ClosedCause::Refused,
+            },
+            reason: match (error, log) {
+                (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
+                (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
+                (PoolError::OldCopy { .. }, _) => {
+                    format!("{error}, or continue without later writes: {import}")
+                }
+                (PoolError::Unexpected { .. }, _) if is_expected => format!(
+                    "{error}, which was open last: attach its devices, or take what is there: {import}"
+                ),
+                _ => error.to_string(),
+            },
+        }
+    }
 }
 
 impl Pools {
@@ -70,14 +133,11 @@ impl Pools {
         consent: Consent,
     ) -> Result<Pool, OpenPoolError> {
         let devices = open_devices(paths).await?;
-        let identity = match consent.devices {
-            true => None,
-            false => self.registry.identity(name),
-        };
-        if !consent.devices {
+        let recorded = self.registry.identity(name);
+        if consent.devices.is_none() {
             self.check_copies(name, &devices, paths).await?;
         }
-        let was_open = self.registry.identity(name).is_some();
+        let identity = consent.devices.or(recorded);
         let expected = Expected { name: Some(name.to_owned()), identity };
         // The pool decides what the absence of its log device means.
         let (mut log_device, mut why) = (None, None);
@@ -91,15 +151,24 @@ impl Pools {
             let options = OpenOptions { log, tail, expected: expected.clone() };
             Pool::open_with(devices.clone(), &options).await
         };
-        let tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
+        let full = |error: &PoolError, log| OpenPoolError {
+            cause: ClosedCause::Full { devices: paths.to_vec(), log },
+            reason: format!("{error}; flagstone pool grow {name} DEVICE adds some"),
+        };
+        let mut tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
+        let mut has_log = log_device.is_some();
         let opened = match open(log_device.clone(), tail).await {
             Err(PoolError::LogDeviceMissing { id, update, is_blank, .. }) => {
                 // With an empty tail, the pool needs no log device.
-                let without = async |reason: String| {
-                    let opened = open(None, LostTail::Keep).await;
-                    let pool = opened.map_err(|_| OpenPoolError::from(reason.clone()))?;
-                    tracing::warn!("pool {name} opened without its log device: {reason}");
-                    Ok(pool)
+                let without = async |reason: String| match open(None, LostTail::Keep).await {
+                    Ok(pool) => {
+                        tracing::warn!("pool {name} opened without its log device: {reason}");
+                        Ok(pool)
+                    }
+                    Err(error @ PoolError::Full { .. }) => {
+                        Err(full(&error, LogDecision::Without(LostTail::Keep)))
+                    }
+                    Err(_) => Err(OpenPoolError::from(reason)),
                 };
                 let found = match self.search.find_log(Sought { id, update }).await {
                     Ok(found) => found,
@@ -135,32 +204,20 @@ impl Pools {
                         Err(problem) => why = Some(problem.detail),
                     }
                 }
-                open(log_device, LostTail::Withhold).await
+                (tail, has_log) = (LostTail::Withhold, log_device.is_some());
+                open(log_device, tail).await
             }
             opened => opened,
         };
-        let pool = opened.map_err(|error| OpenPoolError {
-            cause: match &error {
-                PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
-                PoolError::Full { .. } => ClosedCause::Full { devices: paths.to_vec() },
-                _ => ClosedCause::Refused,
-            },
-            reason: match (&error, &why) {
-                (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
-                (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
-                (PoolError::OldCopy { .. }, _) => format!(
-                    "{error}, or continue without later writes: {}",
-                    import_line(name, paths, log)
-                ),
-                (PoolError::Unexpected { .. }, _) if identity.is_some() => format!(
-                    "{error}, which was open last: attach its devices, or take what is there: {}",
-                    import_line(name, paths, log)
-                ),
-                (PoolError::Full { .. }, _) => {
-                    format!("{error}; flagstone pool grow {name} DEVICE adds some")
-                }
-                _ => error.to_string(),
-            },
+        let pool = opened.map_err(|error| match error {
+            PoolError::Full { .. } if has_log => full(&error, LogDecision::Named(tail)),
+            PoolError::Full { .. } => full(&error, LogDecision::Without(tail)),
+            _ => {
+                let was_open = recorded.is_some();
+                let import = import_line(name, paths, log);
+                let is_expected = identity.is_some();
+                Refused { was_open, is_expected, log: why.as_deref(), import }.explain(&error)
+            }
         })?;
         if let Some(why) = why {
             tracing::warn!("pool {name} opened without its log device: {why}");
@@ -168,27 +225,28 @@ impl Pools {
         Ok(pool)
     }
 
-    /// Adds a device to a pool that is too full to be opened.
+    /// The devices of a closed pool, and the options of the attempt that found it too full.
     ///
     /// # Errors
-    /// The pool has the device or not.
-    pub(super) async fn grow_closed(
+    /// Of a device.
+    pub(super) async fn closed_pool(
         &self,
         name: &str,
         paths: &[String],
-        new: NamedDevice,
-        overwrite: bool,
-    ) -> Result<(), String> {
+        decision: LogDecision,
+    ) -> Result<(Vec<NamedDevice>, OpenOptions), String> {
         let devices = open_devices(paths).await?;
-        let log = match self.log_path(name) {
+        let (log, tail) = match decision {
+            LogDecision::Named(tail) => (self.log_path(name), tail),
+            LogDecision::Without(tail) => (None, tail),
+        };
+        let log = match log {
             Some(path) => self.open_log(&path).await.ok(),
             None => None,
         };
         let identity = self.registry.identity(name);
         let expected = Expected { name: Some(name.to_owned()), identity };
-        let options = OpenOptions { log, tail: LostTail::Keep, expected };
-        let grown = Pool::grow_closed(&devices, &options, new, overwrite).await;
-        grown.map_err(|error| error.to_string())
+        Ok((devices, OpenOptions { log, tail, expected }))
     }
 
     /// Checks that no other disk is a device of the pool, too, unless it is an older copy.
@@ -233,8 +291,17 @@ impl Pools {
     ) -> Result<Pool, OpenPoolError> {
         let log = self.log_path(name);
         let mut first: Option<OpenPoolError> = None;
-        for paths in set.alternatives() {
-            match self.open(name, &paths, log.as_ref(), consent).await {
+        let alternatives = set.alternatives();
+        for (index, paths) in alternatives.iter().enumerate() {
+            // The device that is added or removed may hang. If the pool needs it, the others are refused.
+            let answers = index + 1 == alternatives.len()
+                || time::timeout(OPEN_PATIENCE, examine(paths)).await.is_ok();
+            if !answers {
+                let silent = || format!("a device does not answer ({})", paths.join(", "));
+                first.get_or_insert_with(|| silent().into());
+                continue;
+            }
+            match self.open(name, paths, log.as_ref(), consent).await {
                 Ok(pool) => return Ok(pool),
                 Err(error) if matches!(error.cause, ClosedCause::Full { .. }) => {
                     first = Some(error)
@@ -296,6 +363,38 @@ mod tests {
             assert!(refused.unwrap_err().contains("another name now"));
             let pool = open(true).await.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, None, "the blank disk is not used");
+        })
+        .unwrap();
+    }
+
+    /// Devices are replaced between the look at them and their opening.
+    #[test]
+    fn import_opens_only_what_was_examined() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = |name: &str| scratch.path().join(name).to_str().unwrap().to_owned();
+        let [disk, old] = ["disk", "old"].map(file);
+        std::fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        flagstone_runtime::block_on(async move {
+            let mut pools = Pools::read(None, 1).await;
+            pools.search = DiskSearch::new(Root::new(scratch.path()));
+            let paths = [disk.clone()];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(open_devices(&paths).await.unwrap(), &options).await.unwrap();
+            pool.close().await.unwrap();
+            drop(pool);
+            std::fs::copy(&disk, &old).unwrap();
+            let pool = Pool::open(open_devices(&paths).await.unwrap()).await.unwrap();
+            pool.close().await.unwrap();
+            drop(pool);
+            let examined = examine(&paths).await.unwrap().identity;
+            std::fs::copy(&old, &disk).unwrap();
+            let consent = Consent { devices: Some(examined), ..Consent::default() };
+            let refused = pools.open("fast", &paths, None, consent).await.map(drop);
+            let reason = refused.map_err(|error| error.reason).unwrap_err();
+            assert!(reason.contains("is an old copy"), "{reason}");
+            let consent =
+                Consent { devices: Some(examine(&paths).await.unwrap().identity), ..consent };
+            pools.open("fast", &paths, None, consent).await.map_err(|error| error.reason).unwrap();
         })
         .unwrap();
     }

@@ -12,13 +12,12 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::time::Instant;
 use flagstone_runtime::{spawn, time};
 
-use super::open::Consent;
 use super::{PoolState, Pools};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::{OPEN_PATIENCE, POOL_PAUSE, SEARCH_PAUSE_MAX};
 use crate::serve::Server;
 
-/// Pools that are being opened, by name.
+/// Pools that are being opened or imported, by name.
 pub(super) type Openings = RefCell<BTreeMap<String, AbortOnDrop<()>>>;
 
 /// Reason of a pool whose devices have not answered yet.
@@ -57,11 +56,15 @@ impl Attempts {
 }
 
 impl Pools {
-    /// Gives up an attempt to open the pool, before an order on it. Calls of a device that hangs keep
-    /// its lock.
-    pub(super) fn end_opening(&self, name: &str) {
+    /// Gives up an attempt to open the pool, before an order on it, and its import. After a dry run the
+    /// next attempt comes soon, and the import goes on. Calls of a device that hangs keep its lock.
+    pub(super) fn end_opening(&self, name: &str, dry_run: bool) {
         let opening = self.openings.borrow_mut().remove(name);
-        drop(opening);
+        let import = (!dry_run).then(|| self.imports.borrow_mut().remove(name));
+        if dry_run {
+            self.attempts.0.borrow_mut().remove(name);
+        }
+        drop((opening, import));
     }
 }
 
@@ -84,7 +87,7 @@ impl Server {
     /// Begins to open closed pools that are not being opened.
     pub(super) fn begin_openings(self: &Rc<Self>) {
         for (name, slot) in self.pools.slots() {
-            let PoolState::Closed { reason, .. } = slot.state else {
+            let PoolState::Closed { reason, cause } = slot.state else {
                 self.pools.attempts.0.borrow_mut().remove(&name);
                 continue;
             };
@@ -95,7 +98,7 @@ impl Server {
             let (server, own) = (self.clone(), name.clone());
             let opening = spawn(async move {
                 let pools = &server.pools;
-                let opened = pools.open_recorded(&own, &slot.set, Consent::default()).await;
+                let opened = pools.open_recorded(&own, &slot.set, cause.consent()).await;
                 let _order = server.pools.lock(&own).await;
                 // An order may have opened or removed the pool meanwhile.
                 let now = server.pools.slot(&own);
@@ -103,7 +106,8 @@ impl Server {
                     server.end_open(&own, slot.set, &reason, opened).await;
                 }
                 // The task ends with it.
-                server.pools.end_opening(&own);
+                let opening = server.pools.openings.borrow_mut().remove(&own);
+                drop(opening);
             });
             self.pools.openings.borrow_mut().insert(name, opening.abort_on_drop());
         }

@@ -1,8 +1,8 @@
-//! Orders on pools: create, import, reopen and destroy. A dry run takes the same steps up to the
-//! first change.
+//! Orders on pools: create, reopen and destroy. A dry run takes the same steps up to the first change.
 
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::Duration;
 
 use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
 use flagstone_pool::limits::MAP_CACHE_BYTES;
@@ -13,10 +13,10 @@ use flagstone_units::display::size;
 
 use super::open::Consent;
 use super::state_directory::{PoolEntry, check_entry};
-use super::{ClosedCause, PoolSlot, PoolState, failed, log_orders, open_devices};
+use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
-use crate::limits::{CHANGE_PATIENCE, POOLS_MAX};
+use crate::limits::{CHANGE_PATIENCE, OPEN_PATIENCE, POOLS_MAX};
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
@@ -59,6 +59,8 @@ pub(crate) struct MakePool {
     pub(crate) accept_ephemeral: bool,
     /// Devices whose data may be destroyed, exactly as named.
     pub(crate) destroy_data: Vec<String>,
+    /// An import may open an older copy, or another pool of the name.
+    pub(crate) accept_data_loss: bool,
     pub(crate) dry_run: bool,
 }
 
@@ -82,8 +84,8 @@ impl Server {
     /// Creates a pool on empty devices, or on those whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order(&order.name).await?;
-        let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run } = &order;
-        self.pools.end_opening(name);
+        let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run, .. } = &order;
+        self.pools.end_opening(name, *dry_run);
         if let Some(outcome) = self.check_new_pool(name, devices, log.as_ref())? {
             return Ok(outcome);
         }
@@ -93,21 +95,19 @@ impl Server {
                 "{device} is to be destroyed, but is no device of the pool"
             )));
         }
-        let mut lost = Vec::new();
-        for device in all() {
-            check_device(device, destroy_data.contains(device)).await?;
-            if destroy_data.contains(device) {
-                lost.push(device.as_str());
+        let all_devices = all().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let opened = answered(&all_devices, OPEN_PATIENCE, async {
+            for device in all() {
+                check_device(device, destroy_data.contains(device)).await?;
             }
-        }
-        let opened = open_devices(devices).await.map_err(Problem::conflict)?;
+            let opened = open_devices(devices).await.map_err(Problem::conflict)?;
+            let log = open_devices(log.as_slice()).await.map_err(Problem::conflict)?;
+            Ok((opened, log))
+        });
+        let (opened, mut opened_log) = opened.await?;
+        let destroyed = all().filter(|device| destroy_data.contains(device));
+        let lost: Vec<&str> = destroyed.map(String::as_str).collect();
         let bytes: u64 = opened.iter().map(|named| named.device.geometry().size_bytes).sum();
-        let mut opened_log = match log {
-            Some(log) => {
-                open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)?
-            }
-            None => Vec::new(),
-        };
         let ephemeral = match log {
             Some(log) => log_orders::ephemeral_loss(log).await?,
             None => None,
@@ -141,12 +141,21 @@ impl Server {
         self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
-        let pool = match Pool::create_with_log(opened, opened_log.pop(), &options).await {
-            Ok(pool) => pool,
-            Err(error) => {
+        let created = Pool::create_with_log(opened, opened_log.pop(), &options);
+        let pool = match time::timeout(CHANGE_PATIENCE, created).await {
+            Ok(Ok(pool)) => pool,
+            Ok(Err(error)) => {
                 self.pools.registry.change(name, |entry| *entry = None).await?;
                 self.pools.slots.borrow_mut().remove(name);
                 return Err(Problem::conflict(error.to_string()));
+            }
+            Err(_) => {
+                // As after a crash: what its devices still write is known.
+                let reason =
+                    format!("its creation did not end: a device does not answer ({all_devices})");
+                let error = OpenPoolError { reason: reason.clone(), cause: ClosedCause::Absent };
+                self.pools.insert(name, PoolSlot::closed(set, error));
+                return Err(failed(format!("{reason}; repeat the order when it does")));
             }
         };
         let capacity = size(pool.status().capacity_bytes);
@@ -212,67 +221,6 @@ impl Server {
         Ok(())
     }
 
-    /// Takes over a pool that exists on these devices: from another machine, or with other paths.
-    pub(crate) async fn import_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
-        let _order = self.pools.order(&order.name).await?;
-        let MakePool { name, devices, log, dry_run, .. } = &order;
-        self.pools.end_opening(name);
-        self.pools.writable()?;
-        let set = DeviceSet::from(devices.clone());
-        check_entry(&PoolEntry::new(name, &set, log.clone())).map_err(Problem::invalid)?;
-        self.check_unused(name, devices)?;
-        self.check_unused(name, log.as_slice())?;
-        let slots = self.pools.slots();
-        if matches!(slots.get(name), Some(PoolSlot { state: PoolState::Open(_), .. })) {
-            return Ok(Outcome::unchanged(format!("pool {name} is open already")));
-        }
-        if slots.len() >= POOLS_MAX && !slots.contains_key(name) {
-            return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
-        }
-        if *dry_run {
-            open_devices(devices).await.map_err(Problem::conflict)?;
-            return Ok(Outcome::changed(format!(
-                "pool {name} is opened, if these are its devices"
-            )));
-        }
-        let consent = Consent { devices: true, ..Consent::default() };
-        let pool = self.pools.open(name, devices, log.as_ref(), consent).await;
-        // Paths and identity together: with the former identity, an older pool would be refused.
-        let last_seen = pool.as_ref().ok().map(|pool| pool.identity().into());
-        let new = PoolEntry { last_seen, ..PoolEntry::new(name, &set, log.clone()) };
-        let import = |entry: &mut Option<PoolEntry>| {
-            let map_cache_bytes = entry.take().and_then(|former| former.map_cache_bytes);
-            *entry = Some(PoolEntry { map_cache_bytes, ..new });
-        };
-        let pool = match pool {
-            Ok(pool) => pool,
-            Err(error) => {
-                let refused = Problem::conflict(error.reason.clone());
-                if matches!(error.cause, ClosedCause::Full { .. }) {
-                    // It has to be known to be grown.
-                    self.pools.registry.change(name, import).await?;
-                    self.pools.insert(name, PoolSlot::closed(set, error));
-                }
-                return Err(refused);
-            }
-        };
-        if let Err(problem) = self.pools.registry.change(name, import).await {
-            let _ = pool.close().await;
-            return Err(problem);
-        }
-        self.pools.apply_map_cache(name, &pool);
-        self.pools.insert(name, PoolSlot::open(set, pool.clone()));
-        self.serve_pool(name, &pool);
-        self.pools.resume_scrub(name, &pool).await;
-        let volumes = pool.status().volumes;
-        let mut outcome = format!("pool {name} is open and has {volumes} volumes");
-        let unserved: Vec<String> = self.pools.slot(name)?.unserved.into_keys().collect();
-        if !unserved.is_empty() {
-            outcome += &format!(", of which are not served: {}", unserved.join(", "));
-        }
-        Ok(Outcome::changed(outcome).with_next(format!("flagstone pool status {name}")))
-    }
-
     /// Changes the memory of a pool's map cache, at once and for later openings.
     pub(crate) async fn set_pool(&self, order: SetPool) -> Result<Outcome, Problem> {
         let _order = self.pools.order(&order.name).await?;
@@ -312,7 +260,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let permit = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
-        self.pools.end_opening(name);
+        self.pools.end_opening(name, *dry_run);
         let slot = self.pools.slot(name)?;
         let loss = match &slot.state {
             PoolState::Open(pool) if pool.status().failed.is_none() => {
@@ -366,7 +314,7 @@ impl Server {
         consent: Consent,
         work: impl AsyncFnOnce() -> Result<(), Problem> + 'static,
     ) -> Result<(), Problem> {
-        self.pools.end_opening(name);
+        self.pools.end_opening(name, false);
         self.pools.insert(name, PoolSlot::changing(set.clone(), what));
         let (server, own) = (self.clone(), name.to_owned());
         let task = spawn(async move {
@@ -381,7 +329,7 @@ impl Server {
             }
             done
         });
-        end_of_change(name, what, task).await
+        end_of_change(task, late(name, what)).await
     }
 
     /// Removes the superblocks of a pool whose volumes are out of service, and forgets the pool.
@@ -405,9 +353,14 @@ impl Server {
                 server.pools.insert(&own, PoolSlot::closed(set, reason.clone().into()));
                 return Err(failed(reason));
             }
-            server.forget_pool(&own).await
+            let forgotten = server.forget_pool(&own).await;
+            if let Err(problem) = &forgotten {
+                let reason = format!("it was destroyed, but is recorded: {}", problem.detail);
+                server.pools.insert(&own, PoolSlot::closed(set, reason.into()));
+            }
+            forgotten
         });
-        end_of_change(name, what, task).await
+        end_of_change(task, late(name, what)).await
     }
 
     async fn forget_pool(&self, name: &str) -> Result<(), Problem> {
@@ -424,7 +377,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let permit = self.pools.order(&order.name).await?;
         let DestroyPool { name, force, dry_run } = &order;
-        self.pools.end_opening(name);
+        self.pools.end_opening(name, *dry_run);
         self.pools.writable()?;
         let Ok(slot) = self.pools.slot(name) else {
             return Ok(Outcome::unchanged(format!("there is no pool {name}: nothing to do")));
@@ -480,7 +433,10 @@ impl Server {
                     entry.last_seen = None;
                 }
             };
-            self.pools.registry.change(name, forget).await?;
+            if let Err(problem) = self.pools.registry.change(name, forget).await {
+                self.serve_pool(name, &pool);
+                return Err(problem);
+            }
             self.destroy_open(name, slot.set, pool, permit).await?;
         } else {
             self.forget_pool(name).await?;
@@ -516,18 +472,39 @@ impl Server {
     }
 }
 
+/// Limits an order that its devices may hold up while it has the lock of its pool. Dropping `work` undoes
+/// it, but for calls that a device does not answer.
+pub(super) async fn answered<T>(
+    devices: &str,
+    patience: Duration,
+    work: impl Future<Output = Result<T, Problem>>,
+) -> Result<T, Problem> {
+    let done = time::timeout(patience, work).await;
+    done.unwrap_or_else(|_| {
+        Err(failed(format!(
+            "the order was given up: a device does not answer ({devices}); repeat it when it does"
+        )))
+    })
+}
+
+fn late(name: &str, what: &str) -> String {
+    format!(
+        "pool {name} is not open: {what}; this continues when they do, or fails when they are \
+         detached: see flagstone pool status {name}"
+    )
+}
+
 /// Waits a limited time for the task of a change.
-async fn end_of_change(
-    name: &str,
-    what: &str,
+///
+/// # Errors
+/// Of the task, and 500 with the text `late`.
+pub(super) async fn end_of_change(
     task: JoinHandle<Result<(), Problem>>,
+    late: String,
 ) -> Result<(), Problem> {
     match time::timeout(CHANGE_PATIENCE, task).await {
         Ok(done) => done.unwrap_or_else(|_| Err(failed("the server is stopping"))),
-        Err(_) => Err(failed(format!(
-            "pool {name} is not open: {what}; this continues when they do, or fails when they are \
-             detached: see flagstone pool status {name}"
-        ))),
+        Err(_) => Err(failed(late)),
     }
 }
 

@@ -1,33 +1,49 @@
 //! Registry: the pools that the state directory has.
 //!
 //! Invariants: memory has what the file has, and one change at a time is written, whichever pool it is
-//! about.
+//! about. A change that was given up because the directory did not answer is undone when it does.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use flagstone_pool::PoolIdentity;
 use flagstone_runtime::sync::Semaphore;
+use flagstone_runtime::{spawn, time};
 
 use super::failed;
 use super::state_directory::{LastSeen, PoolEntry, StateDirectory};
 use crate::http::Problem;
-use crate::limits::POOLS_MAX;
+use crate::limits::{OPEN_PATIENCE, POOLS_MAX};
 
 pub(super) struct Registry {
     /// Why there are no pools, without a usable directory.
     directory: Result<StateDirectory, String>,
-    entries: RefCell<BTreeMap<String, PoolEntry>>,
+    entries: Rc<RefCell<Entries>>,
     turn: Rc<Semaphore>,
+}
+
+type Entries = BTreeMap<String, PoolEntry>;
+
+fn list(entries: &Entries) -> Vec<PoolEntry> {
+    entries.values().cloned().collect()
 }
 
 impl Registry {
     /// Locks the directory and reads it.
     pub(super) async fn read(path: Option<PathBuf>) -> Registry {
         let read = match &path {
-            Some(path) => StateDirectory::open(path).await,
+            Some(path) => {
+                let opened = time::timeout(OPEN_PATIENCE, StateDirectory::open(path)).await;
+                let silent = || {
+                    let path = path.display();
+                    format!(
+                        "the state directory {path} does not answer: restart the server when it does"
+                    )
+                };
+                opened.unwrap_or_else(|_| Err(silent()))
+            }
             None => Err("this server has no state directory: start it with --state DIRECTORY, or \
                          write `state` in [server]"
                 .to_owned()),
@@ -40,7 +56,7 @@ impl Registry {
             Err(why) => (Err(why), Vec::new()),
         };
         let entries = entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
-        Registry { directory, entries: RefCell::new(entries), turn: Semaphore::new(1) }
+        Registry { directory, entries: Rc::new(RefCell::new(entries)), turn: Semaphore::new(1) }
     }
 
     /// The state directory, if there is a usable one.
@@ -72,28 +88,53 @@ impl Registry {
     /// Adds, changes or removes the entry of a pool, durably.
     ///
     /// # Errors
-    /// 409 without a directory or for too many pools, 500 if it cannot be written: the entry is as it
-    /// was.
+    /// 409 without a directory or for too many pools, 500 if it cannot be written or does not answer: the
+    /// entry is as it was, or will be.
     pub(super) async fn change(
         &self,
         name: &str,
         change: impl FnOnce(&mut Option<PoolEntry>),
     ) -> Result<(), Problem> {
-        let directory = self.writable()?;
-        let _turn = self.turn.acquire(1).await;
-        let mut entries = self.entries.borrow().clone();
-        let mut entry = entries.remove(name);
+        let directory = self.writable()?.clone();
+        let silent = |_| {
+            let path = directory.path().display();
+            failed(format!(
+                "the state directory {path} does not answer: repeat the order when it does"
+            ))
+        };
+        let turn = time::timeout(OPEN_PATIENCE, self.turn.acquire(1)).await.map_err(silent)?;
+        let former = self.entries.borrow().clone();
+        let mut new = former.clone();
+        let mut entry = new.remove(name);
         change(&mut entry);
-        entries.extend(entry.map(|entry| (name.to_owned(), entry)));
-        if entries.len() > POOLS_MAX {
+        new.extend(entry.map(|entry| (name.to_owned(), entry)));
+        if new.len() > POOLS_MAX {
             return Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")));
         }
-        if entries == *self.entries.borrow() {
+        if new == former {
             return Ok(());
         }
-        directory.write(entries.values().cloned().collect()).await.map_err(failed)?;
-        *self.entries.borrow_mut() = entries;
-        Ok(())
+        let abandoned = Rc::new(Cell::new(false));
+        let (is_abandoned, entries, writer) =
+            (abandoned.clone(), self.entries.clone(), directory.clone());
+        let written = spawn(async move {
+            let _turn = turn;
+            writer.write(list(&new)).await?;
+            let is_undone = is_abandoned.get() && writer.write(list(&former)).await.is_ok();
+            if !is_undone {
+                *entries.borrow_mut() = new;
+            }
+            Ok(())
+        });
+        match time::timeout(OPEN_PATIENCE, written).await {
+            Ok(written) => {
+                written.unwrap_or(Err("the server is stopping".to_owned())).map_err(failed)
+            }
+            Err(elapsed) => {
+                abandoned.set(true);
+                Err(silent(elapsed))
+            }
+        }
     }
 
     /// Records the identity of a pool. A failure keeps no pool from being served: an earlier identity

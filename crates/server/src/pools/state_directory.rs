@@ -16,7 +16,7 @@ use flagstone_pool::{DeviceSet, PoolIdentity};
 use flagstone_runtime::{spawn_blocking, time};
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{POOLS_MAX, STATE_FILE_BYTES};
+use crate::limits::{OPEN_PATIENCE, POOLS_MAX, STATE_FILE_BYTES};
 
 const VERSION: u32 = 1;
 
@@ -141,7 +141,7 @@ impl StateDirectory {
     /// Replaces another file, durably, or removes it.
     ///
     /// # Errors
-    /// What happened; the former file remains.
+    /// What happened; the former file remains, or is replaced when the directory answers again.
     pub(super) async fn write_file(&self, name: &str, text: Option<Vec<u8>>) -> Result<(), String> {
         let (path, file) = (self.path.clone(), name.to_owned());
         let written = spawn_blocking("state", move || match text {
@@ -151,7 +151,9 @@ impl StateDirectory {
                 removed => removed,
             },
         });
-        written.await.and_then(|written| written).map_err(|error| {
+        let written = time::timeout(OPEN_PATIENCE, written).await;
+        let written = written.unwrap_or(Err(io::ErrorKind::TimedOut.into()));
+        written.and_then(|written| written).map_err(|error| {
             format!("{name} in {} cannot be written: {error}", self.path.display())
         })
     }
@@ -165,7 +167,7 @@ impl StateDirectory {
             file.take(STATE_FILE_BYTES).read_to_end(&mut text)?;
             Ok::<_, io::Error>(text)
         });
-        read.await.ok()?.ok()
+        time::timeout(OPEN_PATIENCE, read).await.ok()?.ok()?.ok()
     }
 }
 

@@ -31,6 +31,9 @@ impl Cluster {
     /// Checks what must hold at any moment.
     pub(super) fn look(&self) {
         let active = self.active();
+        if self.profile.pooled && !self.looks_at_pools() {
+            return;
+        }
         if let Some(source) = active
             && self.is_quiet(source)
         {
@@ -41,6 +44,14 @@ impl Cluster {
         for index in 0..2 {
             self.assert_past(index);
         }
+    }
+
+    /// Recovering copies of pools takes long: one look in 30, and fewer after 30 of those.
+    fn looks_at_pools(&self) -> bool {
+        let looks = self.pool_looks.get();
+        let looked = self.sim.chance(if looks < 30 { 0.03 } else { 0.003 });
+        self.pool_looks.set(looks + u32::from(looked));
+        looked
     }
 
     /// In sync, without a write in flight.
@@ -55,8 +66,8 @@ impl Cluster {
     }
 
     fn assert_legs_equal(&self) {
-        let Some(at) = self.world.first_difference() else { return };
-        let legs = [0, 1].map(|index| self.world.data(index));
+        let Some(at) = self.first_difference() else { return };
+        let legs = [0, 1].map(|index| self.data(index));
         let number = at as usize / BLOCK;
         let shown = legs.each_ref().map(|leg| {
             self.world.history.describe(number, &leg[number * BLOCK..(number + 1) * BLOCK])
@@ -77,11 +88,12 @@ impl Cluster {
         if mirror.is_unverified() || mirror.has_failed() {
             return;
         }
-        let Some(superblock) = self.superblock(index) else { return };
+        let (superblock, data) = self.replica(index);
+        let Some(superblock) = superblock else { return };
         if superblock.flags.inconsistent || superblock.current.is_none() {
             return;
         }
-        if let Err(what) = self.world.history.check_cut(&self.world.data(index)) {
+        if let Err(what) = self.world.history.check_cut(&data) {
             self.fail(&format!("node {index} may be promoted: {what}"));
         }
     }
@@ -117,7 +129,7 @@ pub(super) fn at_rest(cluster: &Cluster) {
     let Some(source) = cluster.active() else { cluster.fail("no node serves") };
     cluster.assert_legs_equal();
     let mirror = cluster.mirror(source).expect("it serves");
-    let (bytes, checked) = (world.data(source).len(), world.clone());
+    let (bytes, checked) = (cluster.data(source).len(), world.clone());
     let checking = sim.spawn_on(cluster.nodes[source], async move {
         mirror.flush().await.expect("a sound mirror");
         let began = checked.history.begin();
@@ -133,9 +145,9 @@ pub(super) fn at_rest(cluster: &Cluster) {
 
 /// Checks that a power loss takes nothing from a target whose source has flushed.
 fn assert_target_durable(cluster: &Cluster, target: usize) {
-    let shown = cluster.world.data(target);
+    let shown = cluster.data(target);
     cluster.end(target, true);
-    let kept = cluster.world.data(target);
+    let kept = cluster.data(target);
     if let Some(at) = shown.iter().zip(&kept).position(|(a, b)| a != b) {
         cluster.fail(&format!("the target loses byte {at} after a flush"));
     }

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice};
+use flagstone_blockdev::{BlockDevice, FileDevice, FileOptions, ReopenableDevice, SharedDevice};
 use flagstone_mirror::id::MirrorId;
 use flagstone_mirror::manage::replica::{CreateReplica, Replica};
 use flagstone_mirror::ondisk::layout::{ReplicaGeometry, layout};
@@ -34,6 +34,7 @@ use super::Profile;
 use super::arbiter::{Client, Fencer, Store, StoreHandle};
 use super::history::History;
 use super::hosts::{self, HostPlan};
+use super::pooled;
 use super::tls::{self, LinkTls};
 
 pub(super) const DATA: &str = "/dev/data";
@@ -82,6 +83,7 @@ pub(super) struct World {
     pub(super) mode: Mode,
     /// Nodes fail over by themselves.
     automatic: bool,
+    pooled: bool,
     pub(super) ack: Ack,
     sim: flagstone_runtime::sim::World,
     nodes: [NodeId; 2],
@@ -90,13 +92,9 @@ pub(super) struct World {
 
 impl World {
     /// Bytes that a node's disk shows.
-    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+    fn data(&self, index: usize) -> Vec<u8> {
+        assert!(!self.pooled, "a pool is read by the cluster");
         self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
-    }
-
-    /// First byte in which the disks of both nodes differ.
-    pub(super) fn first_difference(&self) -> Option<u64> {
-        self.sim.first_difference(self.nodes, DATA, self.usable)
     }
 
     /// A node begins to serve: the history restarts if that gives data up.
@@ -132,6 +130,9 @@ struct FailoverTiming {
     clock: u64,
 }
 
+/// Version of a disk, and the content of its replica in a pool then.
+type KnownReplica = (u64, Vec<u8>);
+
 pub(super) struct Cluster {
     pub(super) sim: Simulation,
     pub(super) profile: Profile,
@@ -149,6 +150,10 @@ pub(super) struct Cluster {
     arbiter: Option<(StoreHandle, [FailoverTiming; 2])>,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,
+    /// Number of looks at the replicas in pools.
+    pub(super) pool_looks: Cell<u32>,
+    /// Versions of the disks, and the content of their replicas in pools.
+    replicas: RefCell<[Option<KnownReplica>; 2]>,
 }
 
 impl Cluster {
@@ -167,8 +172,8 @@ impl Cluster {
         let device_bytes = (sim.random_between(8, 48) + 16) * 4096;
         let volatile = sim.chance(0.5);
         for (index, node) in nodes.into_iter().enumerate() {
-            let disk =
-                DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(device_bytes) };
+            let size = if profile.pooled { pooled::DISK_BYTES } else { device_bytes };
+            let disk = DiskConfig { volatile_cache: volatile, ..DiskConfig::block_device(size) };
             sim.add_disk(node, DATA, disk);
             let create = CreateReplica {
                 volume: MirrorId([7; 16]),
@@ -177,7 +182,12 @@ impl Cluster {
                 geometry,
             };
             let made = sim.spawn_on(node, async move {
-                Replica::create(device().await, None, create).await.expect("a sound disk");
+                if profile.pooled {
+                    pooled::create(disk_of_node().await, device_bytes).await;
+                }
+                Replica::create(device(profile.pooled).await, None, create)
+                    .await
+                    .expect("a sound disk");
             });
             sim.block_on(made).expect("the task is not aborted");
         }
@@ -193,6 +203,7 @@ impl Cluster {
             source: Cell::new(0),
             failing_over: Cell::new(None),
             automatic: profile.automatic,
+            pooled: profile.pooled,
             gives_up: Cell::new(false),
             lost_power: Default::default(),
             is_past: Default::default(),
@@ -232,6 +243,8 @@ impl Cluster {
             second_paths: profile.all && sim.chance(0.3),
             arbiter,
             device_bytes,
+            pool_looks: Cell::default(),
+            replicas: RefCell::default(),
             sim,
         }
     }
@@ -405,14 +418,71 @@ impl Cluster {
         Some(self.sim.block_on(async move { mirror.status() }))
     }
 
+    /// Bytes of the volume that a node's disk shows.
+    pub(super) fn data(&self, index: usize) -> Vec<u8> {
+        self.replica(index).1
+    }
+
+    /// Content of replicas in pools, at one moment.
+    fn replicas<const N: usize>(&self, indexes: [usize; N]) -> [Vec<u8>; N] {
+        let image = |index: usize| {
+            let node = self.nodes[index];
+            let version = self.sim.disk_version(node, DATA);
+            match &self.replicas.borrow()[index] {
+                Some((known, content)) if *known == version => Ok(content.clone()),
+                _ => Err((version, pooled::image(&self.sim, node, DATA))),
+            }
+        };
+        let images = indexes.map(image);
+        let mut contents = [const { Vec::new() }; N];
+        for ((image, index), content) in images.into_iter().zip(indexes).zip(&mut contents) {
+            *content = match image {
+                Ok(content) => content,
+                Err((version, image)) => {
+                    let content = pooled::content(&self.sim, image);
+                    self.replicas.borrow_mut()[index] = Some((version, content.clone()));
+                    content
+                }
+            };
+        }
+        contents
+    }
+
+    /// First byte in which the disks of both nodes differ.
+    pub(super) fn first_difference(&self) -> Option<u64> {
+        if self.profile.pooled {
+            let [one, other] = self.replicas([0, 1]);
+            let [one, other] = [&one, &other].map(|bytes| &bytes[..self.world.usable as usize]);
+            if one == other {
+                return None;
+            }
+            let at = one.iter().zip(other).position(|(one, other)| one != other);
+            return at.map(|at| at as u64);
+        }
+        self.sim.first_difference(self.nodes, DATA, self.world.usable)
+    }
+
     /// Superblock on a node's disk.
     pub(super) fn superblock(&self, index: usize) -> Option<Superblock> {
-        let read = |at: u64| {
-            let bytes = self.sim.peek(self.nodes[index], DATA, at, 4096);
-            Superblock::decode(&bytes.try_into().expect("a page"))
+        self.replica(index).0
+    }
+
+    /// Superblock, and bytes of the volume, that a node's disk shows at one moment.
+    pub(super) fn replica(&self, index: usize) -> (Option<Superblock>, Vec<u8>) {
+        let mut content = match self.profile.pooled {
+            true => {
+                let [content] = self.replicas([index]);
+                content
+            }
+            false => self.sim.peek(self.nodes[index], DATA, 0, self.device_bytes as usize),
         };
-        let slots = [read(self.device_bytes - 8192), read(self.device_bytes - 4096)];
-        newest(slots, |superblock| superblock.sequence).ok().map(|found| found.1)
+        let read = |before_end: u64| {
+            let at = (self.device_bytes - before_end) as usize;
+            Superblock::decode(content[at..][..4096].try_into().expect("a page"))
+        };
+        let found = newest([read(8192), read(4096)], |superblock| superblock.sequence);
+        content.truncate(self.world.usable as usize);
+        (found.ok().map(|found| found.1), content)
     }
 
     /// Runs an operator's command on a node, which may die meanwhile.
@@ -463,11 +533,25 @@ impl Drop for Cluster {
     }
 }
 
-async fn device() -> Arc<ReopenableDevice> {
+async fn disk_of_node() -> SharedDevice {
     loop {
         match FileDevice::open(DATA, &FileOptions::default()) {
-            Ok(device) => return ReopenableDevice::new(device),
+            Ok(device) => return device,
             Err(_) => time::sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+/// The device of a replica: the disk, or a volume of a pool on it.
+async fn device(is_pooled: bool) -> Arc<ReopenableDevice> {
+    loop {
+        let disk = disk_of_node().await;
+        match is_pooled {
+            true => match pooled::open(disk).await {
+                Some(volume) => return ReopenableDevice::new(volume),
+                None => time::sleep(Duration::from_millis(100)).await,
+            },
+            false => return ReopenableDevice::new(disk),
         }
     }
 }
@@ -481,7 +565,7 @@ async fn node(
     unverified: bool,
 ) {
     let (device, local) = loop {
-        let device = device().await;
+        let device = device(world.pooled).await;
         match Replica::open(device.clone(), None).await {
             Ok(local) if !unverified || local.mark_unverified().await.is_ok() => {
                 break (device, local);

@@ -21,7 +21,11 @@
 //! - When all faults have ended, the mirror gets in sync and every call of a host ends.
 //!
 //! [`Profile`] says which faults and commands a scenario has. `chain-all` and `chain-async-all` have
-//! disks that fail and hang, too.
+//! disks that fail and hang, too. `chain-pool` has the real pool between the replica and the disk of
+//! each node: its content is what the pool recovers from a copy of the disk. As that takes long, the
+//! simulator looks at few moments, and the operator takes fewer steps. No pool is full, has a log
+//! device, snapshots or several disks (see the `pool` scenarios), and its server's registry is
+//! replaced by the path of the disk.
 //!
 //! Left out: the daemon (its few lines that make the ANA state follow the role, and that reopen
 //! failed devices, are repeated here), configuration, TLS of hosts, authentication, more than one target,
@@ -42,6 +46,7 @@ mod hand_over_tests;
 mod history;
 mod hosts;
 mod operator;
+mod pooled;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -83,6 +88,13 @@ pub const CHAIN_ASYNC_ALL: Scenario = Scenario {
     run: |seed| run(seed, &Profile::new(Mode::Async, true)),
 };
 
+/// Synchronous, on volumes of pools.
+pub const CHAIN_POOL: Scenario = Scenario {
+    name: "chain-pool",
+    about: "the synchronous chain, whose replicas are volumes of a pool at each node",
+    run: |seed| run(seed, &Profile { pooled: true, ..Profile::new(Mode::Sync, false) }),
+};
+
 /// Synchronous, while the operator changes the link to TLS.
 pub const CHAIN_TLS: Scenario = Scenario {
     name: "chain-tls",
@@ -100,6 +112,8 @@ struct Profile {
     all: bool,
     /// The operator changes the link to TLS.
     tls: bool,
+    /// Replicas are on volumes of pools.
+    pooled: bool,
     /// Nodes fail over by themselves, with an arbiter.
     automatic: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
@@ -109,7 +123,7 @@ struct Profile {
 
 impl Profile {
     const fn new(mode: Mode, all: bool) -> Profile {
-        Profile { mode, all, tls: false, automatic: false, sabotage: |_| {} }
+        Profile { mode, all, tls: false, pooled: false, automatic: false, sabotage: |_| {} }
     }
 }
 
@@ -122,7 +136,7 @@ fn run(seed: u64, profile: &Profile) -> Outcome {
     if sim.chance(0.8) {
         cluster.pass(sim.random_span(Duration::ZERO, Duration::from_millis(1500)));
     }
-    let steps = sim.random_between(1, 12);
+    let steps = sim.random_between(1, if profile.pooled { 5 } else { 12 });
     for _ in 0..steps {
         operator::step(&cluster);
         // Most outages are shorter than a timeout, some longer.

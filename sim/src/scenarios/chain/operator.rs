@@ -216,7 +216,7 @@ fn break_disk(cluster: &Cluster, index: usize) {
 /// Makes part of a disk unreadable or unwritable.
 fn damage(cluster: &Cluster, index: usize) {
     let sim = &cluster.sim;
-    let pages = cluster.world.data(index).len() as u64 / 4096;
+    let pages = cluster.data(index).len() as u64 / 4096;
     let from = sim.random_between(0, pages - 1) * 4096;
     let range = from..from + 4096;
     cluster.world.history.note(format!("the disk of node {index} is damaged at {range:?}"));

@@ -7,7 +7,7 @@ use flagstone_runtime::sim::DiskFaults;
 
 use super::cluster::{Cluster, DATA};
 use super::operator::recover;
-use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, CHAIN_TLS, Profile, run};
+use super::{CHAIN, CHAIN_ALL, CHAIN_ASYNC, CHAIN_ASYNC_ALL, CHAIN_POOL, CHAIN_TLS, Profile, run};
 use crate::runner::run_seed;
 use crate::scenarios::liar::caught;
 
@@ -22,6 +22,13 @@ fn chain_keeps_guarantees_and_replays() {
 fn asynchronous_chain_keeps_guarantees_and_replays() {
     for (scenario, seed) in (0..4).flat_map(|seed| [(CHAIN_ASYNC, seed), (CHAIN_ASYNC_ALL, seed)]) {
         run_seed(&scenario, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn chain_on_pools_keeps_guarantees_and_replays() {
+    for seed in 0..4 {
+        run_seed(&CHAIN_POOL, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 
@@ -61,6 +68,11 @@ fn lying_flushes_are_detected() {
     let failing =
         caught(|seed| run(seed, &Profile { sabotage: lie, ..Profile::new(Mode::Sync, false) }));
     assert!(failing >= 3, "{failing} of 40");
+    let on_pools = caught(|seed| {
+        run(seed, &Profile { sabotage: lie, pooled: true, ..Profile::new(Mode::Sync, false) })
+    });
+    // They were 3: the operator takes fewer steps, so that fewer nodes lose power.
+    assert!(on_pools >= 2, "{on_pools} of 40");
 }
 
 /// A flush of the source's disk failed during a switchover. The source had stopped serving by then,

@@ -1,0 +1,219 @@
+//! Import: takes over a pool that exists on some devices, from another machine or with other paths.
+//!
+//! The state directory records how recent a pool was, and another disk of the machine may be a newer
+//! copy. Importing devices that lack what either has is an order that loses data.
+//!
+//! Invariant: the opening has no lock of orders, so that devices that hang hold up neither an order on
+//! the pool nor its return. An order on the pool gives it up.
+
+use std::rc::Rc;
+
+use flagstone_pool::{DeviceSet, Pool, PoolIdentity};
+use flagstone_runtime::sync::oneshot;
+use flagstone_runtime::{spawn, spawn_detached, time};
+
+use super::disk_search::DiskCopy;
+use super::open::{Consent, examine};
+use super::orders::answered;
+use super::state_directory::{PoolEntry, check_entry};
+use super::{ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed};
+use crate::http::Problem;
+use crate::limits::{CHANGE_PATIENCE, OPEN_PATIENCE, POOLS_MAX};
+use crate::serve::Server;
+
+/// What is lost by opening `found` as the pool `name`.
+fn loss(
+    name: &str,
+    found: PoolIdentity,
+    recorded: Option<PoolIdentity>,
+    copy: Option<DiskCopy>,
+) -> Option<String> {
+    let update = found.update;
+    match (recorded, copy) {
+        (Some(seen), _) if seen.id != found.id => Some(format!(
+            "pool {name} as it was open last, {}: these devices are another pool of its name, {}",
+            seen.id, found.id
+        )),
+        (Some(seen), _) if update < seen.update => Some(format!(
+            "what was written to pool {name} since update {update}, which these devices have: it had \
+             {} when it was open last",
+            seen.update
+        )),
+        (_, Some(copy)) if update < copy.update => Some(format!(
+            "what was written since update {update}, which these devices have: {} is a copy with {}",
+            copy.path, copy.update
+        )),
+        _ => None,
+    }
+}
+
+impl Server {
+    /// Opens an existing pool and records it.
+    pub(crate) async fn import_pool(self: &Rc<Self>, order: MakePool) -> Result<Outcome, Problem> {
+        let permit = self.pools.order(&order.name).await?;
+        let MakePool { name, devices, log, dry_run, .. } = &order;
+        self.pools.end_opening(name, *dry_run);
+        self.pools.writable()?;
+        let set = DeviceSet::from(devices.clone());
+        check_entry(&PoolEntry::new(name, &set, log.clone())).map_err(Problem::invalid)?;
+        if let Some(outcome) = self.check_importable(&order)? {
+            return Ok(outcome);
+        }
+        let examined = async { examine(devices).await.map_err(Problem::conflict) };
+        let examined = answered(&devices.join(", "), OPEN_PATIENCE, examined).await?;
+        if examined.name != *name {
+            let (devices, found) = (devices.join(", "), &examined.name);
+            return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
+        }
+        let identity = examined.identity;
+        // Disks that were not read are no reason to ask.
+        let copy = self.pools.search.find_copy(examined, devices).await.unwrap_or_default();
+        let loss = loss(name, identity, self.pools.registry.identity(name), copy);
+        if *dry_run {
+            return Ok(Outcome::changed(format!("pool {name} is opened")).losing(loss));
+        }
+        if let Some(loss) = loss.as_ref().filter(|_| !order.accept_data_loss) {
+            return Err(Problem::conflict(format!(
+                "this would lose {loss}; to accept that, use --yes (`accept_data_loss`)"
+            )));
+        }
+        let (sender, ended) = oneshot();
+        let (server, own) = (self.clone(), name.clone());
+        let task = spawn(async move {
+            let name = order.name.clone();
+            // What was shown, or newer: devices may be replaced until they answer.
+            let consent = Consent { devices: Some(identity), ..Consent::default() };
+            let opened =
+                server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
+            let _order = server.pools.lock(&name).await;
+            let ended = server.end_import(order, identity, opened).await;
+            match &ended {
+                Ok(outcome) => tracing::info!("import of pool {name}: {}", outcome.outcome),
+                Err(problem) => tracing::error!("pool {name} is not imported: {}", problem.detail),
+            }
+            sender.send(ended);
+            // The task ends with it.
+            server.pools.end_opening(&name, false);
+        });
+        let name = own;
+        self.pools.imports.borrow_mut().insert(name.clone(), task.abort_on_drop());
+        drop(permit);
+        match time::timeout(CHANGE_PATIENCE, ended).await {
+            Ok(Some(done)) => done.map(|outcome| outcome.losing(loss)),
+            Ok(None) => {
+                Err(Problem::conflict(format!("another order on pool {name} ended its import")))
+            }
+            Err(_) => Err(failed(format!(
+                "pool {name} is not imported: its devices have not answered; this continues when they \
+                 do, until the next order on the pool, and its end is logged"
+            ))),
+        }
+    }
+
+    /// Checks an import against the pools of the server. The outcome, if the pool is open.
+    fn check_importable(&self, order: &MakePool) -> Result<Option<Outcome>, Problem> {
+        let MakePool { name, devices, log, .. } = order;
+        self.check_unused(name, devices)?;
+        self.check_unused(name, log.as_slice())?;
+        let slots = self.pools.slots();
+        match slots.get(name).map(|slot| &slot.state) {
+            Some(PoolState::Open(_)) => {
+                Ok(Some(Outcome::unchanged(format!("pool {name} is open already"))))
+            }
+            None if slots.len() >= POOLS_MAX => {
+                Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")))
+            }
+            Some(PoolState::Changing { .. } | PoolState::Closed { .. }) | None => Ok(None),
+        }
+    }
+
+    /// Records what an import has opened, and serves its volumes. The caller has the lock of the pool.
+    async fn end_import(
+        self: &Rc<Self>,
+        order: MakePool,
+        identity: PoolIdentity,
+        opened: Result<Pool, OpenPoolError>,
+    ) -> Result<Outcome, Problem> {
+        let MakePool { name, devices, log, .. } = &order;
+        let set = DeviceSet::from(devices.clone());
+        // The pool may have come back meanwhile, and another may have got a device.
+        let outcome = self.check_importable(&order);
+        if !matches!(outcome, Ok(None)) {
+            if let Ok(pool) = opened {
+                close_unused(pool);
+            }
+            return outcome.map(Option::unwrap_or_default);
+        }
+        // Paths and identity together: with the former identity, an older pool would be refused.
+        let seen = opened.as_ref().map_or(identity, Pool::identity);
+        let new =
+            PoolEntry { last_seen: Some(seen.into()), ..PoolEntry::new(name, &set, log.clone()) };
+        let import = |entry: &mut Option<PoolEntry>| {
+            let map_cache_bytes = entry.take().and_then(|former| former.map_cache_bytes);
+            *entry = Some(PoolEntry { map_cache_bytes, ..new });
+        };
+        let pool = match opened {
+            Ok(pool) => pool,
+            Err(error) => {
+                let refused = Problem::conflict(error.reason.clone());
+                if matches!(error.cause, ClosedCause::Full { .. }) {
+                    // It has to be known to be grown.
+                    self.pools.registry.change(name, import).await?;
+                    self.pools.insert(name, PoolSlot::closed(set, error));
+                }
+                return Err(refused);
+            }
+        };
+        if let Err(problem) = self.pools.registry.change(name, import).await {
+            close_unused(pool);
+            return Err(problem);
+        }
+        self.pools.apply_map_cache(name, &pool);
+        self.pools.insert(name, PoolSlot::open(set, pool.clone()));
+        self.serve_pool(name, &pool);
+        self.pools.resume_scrub(name, &pool).await;
+        let volumes = pool.status().volumes;
+        let mut outcome = format!("pool {name} is open and has {volumes} volumes");
+        let unserved: Vec<String> = self.pools.slot(name)?.unserved.into_keys().collect();
+        if !unserved.is_empty() {
+            outcome += &format!(", of which are not served: {}", unserved.join(", "));
+        }
+        Ok(Outcome::changed(outcome).with_next(format!("flagstone pool status {name}")))
+    }
+}
+
+/// Closes a pool that is not served. Its devices may hang, and nothing waits for them.
+fn close_unused(pool: Pool) {
+    spawn_detached(async move {
+        let _ = pool.close().await;
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flagstone_pool::PoolId;
+
+    #[test]
+    fn import_of_less_than_was_recorded_names_the_loss() {
+        let (id, other) = (PoolId([1; 16]), PoolId([2; 16]));
+        let at = |id, update| PoolIdentity { id, update };
+        let copy = |update| Some(DiskCopy { path: "/dev/sdc".to_owned(), update });
+        for (recorded, copy, part) in [
+            (None, None, None),
+            (Some(at(id, 7)), None, None),
+            (Some(at(id, 6)), copy(7), None),
+            (Some(at(id, 8)), None, Some("had 8")),
+            (Some(at(other, 1)), None, Some("another pool")),
+            (None, copy(8), Some("/dev/sdc")),
+            (Some(at(id, 7)), copy(8), Some("/dev/sdc")),
+        ] {
+            let lost = loss("fast", at(id, 7), recorded, copy.clone());
+            let is_expected = match (&lost, part) {
+                (Some(lost), Some(part)) => lost.contains(part),
+                (lost, part) => lost.is_none() && part.is_none(),
+            };
+            assert!(is_expected, "{recorded:?} {copy:?}: {lost:?}");
+        }
+    }
+}
