@@ -67,6 +67,7 @@ NAMESAKES := $(addprefix --exclude flagstone-,limit nbd nvmf-host nvmf-target)
 PROGRAM_TESTS := $(patsubst tests/tests/%.rs,--test %,$(wildcard tests/tests/*.rs))
 
 unit: build ## cargo test of the whole workspace: units, and real clients against the real program
+	@scripts/test-servers.sh
 	cargo test $(CARGO_FLAGS) $(TESTED) --no-run
 	@$(MAKE) --no-print-directory -j2 test-crates test-program
 

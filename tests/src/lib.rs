@@ -25,8 +25,10 @@
 )]
 
 pub mod authority;
+pub mod bucket;
 pub mod by_hand;
 pub mod etcd;
+pub mod failover;
 pub mod freezer;
 pub mod guest;
 pub mod http;

@@ -30,12 +30,13 @@ pub fn unable(test: &str, reason: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
 }
 
-/// Path of `program`, from `PATH` and then the system directories, which are not in every user's
-/// `PATH`.
+/// Path of `program`, from `PATH`, then the system directories, which are not in every user's
+/// `PATH`, and then the folder into which `scripts/test-servers.sh` builds programs.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
+    let built = workspace().join(".cache/tools/bin");
     std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .chain(["/usr/sbin".into(), "/sbin".into(), built])
         .map(|folder| folder.join(program))
         .find(|candidate| candidate.is_file())
 }

@@ -5,23 +5,19 @@
     reason = "end-to-end tests use real processes, threads and clocks"
 )]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flagstone_tests::etcd::Etcd;
+use flagstone_tests::failover::{
+    self, AFTER, PROMISE, WRITES, armed, end, killed_and_replaced, served_again, start_load,
+    until_denied, until_failover,
+};
 use flagstone_tests::load::Load;
-use flagstone_tests::mirror::{Pair, Setup};
+use flagstone_tests::mirror::Pair;
 use flagstone_tests::network::{Network, SERVICES};
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::tools;
-
-const SIZE_BYTES: u64 = 32 << 20;
-/// `failover_after` of the nodes.
-const AFTER: Duration = Duration::from_secs(2);
-/// Failover promised by the product: served again within this time after [`AFTER`].
-const PROMISE: Duration = Duration::from_secs(1);
-/// Writes that show that hosts are served.
-const WRITES: u64 = 20;
 
 /// A pair with an arbiter, in sync, with the arbiter's record made.
 fn automatic(test: &str) -> Option<(Etcd, Pair)> {
@@ -32,76 +28,11 @@ fn automatic(test: &str) -> Option<(Etcd, Pair)> {
 
 /// A pair in sync with this etcd, with further lines of `[arbiter]`.
 fn pair_with(etcd: &Etcd, more: &str, network: Option<Network>) -> Pair {
-    pair_after(etcd, more, network, AFTER)
+    failover::pair(&(etcd.arbiter() + more), network, AFTER)
 }
 
 fn pair_fenced(etcd: &Etcd, lines: &str) -> Pair {
-    let peer = format!("{lines}{}", etcd.arbiter());
-    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", AFTER.as_secs());
-    let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), peer.as_str());
-    Pair::set_up(Setup { size_bytes, options, peer, ..Setup::default() }).synchronized()
-}
-
-fn pair_after(etcd: &Etcd, more: &str, network: Option<Network>, after: Duration) -> Pair {
-    let arbiter = etcd.arbiter() + more;
-    let options = format!("failover = \"automatic\", failover_after = \"{}s\"", after.as_secs());
-    let (size_bytes, options, peer) = (SIZE_BYTES, options.as_str(), arbiter.as_str());
-    Pair::set_up(Setup { size_bytes, options, peer, network, ..Setup::default() }).synchronized()
-}
-
-/// Kills the source, and waits until the other node has served hosts and both are in sync again.
-fn killed_and_replaced(pair: &mut Pair, load: &mut Load, state: &std::path::Path) -> Duration {
-    let source = armed(pair);
-    pair.kill(source);
-    let took = served_again(load, state);
-    pair.restart(source);
-    assert_eq!(pair.source(), 1 - source, "the other node is the source now");
-    took
-}
-
-/// Ends the load, and checks that nothing acknowledged is lost.
-fn end(pair: Pair, mut load: Load) {
-    load.kill();
-    let source = pair.source();
-    pair.assert_kept(source, "state");
-    pair.end(source);
-}
-
-/// Waits until the status of a node says this.
-fn until_failover(pair: &Pair, node: usize, key: &str, value: &str) {
-    let says = || pair.status(node)["failover"][key] == value;
-    until(&format!("{key} is {value}"), says, || format!("{:#}", pair.status(node)));
-}
-
-/// Waits until the status of a node says that the arbiter is of no use, for this reason.
-fn until_denied(pair: &Pair, node: usize, reason: &str) {
-    until_failover(pair, node, "obstacle", "arbiter-silent");
-    let says = || pair.status(node)["failover"]["denial"].to_string().contains(reason);
-    until(&format!("{reason} is reported"), says, || format!("{:#}", pair.status(node)));
-}
-
-/// Waits until the target may take over.
-fn armed(pair: &Pair) -> usize {
-    let source = pair.source();
-    let ready = || pair.status(1 - source)["failover"]["would_win"] == true;
-    until("the target may take over", ready, || format!("{:#}", pair.status(1 - source)));
-    source
-}
-
-/// Time from now until hosts have written again.
-fn served_again(load: &mut Load, state: &std::path::Path) -> Duration {
-    let begun = Instant::now();
-    let records = Load::records_now(state);
-    load.wait_for_records(state, records + WRITES);
-    begun.elapsed()
-}
-
-fn start_load(pair: &Pair) -> (Load, std::path::PathBuf) {
-    let state = pair.file("state");
-    let line = "--rw randrw --depth 8 --size 16MiB --rate 2000 --ios 1000000000";
-    let mut load = pair.load(&pair.both_paths(), line, &state);
-    load.wait_for_records(&state, WRITES);
-    (load, state)
+    failover::pair(&format!("{lines}{}", etcd.arbiter()), None, AFTER)
 }
 
 #[test]
@@ -262,7 +193,7 @@ fn stop(pair: &mut Pair, node: usize) -> String {
 fn stopped_source_hands_over_first() {
     let after = Duration::from_secs(20);
     let Some(etcd) = Etcd::start("a planned stop") else { return };
-    let mut pair = pair_after(&etcd, "", None, after);
+    let mut pair = failover::pair(&etcd.arbiter(), None, after);
     let (mut load, state) = start_load(&pair);
     for _ in 0..2 {
         let source = armed(&pair);

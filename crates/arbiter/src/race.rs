@@ -50,6 +50,9 @@ pub enum Goal {
         /// The first one in a session with the peer: it is written in any case, so that a delayed
         /// write of the peer, from before it attached, fails.
         first: bool,
+        /// The peer does not see the record at its arbiter: it is written in any case, because only a
+        /// new one shows whether both use one store.
+        anew: bool,
     },
     /// The source, which serves: run degraded, without its peers.
     GoAlone {
@@ -173,13 +176,15 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
         Decision::Write(Record { volume, epoch, revision, source, in_sync, maintenance, writer })
     };
     match ask.goal {
-        Goal::Publish { peer, epoch, first } => {
+        Goal::Publish { peer, epoch, first, anew } => {
             let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
             in_sync.sort_unstable();
             match found {
                 // Without the peer, the result is a right that a delayed write could take back, so that
                 // it needs a write of its own.
-                Some(found) if peer.is_some() && !first && says(ask, &found, &in_sync, epoch) => {
+                Some(found)
+                    if peer.is_some() && !(first || anew) && says(ask, &found, &in_sync, epoch) =>
+                {
                     Decision::Keep(found)
                 }
                 // The peer won since, which it does only when it hears nothing more from this node: a
@@ -335,8 +340,16 @@ pub struct Attempt {
     pub ask: Ask,
     /// Attempts that failed.
     pub failed: u32,
-    /// Proposals whose answer was lost. One of them may be the stored record.
+    /// Proposals whose answer was lost, or was a conflict. One of them may be the stored record.
     pub unanswered: Vec<Record>,
+}
+
+impl Attempt {
+    fn remember(&mut self, record: Record) {
+        if !self.unanswered.contains(&record) {
+            self.unanswered.push(record);
+        }
+    }
 }
 
 /// An event of a race.
@@ -383,18 +396,18 @@ pub fn next(state: State, event: Event) -> (State, Option<Action>) {
         (State::Writing { record, .. }, Event::Written(Ok(Written::Yes))) => {
             (State::Ended(Ok(record)), None)
         }
-        // Another node has written, or the proposal whose answer was lost has arrived after all.
-        (State::Writing { attempt, .. }, Event::Written(Ok(Written::Conflict))) => {
-            let attempt = Attempt { failed: attempt.failed + 1, ..attempt };
+        // Another node has written, the proposal whose answer was lost has arrived after all, or a
+        // store has repeated this one by itself and refused its repetition.
+        (State::Writing { attempt, record }, Event::Written(Ok(Written::Conflict))) => {
+            let mut attempt = Attempt { failed: attempt.failed + 1, ..attempt };
+            attempt.remember(record);
             match attempt.failed >= ATTEMPTS_MAX {
                 true => (State::Ended(Err(Denial::Silent(conflict()))), None),
                 false => (State::Reading(attempt), Some(Action::Read)),
             }
         }
         (State::Writing { mut attempt, record }, Event::Written(Err(silence))) => {
-            if !attempt.unanswered.contains(&record) {
-                attempt.unanswered.push(record);
-            }
+            attempt.remember(record);
             failed(attempt, silence)
         }
         (State::Rehearsing { record, .. }, Event::Rehearsed(Ok(()))) => {

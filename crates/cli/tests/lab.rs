@@ -113,6 +113,38 @@ fn unknown_machine_is_refused() {
 }
 
 #[test]
+fn automatic_failover_loses_nothing() {
+    let lab = Lab::new();
+    let is_installed = std::env::var_os("PATH").is_some_and(|path| {
+        std::env::split_paths(&path).any(|folder| folder.join("etcd").is_file())
+    });
+    let line = "lab failover --automatic --repetitions 1 --results results --json";
+    if !is_installed {
+        let output = lab.run(line);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("etcd is not installed"), "{errors}");
+        assert_eq!(output.status.code(), Some(2));
+        return lab.is_clean();
+    }
+    let summary = lab.json(line);
+    assert_eq!((&summary["wrong_blocks"], &summary["errors"]), (&0.into(), &0.into()));
+    assert!(summary["blocks_checked"].as_u64().expect("a number") > 0);
+    let deaths = summary["deaths"].as_array().expect("deaths");
+    let kinds: Vec<_> = deaths.iter().map(|kind| kind["death"].as_str().expect("words")).collect();
+    assert_eq!(kinds, ["kill", "stall", "link_cut", "isolation", "stop"]);
+    for kind in deaths {
+        let worst_ms = kind["worst_ms"].as_f64().expect("a number");
+        // The machine is shared; the figures are for people.
+        assert!(worst_ms > 0.0 && worst_ms < 60_000.0, "{kind}");
+    }
+    let picture = fs::read_to_string(lab.path("results/timeline.svg")).expect("a picture");
+    assert!(picture.contains("killed (SIGKILL)") && picture.contains("nothing lost"));
+    let report = lab.report();
+    assert!(report.contains("MayaScale") && report.contains("Cloud Volumes ONTAP"));
+    lab.is_clean();
+}
+
+#[test]
 fn failover_loses_nothing() {
     let lab = Lab::new();
     let summary = lab.json("lab failover --time 10s --no-emulation --results results --json");

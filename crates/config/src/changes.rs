@@ -1,7 +1,8 @@
 //! Changes between two configurations: the keys that a running server applies only at its next start.
 
 use crate::{
-    ArbiterStore, Config, Host, Layer, Mirror, Nbd, Nvme, Peer, Server, Subsystem, Volume,
+    ArbiterStore, BucketStore, Config, EtcdStore, Host, Layer, Mirror, Nbd, Nvme, Peer, Server,
+    Subsystem, Volume,
 };
 
 /// Adds `PREFIX.KEY` for each field that differs; a field is called like its key, or `field: key`.
@@ -58,9 +59,14 @@ impl Config {
             }
         }
         match (&self.arbiter, &read.arbiter) {
-            (Some(old), Some(new)) => {
-                compare!(keys, "arbiter", ArbiterStore, old, new, { etcd, tls, prefix, user },
+            (Some(ArbiterStore::Etcd(old)), Some(ArbiterStore::Etcd(new))) => {
+                compare!(keys, "arbiter", EtcdStore, old, new, { etcd, tls, prefix, user },
                     elsewhere {});
+            }
+            (Some(ArbiterStore::Bucket(old)), Some(ArbiterStore::Bucket(new))) => {
+                compare!(keys, "arbiter", BucketStore, old, new, {
+                    object_store, region, account, endpoint, ca_file, credentials_file
+                }, elsewhere {});
             }
             (None, None) => {}
             _ => keys.push("arbiter".to_owned()),

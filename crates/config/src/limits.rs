@@ -110,3 +110,5 @@ pub const MAX_ETCD_MEMBERS: usize = 9;
 pub const MAX_FENCE_WORDS: usize = 32;
 /// Longest beginning of the keys in `[arbiter]`, in bytes.
 pub const MAX_ARBITER_PREFIX_BYTES: usize = 200;
+/// Longest name of a bucket in `[arbiter]`, in bytes: that of Google's with dots.
+pub const MAX_BUCKET_BYTES: usize = 222;

@@ -539,7 +539,7 @@ fn check_failover(
     }
     let refuse = |message: &'static str, help: &'static str| report.error(place, message, help);
     if raw.arbiter.is_none() {
-        let help = "add [arbiter] with etcd = [\"http://HOST:2379\"]";
+        let help = "add [arbiter] with etcd = [\"https://HOST\"] or object_store = \"s3://BUCKET\"";
         refuse("automatic failover without an arbiter", help);
     }
     if own.mode == Mode::Async {

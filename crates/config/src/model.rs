@@ -64,8 +64,15 @@ pub struct Server {
 
 /// `[arbiter]`
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ArbiterStore {
-    /// Members of an etcd cluster; at least one.
+pub enum ArbiterStore {
+    Etcd(EtcdStore),
+    Bucket(BucketStore),
+}
+
+/// An etcd cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdStore {
+    /// Members; at least one.
     pub etcd: Vec<HostPort>,
     /// How the connections are encrypted, if they are.
     pub tls: Option<ArbiterTls>,
@@ -73,6 +80,42 @@ pub struct ArbiterStore {
     pub prefix: String,
     /// User, and file of the password.
     pub user: Option<(String, PathBuf)>,
+}
+
+/// A bucket of an object store with conditional writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketStore {
+    pub object_store: BucketUrl,
+    /// Region of S3.
+    pub region: String,
+    /// Storage account of Azure; empty for others.
+    pub account: String,
+    /// `http://` or `https://`, host and port; the cloud's own if `None`.
+    pub endpoint: Option<String>,
+    /// Authorities that are trusted; those of the machine if `None`.
+    pub ca_file: Option<PathBuf>,
+    /// Credentials; the machine's identity in its cloud if `None`.
+    pub credentials_file: Option<PathBuf>,
+}
+
+/// `s3://BUCKET/PREFIX`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketUrl {
+    pub cloud: Cloud,
+    pub bucket: String,
+    /// Beginning of the objects' names, without a slash at its ends.
+    pub prefix: String,
+}
+
+/// Protocol of an object store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cloud {
+    /// Amazon S3, and servers compatible with it.
+    S3,
+    /// Google Cloud Storage.
+    Google,
+    /// Azure Blob Storage.
+    Azure,
 }
 
 /// TLS to the arbiter.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use flagstone_config::api_spec::ApiSpec;
 use flagstone_config::schema::{Kind, SECTIONS};
 use flagstone_config::{
-    Arguments, Backing, Config, Diagnostics, Fault, FaultRate, IoEngine, Layer,
+    ArbiterStore, Arguments, Backing, Cloud, Config, Diagnostics, Fault, FaultRate, IoEngine, Layer,
 };
 use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 use flagstone_mirror::options::{
@@ -328,8 +328,16 @@ fn arbiter_with(key: &str, value: &str) -> String {
         "key_file" => "certificate_file = \"/c\"\n",
         _ => "",
     };
-    let etcd = if key == "etcd" { "" } else { "etcd = [\"https://h\"]\n" };
-    format!("[arbiter]\n{etcd}{more}{key} = {value}\n")
+    let store = match key {
+        "etcd" | "object_store" => "",
+        "region" | "endpoint" | "credentials_file" => {
+            "object_store = \"s3://bucket\"\nregion = \"r\"\n"
+        }
+        "account" => "object_store = \"az://container\"\n",
+        _ => "etcd = [\"https://h\"]\n",
+    };
+    let store = if key == "region" { "object_store = \"s3://bucket\"\n" } else { store };
+    format!("[arbiter]\n{store}{more}{key} = {value}\n")
 }
 
 #[test]
@@ -344,7 +352,7 @@ fn automatic_failover_is_refused_without_its_conditions() {
     let etcd = "[arbiter]\netcd = [\"http://10.0.0.3\", \"http://etcd:2380/\"]";
     let automatic = "peer = \"b\", failover = \"automatic\"";
     let config = Config::parse("f", &file(etcd, "", automatic)).unwrap_or_else(|e| panic!("{e}"));
-    let arbiter = config.arbiter.expect("it is configured");
+    let Some(ArbiterStore::Etcd(arbiter)) = config.arbiter else { panic!("it is configured") };
     let members: Vec<String> = arbiter.etcd.iter().map(ToString::to_string).collect();
     assert_eq!(
         (&members[..], arbiter.prefix.as_str()),
@@ -363,6 +371,7 @@ fn automatic_failover_is_refused_without_its_conditions() {
         ("[arbiter]\netcd = [\"http://a\"]\nca_file = \"/c\"", "", automatic, "no effect"),
         ("[arbiter]\netcd = [\"https://a\"]\nkey_file = \"/k\"", "", automatic, "belong together"),
         ("[arbiter]\netcd = []", "", automatic, "no etcd"),
+        ("[arbiter]", "", automatic, "no store"),
         (etcd, "fence_command = [\"fence\"]", automatic, "no absolute path"),
         (etcd, "fence_command = []", automatic, "no absolute path"),
         (etcd, "fence_timeout = \"9s\"", automatic, "no effect"),
@@ -378,8 +387,63 @@ fn automatic_failover_is_refused_without_its_conditions() {
                      certificate_file = \"/d\"\nkey_file = \"/k\"";
     let config =
         Config::parse("f", &file(encrypted, "", automatic)).unwrap_or_else(|e| panic!("{e}"));
-    let tls = config.arbiter.and_then(|arbiter| arbiter.tls).expect("it is encrypted");
+    let Some(ArbiterStore::Etcd(arbiter)) = config.arbiter else { panic!("it is configured") };
+    let tls = arbiter.tls.expect("it is encrypted");
     assert_eq!(tls.own, Some(("/d".into(), "/k".into())));
+}
+
+#[test]
+fn bucket_of_arbiter_is_checked() {
+    let parse = |lines: &str| {
+        let text = format!("[arbiter]\n{lines}\n[volume.v]\ndevice = \"/a\"\n");
+        Config::parse("f", &text).map(|config| match config.arbiter {
+            Some(ArbiterStore::Bucket(bucket)) => bucket,
+            other => panic!("{other:?}"),
+        })
+    };
+    let found = parse("object_store = \"s3://bucket\"\nregion = \"eu-central-1\"").expect("sound");
+    assert_eq!((found.object_store.prefix.as_str(), found.endpoint), ("flagstone", None));
+    let server = "object_store = \"s3://bucket/a/b/\"\nendpoint = \"https://10.0.0.3/\"";
+    let found = parse(server).expect("sound");
+    assert_eq!((found.object_store.prefix.as_str(), found.region.as_str()), ("a/b", "us-east-1"));
+    assert_eq!(found.endpoint.as_deref(), Some("https://10.0.0.3"));
+    for (written, read) in [
+        ("https://H:443", "https://h"),
+        ("http://h:80/", "http://h"),
+        ("http://h:443", "http://h:443"),
+        ("https://[::443]", "https://[::443]"),
+        ("https://[::443]:9000", "https://[::443]:9000"),
+    ] {
+        let found = parse(&format!("object_store = \"s3://bucket\"\nendpoint = \"{written}\""));
+        let endpoint = found.expect("sound").endpoint;
+        assert_eq!(endpoint.map(|text| text.to_lowercase()).as_deref(), Some(read), "{written}");
+    }
+    let found = parse("object_store = \"az://container\"\naccount = \"acc\"").expect("sound");
+    assert_eq!((found.object_store.cloud, found.account.as_str()), (Cloud::Azure, "acc"));
+    for (lines, named) in [
+        ("object_store = \"bucket\"", "write s3://"),
+        ("object_store = \"http://h/bucket\"", "write s3://"),
+        ("object_store = \"s3://Bucket\"", "names of buckets"),
+        ("object_store = \"s3://b\"", "names of buckets"),
+        ("object_store = \"s3://key:secret@bucket\"", "names of buckets"),
+        ("object_store = \"s3://bucket/a//b\"", "a part of the prefix"),
+        ("object_store = \"s3://bucket/../b\"", "a part of the prefix"),
+        ("object_store = \"s3://bucket\"", "no `region`"),
+        ("object_store = \"az://container\"", "no `account`"),
+        ("object_store = \"gs://bucket\"\nregion = \"r\"", "no effect"),
+        ("object_store = \"gs://bucket\"\naccount = \"a\"", "no effect"),
+        ("object_store = \"gs://bucket\"\nprefix = \"/p\"", "no effect"),
+        ("object_store = \"gs://bucket\"\nendpoint = \"ftp://h\"", "write https://"),
+        ("object_store = \"gs://bucket\"\nendpoint = \"https://h/path\"", "endpoint"),
+        ("object_store = \"gs://bucket\"\nendpoint = \"https://u:p@h\"", "endpoint"),
+        ("object_store = \"gs://bucket\"\nendpoint = \"http://h\"\nca_file = \"/c\"", "no effect"),
+        ("object_store = \"gs://bucket\"\ncredentials_file = \"key\"", "absolute path"),
+        ("object_store = \"gs://bucket\"\netcd = [\"https://h\"]", "both"),
+        ("etcd = [\"https://h\"]\ncredentials_file = \"/c\"", "no effect"),
+    ] {
+        let refused = parse(lines).expect_err(named);
+        assert!(refused.to_string().contains(named), "{lines}: {refused}");
+    }
 }
 
 /// Values at and just beyond the ends of each documented range, and the defaults written out.

@@ -8,8 +8,8 @@
 //! - every started process is stopped, whatever happens, and scratch files are removed.
 //!
 //! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B, [`provisioned`] C,
-//! [`disk_limits`] D; [`pool`] compares a pool with the disk below it; [`failover`] kills a node under a verifying load, and [`demo`] runs short
-//! versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
+//! [`disk_limits`] D; [`pool`] compares a pool with the disk below it; [`failover`] kills a node under
+//! a verifying load, and [`demo`] runs short versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
 //! emulated nodes; [`operator`] waits for the user of given ones.
 
 #![allow(missing_docs, reason = "the names of most members say it")]
@@ -23,6 +23,7 @@ pub mod failover;
 mod figures;
 mod follow;
 mod limits;
+mod links;
 pub mod mirror;
 mod node;
 pub mod operator;

@@ -171,7 +171,12 @@ impl LabNode {
     /// Stops the process with SIGSTOP, which looks like a loss of power from outside: it answers nothing
     /// and closes nothing. Afterwards it can only be killed. Does nothing if it is not running.
     pub(crate) fn fall_silent(&self) -> Result<(), Error> {
-        self.running.as_ref().map_or(Ok(()), |running| Ok(running.signal(Signal::STOP)?))
+        self.signal(Signal::STOP)
+    }
+
+    /// Sends a signal to the process. Does nothing if it is not running.
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Error> {
+        self.running.as_ref().map_or(Ok(()), |running| Ok(running.signal(signal)?))
     }
 
     /// Stops the node with SIGTERM; does nothing if it is not running.

@@ -6,6 +6,7 @@ use flagstone_plot::{Axis, Figure, Group, NumberFormat, Panel};
 
 use crate::disk_limits::{self, LimitsSummary};
 use crate::fabric::{self, FabricSummary};
+use crate::failover::automatic::{self, AutomaticSummary};
 use crate::failover::{self, FailoverSummary, timeline};
 use crate::figures::Figures;
 use crate::mirror::published::PublishedFigures;
@@ -28,6 +29,13 @@ pub fn failover(summary: &FailoverSummary) -> AdditionalSections {
     AdditionalSections::new("Failover under a verifying load")
         .with_picture(timeline::drawing(summary))
         .with_tables("failover", failover::tables(summary))
+        .with_caveats(&summary.caveats)
+}
+
+pub fn automatic_failover(summary: &AutomaticSummary) -> AdditionalSections {
+    AdditionalSections::new(format!("Automatic failover{}", mark(summary.emulated)))
+        .with_picture(automatic::drawing(summary))
+        .with_tables("automatic-failover", automatic::tables(summary))
         .with_caveats(&summary.caveats)
 }
 

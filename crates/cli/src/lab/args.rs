@@ -130,6 +130,13 @@ pub(crate) struct FailoverArgs {
     /// once
     #[arg(long, value_name = "KIND", default_value = "silent", value_parser = one_of(DEATHS))]
     pub(crate) death: Death,
+    /// Let sources die in five ways, while an etcd decides who serves and nobody intervenes
+    #[arg(long, conflicts_with_all = ["node_a", "time", "death", "no_emulation"])]
+    pub(crate) automatic: bool,
+    /// Deaths of each kind, with --automatic
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "automatic",
+          value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) repetitions: u32,
     /// Do not emulate SSD persistent disks: use the speed of the files
     #[arg(long)]
     pub(crate) no_emulation: bool,

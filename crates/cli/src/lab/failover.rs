@@ -1,9 +1,12 @@
 //! `flagstone lab failover`.
 
 use std::io::{self, IsTerminal as _};
+use std::time::Duration;
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::process::Interrupt;
+use flagstone_bench::table::{Form, list_item};
+use flagstone_lab::failover::automatic::{self, AutomaticDeath, AutomaticDrill};
 use flagstone_lab::failover::{
     self, EmulatedFailover, FailoverBed, FailoverSummary, Follower, GivenFailover, NodeCommands,
     timeline,
@@ -19,7 +22,13 @@ use crate::columns::{self, Left, Right};
 use crate::exit::Exit;
 use crate::output::{complain, json, print, progress_bar};
 
+/// `failover_after` of the nodes of `--automatic`, as by default.
+const FAILOVER_AFTER: Duration = Duration::from_secs(5);
+
 pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
+    if args.automatic {
+        return run_automatic(args);
+    }
     let bed = match args.nodes.both() {
         None => FailoverBed::Emulated(EmulatedFailover {
             directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
@@ -51,6 +60,42 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
     complain(&format!(
         "results and timeline.svg are in {}; the report is {}\n",
         directory.display(),
+        report.display()
+    ));
+    Ok(exit)
+}
+
+fn run_automatic(args: &FailoverArgs) -> Result<Exit, Error> {
+    let drill = AutomaticDrill {
+        etcd: automatic::find_etcd()?,
+        directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+        deaths: AutomaticDeath::ALL.into(),
+        repetitions: args.repetitions,
+        failover_after: FAILOVER_AFTER,
+    };
+    let run = run_options("failover", args.to.results.as_ref(), Lengths(0, args.time, 1))?;
+    let interrupt = Interrupt::catch()?;
+    let mut steps = Steps::new(drill.steps());
+    let ended = automatic::run(&run, &drill, &mut steps, &interrupt);
+    steps.clear();
+    let summary = ended?;
+    super::write_summary(&run.results, &summary)?;
+    let shown = match args.to.json {
+        true => json(&summary),
+        false => {
+            let tables = automatic::tables(&summary);
+            let tables: String =
+                tables.iter().map(|table| table.write(Form::Text) + "\n").collect();
+            let caveats = summary.caveats.iter().map(|caveat| list_item(caveat));
+            format!("{}\n\n{tables}{}", summary.verdict(), caveats.collect::<String>())
+        }
+    };
+    let report = super::report(&run.results, &sections::automatic_failover(&summary))?;
+    let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
+    let exit = print(&shown, exit);
+    let directory = run.results.display();
+    complain(&format!(
+        "results and timeline.svg are in {directory}; the report is {}\n",
         report.display()
     ));
     Ok(exit)

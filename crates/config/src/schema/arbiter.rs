@@ -8,9 +8,19 @@ pub static ARBITER: Section = Section {
     path: "arbiter",
     keys: keys! {
         "etcd", Kind::List("endpoint"), "" =>
-            "Members of an etcd cluster, version 3.4 or later: `https://HOST:PORT`, or `http://` on a network that only the nodes and the cluster share. Default port 2379. One that answers is enough. Required.";
+            "Members of an etcd cluster, version 3.4 or later: `https://HOST:PORT`, or `http://` on a network that only the nodes and the cluster share. Default port 2379. One that answers is enough. This or `object_store` is required.";
+        "object_store", Kind::Text("URL"), "" =>
+            "Instead of etcd, a bucket with conditional writes: `s3://BUCKET/PREFIX` (Amazon S3, or a compatible `endpoint`), `gs://` (Google) or `az://` with a container (Azure). Default prefix: `flagstone`. The same on both nodes.";
+        "region", Kind::Text("region"), "" =>
+            "Region of an `s3://` bucket. Required without `endpoint`; with one, the default is `us-east-1`.";
+        "account", Kind::Text("storage account"), "" =>
+            "Storage account of an `az://` container. Required there.";
+        "endpoint", Kind::Text("endpoint"), "" =>
+            "Server of the bucket, if not the cloud's own: `https://HOST:PORT`; `http://` as for `etcd`.";
+        "credentials_file", Kind::Text("path"), "" =>
+            "Credentials for the bucket (mode 0600), read again when they change. S3: lines `aws_access_key_id = …` and `aws_secret_access_key = …`; Google: a service account's JSON key; Azure: one line `account_key = …` or `sas_token = …`. Default: the machine's identity in its cloud.";
         "ca_file", Kind::Text("path"), "" =>
-            "Authorities (PEM) that may certify etcd. Default: those of the machine.";
+            "Authorities (PEM) that may certify the store. Default: those of the machine.";
         "certificate_file", Kind::Text("path"), "" =>
             "This node's certificate (PEM), for an etcd with `--client-cert-auth`. Required with `key_file`.";
         "key_file", Kind::Text("path"), "" =>

@@ -2,6 +2,7 @@
 //! a failover under a verifying load.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::{CampaignEnd, Watcher};
@@ -15,6 +16,7 @@ use serde::Serialize;
 use super::{DemoOptions, Parts};
 use crate::bed::RunOptions;
 use crate::fabric::{EmulatedFabric, FabricBed, FabricSummary};
+use crate::failover::automatic::{self, AutomaticDeath, AutomaticDrill, AutomaticSummary};
 use crate::failover::{self, Death, EmulatedFailover, FailoverBed, FailoverSummary, Follower};
 use crate::mirror::setup::{ASYNC, MIRROR, PLAIN};
 use crate::mirror::summary::MirrorSummary;
@@ -41,7 +43,12 @@ const MIRROR_STEPS: usize = SETUPS.len() * SIZES;
 const FABRIC_STEPS: usize = 2 * 2 * DISKS.len();
 /// Two kinds of disks, each raw and below a pool.
 const POOL_STEPS: usize = 4;
-pub(super) const STEPS: usize = POOL_STEPS + MIRROR_STEPS + FABRIC_STEPS + failover::STEPS;
+const STEPS: usize = POOL_STEPS + MIRROR_STEPS + FABRIC_STEPS + failover::STEPS;
+/// Deaths of the drill without an operator.
+const DEATHS: [AutomaticDeath; 2] = [AutomaticDeath::Kill, AutomaticDeath::Stop];
+/// Its `failover_after`, as by default.
+const FAILOVER_AFTER: Duration = Duration::from_secs(5);
+const AUTOMATIC: &str = "automatic";
 /// Sections of the report, in order: names of the results' directories.
 const SECTIONS: [&str; 4] = ["pool", "failover", "mirror", "fabric"];
 const PAGE: &str = "report.html";
@@ -52,6 +59,13 @@ pub struct Experiments {
     pub mirror: MirrorSummary,
     pub fabric: FabricSummary,
     pub failover: FailoverSummary,
+    /// `None` without etcd.
+    pub automatic: Option<AutomaticSummary>,
+}
+
+/// Progress steps of all experiments.
+pub(super) fn steps() -> usize {
+    STEPS + if automatic::find_etcd().is_ok() { 2 + DEATHS.len() } else { 1 }
 }
 
 pub(super) struct Runner<'a> {
@@ -69,6 +83,7 @@ impl Runner<'_> {
             fabric: parts.measure("fabric", FABRIC_STEPS, &mut |follower| self.fabric(follower))?,
             failover: parts
                 .measure("failover", failover::STEPS, &mut |follower| self.failover(follower))?,
+            automatic: self.automatic(parts)?,
         })
     }
 
@@ -142,6 +157,31 @@ impl Runner<'_> {
     }
 }
 
+impl Runner<'_> {
+    fn automatic(&self, parts: &mut Parts<'_>) -> Result<Option<AutomaticSummary>, Error> {
+        let Ok(etcd) = automatic::find_etcd() else {
+            // Of an earlier demo, with etcd.
+            self.results(AUTOMATIC)?;
+            parts.follower.end("skipped: automatic failover, because etcd is not installed");
+            return Ok(None);
+        };
+        let run = |follower: &mut dyn Follower| {
+            let run = self.run_options(AUTOMATIC)?;
+            let drill = AutomaticDrill {
+                etcd: etcd.clone(),
+                directory: self.scratch.to_owned(),
+                deaths: DEATHS.into(),
+                repetitions: 1,
+                failover_after: FAILOVER_AFTER,
+            };
+            let summary = automatic::run(&run, &drill, follower, self.interrupt)?;
+            sections::automatic_failover(&summary).write(&run.results)?;
+            Ok(summary)
+        };
+        parts.measure("automatic failover", 2 + DEATHS.len(), &mut { run }).map(Some)
+    }
+}
+
 fn is_complete(ending: CampaignEnd) -> Result<(), Error> {
     match ending {
         CampaignEnd::Complete => Ok(()),
@@ -151,8 +191,10 @@ fn is_complete(ending: CampaignEnd) -> Result<(), Error> {
 
 /// Writes one page of the summary and of the results of all experiments; returns its path.
 pub(super) fn page(summary: &AdditionalSections, results: &Path) -> Result<PathBuf, Error> {
-    let runs = SECTIONS.map(|section| Run::read(&results.join(section)));
-    let runs = runs.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let automatic = results.join(AUTOMATIC).join("campaign.json").exists().then_some(AUTOMATIC);
+    let sections = SECTIONS.into_iter().chain(automatic);
+    let runs = sections.map(|section| Run::read(&results.join(section)));
+    let runs = runs.collect::<Result<Vec<_>, _>>()?;
     let path = results.join(PAGE);
     std::fs::write(&path, CombinedReport::new(summary, runs).html())
         .map_err(BenchError::file("cannot write", &path))?;

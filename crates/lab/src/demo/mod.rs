@@ -78,7 +78,7 @@ pub fn run(
     let workloads = workloads();
     let paths = if has_nbd { 3 } else { 2 };
     let grid_steps = workloads.len() * paths;
-    let steps = 2 + grid_steps + paths - 1 + experiments::STEPS;
+    let steps = 2 + grid_steps + paths - 1 + experiments::steps();
     let mut parts = Parts { follower, steps, conditions: Vec::new() };
     parts.follower.steps(steps);
     let follower = &mut *parts.follower;

@@ -10,6 +10,7 @@ use super::experiments::Experiments;
 use super::grid::{AccessPath, GridRow, PathFigures};
 use super::{PartConditions, tables};
 use crate::failover::FailoverSummary;
+use crate::failover::automatic::AutomaticSummary;
 
 /// Busy share from which on the CPUs are the limit, 0 to 1.
 const CPU_BOUND: f64 = 0.9;
@@ -46,7 +47,8 @@ impl DemoReport {
     /// Whether every check read blocks and found all of them right, and the failover lost nothing.
     pub fn is_right(&self) -> bool {
         let right = |check: &DataCheck| check.wrong_blocks == 0 && check.blocks_checked > 0;
-        self.checks.iter().all(right) && self.lab.failover.is_right()
+        let automatic = self.lab.automatic.as_ref().is_none_or(AutomaticSummary::is_right);
+        self.checks.iter().all(right) && self.lab.failover.is_right() && automatic
     }
 
     /// The report as text for a terminal, the most important numbers first.
@@ -90,6 +92,10 @@ impl DemoReport {
             notes.push(format!("NBD skipped: {reason}"));
         }
         notes.push(failover_note(&self.lab.failover));
+        notes.push(match &self.lab.automatic {
+            Some(found) => format!("with etcd and nobody touching anything: {}", found.verdict()),
+            None => "automatic failover skipped: etcd is not installed".to_owned(),
+        });
         notes.push(String::from(
             "EMULATED are the disks of the pool, the mirror, the fabric and the failover, and the link and \
              network between their nodes: nothing of these is a measurement of a cloud",

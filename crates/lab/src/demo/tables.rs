@@ -37,6 +37,13 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
     };
     add(format!("lost when a node died under load{mark}"), lost, none());
     add(format!("until the other node served{mark}"), took_over(failover), none());
+    for kind in lab.automatic.iter().flat_map(|found| &found.deaths) {
+        add(
+            format!("until served, nobody intervening: {}{mark}", kind.death.in_words()),
+            format!("{:.1} s", kind.worst_ms / 1e3),
+            "60 to 120 s".to_owned(),
+        );
+    }
     for side in &lab.mirror.table {
         let (Some(mirror), Some(plain)) = (&side.mirror, &side.plain) else { continue };
         let theirs = &side.published;
@@ -271,7 +278,8 @@ pub(crate) mod tests {
             failover_ms: 2400.0,
             ..crate::failover::tests::example()
         };
-        Experiments { pool: crate::pool::summary::tests::example(), mirror, fabric, failover }
+        let pool = crate::pool::summary::tests::example();
+        Experiments { pool, mirror, fabric, failover, automatic: None }
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! The emulated bed has two processes on this machine; the given bed has the user's nodes, on which
 //! the user's commands, or the user, do what the drill needs.
 
+pub mod automatic;
 mod emulated;
 mod given;
 pub(crate) mod load;

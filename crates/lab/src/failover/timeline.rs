@@ -54,17 +54,29 @@ pub fn text(summary: &FailoverSummary) -> String {
     out
 }
 
-/// The picture. Events have numbers; their descriptions are in the subtitle, where there is room for
-/// events that follow each other closely.
 pub(crate) fn drawing(summary: &FailoverSummary) -> Plot {
     let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
-    let name = format!("verifying load by both nodes{}: {found}", summary.provenance.suffix());
-    let points = summary.timeline.iter().map(|point| (point.at_s, point.iops)).collect();
-    let named = (1..).zip(&summary.events).map(|(at, event)| format!("{at} {}", event.what));
-    let marks = marks(summary).into_iter().map(|(x, text)| Mark { x, text }).collect();
+    let suffix = summary.provenance.suffix();
+    picture(
+        (&summary.timeline, &summary.events),
+        format!("Failover under a verifying load{suffix}"),
+        format!("verifying load by both nodes{suffix}: {found}"),
+    )
+}
+
+/// The picture. Events have numbers; their descriptions are in the subtitle, where there is room for
+/// events that follow each other closely.
+pub(super) fn picture(
+    (timeline, events): (&[TimelinePoint], &[DrillEvent]),
+    title: String,
+    name: String,
+) -> Plot {
+    let points = timeline.iter().map(|point| (point.at_s, point.iops)).collect();
+    let named = (1..).zip(events).map(|(at, event)| format!("{at} {}", event.what));
+    let marks = marks(timeline, events).into_iter().map(|(x, text)| Mark { x, text }).collect();
     let panel = Panel { marks, ..Panel::lines("seconds", "IOPS", vec![(name, points)]) };
     let picture = Figure {
-        title: format!("Failover under a verifying load{}", summary.provenance.suffix()),
+        title,
         subtitle: named.collect::<Vec<_>>().join(", "),
         footer: format!("flagstone lab failover {}", env!("CARGO_PKG_VERSION")),
         panels: vec![panel],
@@ -75,10 +87,10 @@ pub(crate) fn drawing(summary: &FailoverSummary) -> Plot {
 /// Events that are closer than this fraction of the whole share a mark.
 const NEAR: f64 = 0.02;
 
-fn marks(summary: &FailoverSummary) -> Vec<(f64, String)> {
-    let whole_s = summary.timeline.last().map_or(0.0, |point| point.at_s);
+fn marks(timeline: &[TimelinePoint], events: &[DrillEvent]) -> Vec<(f64, String)> {
+    let whole_s = timeline.last().map_or(0.0, |point| point.at_s);
     let mut marks: Vec<(f64, String)> = Vec::new();
-    for (at, event) in (1..).zip(&summary.events) {
+    for (at, event) in (1..).zip(events) {
         match marks.last_mut() {
             Some((last_s, text)) if event.at_s - *last_s < NEAR * whole_s => {
                 *text += &format!(", {at}");
@@ -120,7 +132,7 @@ mod tests {
         let both = |at_s| {
             let mut summary = example();
             summary.events[1].at_s = at_s;
-            marks(&summary)
+            marks(&summary.timeline, &summary.events)
         };
         assert_eq!(both(1.51), [(1.5, "1, 2".to_owned())]);
         assert_eq!(both(2.5), [(1.5, "1".to_owned()), (2.5, "2".to_owned())]);

@@ -15,6 +15,7 @@
 mod fence;
 mod leave;
 mod maintenance;
+mod proof;
 pub(crate) mod renew;
 pub(crate) mod task;
 
@@ -22,6 +23,7 @@ use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
+pub use proof::Proof;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -102,6 +104,10 @@ pub(crate) struct Failover {
     watched_ns: AtomicU64,
     /// Why the peer does not take over, as it has answered last.
     peer_report: Mutex<Option<Obstacle>>,
+    /// Of a target: its source and this node use one store.
+    proof: Mutex<Proof>,
+    /// When the source has said last that it has recorded something new.
+    recorded_ns: AtomicU64,
     fencing: Mutex<Fencing>,
     grant: Mutex<Option<Grant>>,
 }
@@ -118,6 +124,8 @@ impl Failover {
             source_after_ms: AtomicU64::new(mark.source_after_ms.into()),
             watched_ns: AtomicU64::new(0),
             peer_report: Mutex::default(),
+            proof: Mutex::default(),
+            recorded_ns: AtomicU64::new(0),
             fencing: Mutex::default(),
             grant: Mutex::default(),
         };
@@ -160,6 +168,22 @@ impl Failover {
         self.set_fencing(Fencing::Idle);
         *self.offer.lock() = None;
         self.answered();
+    }
+
+    fn proof(&self) -> Proof {
+        *self.proof.lock()
+    }
+
+    fn change_proof(&self, change: impl FnOnce(Proof) -> Proof) -> Proof {
+        let mut proof = self.proof.lock();
+        *proof = change(*proof);
+        *proof
+    }
+
+    /// The source has recorded nothing that this replica may rely on. Called before the mark in the
+    /// superblock changes, so that a race that ends meanwhile does not change it back.
+    pub(crate) fn withdraw_proof(&self) {
+        self.change_proof(|_| Proof::Unneeded);
     }
 
     fn set_fencing(&self, fencing: Fencing) {
@@ -206,6 +230,7 @@ impl Failover {
 
     /// The mark of a node that begins to serve.
     pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
+        self.withdraw_proof();
         let served = ArbiterMark { source_asks: false, ..before };
         match promotion {
             _ if !self.is_automatic() => ArbiterMark::default(),
@@ -233,6 +258,7 @@ impl Failover {
 
     /// The mark of a target that a source attaches to.
     pub(crate) fn mark_attached(&self, before: ArbiterMark, source_asks: bool) -> ArbiterMark {
+        self.withdraw_proof();
         match self.is_automatic() {
             true => ArbiterMark { standing: RecordedStanding::Unknown, source_asks, ..before },
             false => ArbiterMark::default(),
@@ -343,6 +369,7 @@ impl Inner {
             ask_not_before_ns: self.failover.ask_not_before_ns.load(Ordering::Acquire),
             source_asks: mark.source_asks,
             watched_ns: self.failover.watched_ns.load(Ordering::Acquire),
+            proof: self.failover.proof(),
             timing: self.failover.timing(),
         }
     }

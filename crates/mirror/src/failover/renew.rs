@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use flagstone_runtime::time;
 
+use crate::failover::Proof;
 use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
 use crate::state::arbitration::{Exclusion, Standing};
@@ -75,12 +76,22 @@ impl Inner {
         {
             return Err(PeerRefusal::Changed);
         }
+        let before_proof = self.failover.proof();
+        let proof = self.failover.change_proof(|before| match offer {
+            Offer::Recorded { revision } if in_sync => before.recorded(revision),
+            _ => Proof::Unneeded,
+        });
+        if proof != before_proof {
+            self.failover.recorded_ns.store(Inner::boot_ns(), Ordering::Release);
+        }
         let mark = move |before: ArbiterMark| {
             let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
             let standing = RecordedStanding::Unknown;
             match offer {
                 Offer::Recorded { revision } if in_sync => {
-                    let standing = RecordedStanding::InSync;
+                    // Not before the task has seen it at the arbiter: see [`Proof`].
+                    let standing =
+                        if proof.is_given() { before.standing } else { RecordedStanding::Unknown };
                     ArbiterMark { revision, standing, suspended: false, ..known }
                 }
                 Offer::Recorded { .. } => ArbiterMark { standing, suspended: false, ..known },
@@ -96,7 +107,9 @@ impl Inner {
         *self.failover.offer.lock() = Some(offer);
         self.failover.answered();
         let obstacle = self.failover_obstacle();
-        if before.arbiter.standing != self.local.superblock().arbiter.standing {
+        if before.arbiter.standing != self.local.superblock().arbiter.standing
+            || before_proof != proof
+        {
             // The task that watches the record waits for changes.
             self.change(|_| {});
         }

@@ -15,19 +15,21 @@ use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::race::{self, Ask, Denial, Goal};
 use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
+use flagstone_blockdev::IoError;
 use flagstone_runtime::{random_u64, time};
 
-use crate::failover::{Fencing, Published};
+use crate::failover::{Fencing, Proof, Published};
 use crate::id::MirrorId;
-use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS};
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
-use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
+use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{
     Exclusion, Standing, Step, peer_may_have_served, step, stops_serving_at,
 };
 use crate::state::machine::{Action, Event, Role, next};
+use crate::state::prospect::Obstacle;
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
     ReplicaId(replica.0)
@@ -36,7 +38,7 @@ pub(super) fn id(replica: MirrorId) -> ReplicaId {
 /// Takes steps until the mirror is closed.
 pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
     // A step whose race was denied is repeated no earlier.
-    let mut paused: Option<(Step, u64)> = None;
+    let mut paused: Option<((Step, Proof), u64)> = None;
     loop {
         let (closed, changes) = {
             let state = inner.lock();
@@ -46,12 +48,14 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             return;
         }
         let next_step = step(&inner.situation());
+        // What the source has recorded anew is read at once.
+        let attempt = (next_step, inner.failover.proof());
         if !next_step.takes_role() {
             inner.failover.forget_grant();
         }
         let until = match (next_step, paused) {
             (Step::Wait(until), _) => until,
-            (denied, Some((before, until))) if denied == before && Inner::boot_ns() < until => {
+            (_, Some((before, until))) if attempt == before && Inner::boot_ns() < until => {
                 Some(until.min(inner.tick()))
             }
             _ => {
@@ -62,7 +66,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
                         _ if inner.failover.fencing_has_failed() => FENCE_RETRY_MS,
                         _ => ARBITER_RETRY_MS,
                     };
-                    (next_step, Inner::boot_ns().saturating_add(pause_ms * 1_000_000))
+                    (attempt, Inner::boot_ns().saturating_add(pause_ms * 1_000_000))
                 });
                 continue;
             }
@@ -132,7 +136,8 @@ impl Inner {
                 if in_sync && !self.contest().await {
                     return Err(Denied);
                 }
-                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, first }
+                let anew = *self.failover.peer_report.lock() == Some(Obstacle::RecordUnusable);
+                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, first, anew }
             }
             Step::GoAlone => Goal::GoAlone { epoch },
             Step::StayAlone => Goal::StayAlone { epoch },
@@ -151,10 +156,13 @@ impl Inner {
             goal,
         };
         let race = run_race(arbiter, ask.clone());
-        let Ok(outcome) = self.unless_due(now, race).await else {
+        let Ok((outcome, repeated)) = self.unless_due(now, race).await else {
             self.failover.forget_grant();
             return Ok(());
         };
+        if now == Step::Watch {
+            self.compared(&outcome, repeated, ask.seen_revision).await.map_err(|_| Denied)?;
+        }
         let record = match outcome {
             Ok(record) => {
                 let replica = superblock.replica;
@@ -196,10 +204,13 @@ impl Inner {
         race: impl Future<Output = T>,
     ) -> Result<T, Abandoned> {
         let mut race = pin!(race);
+        let proof = self.failover.proof();
         let mut stop_at = stops_serving_at(&self.situation()).unwrap_or(u64::MAX);
         loop {
             let due = |state: &mut StateGuard<'_>| {
-                (state.closed || step(&self.situation_in(state)) != now).then_some(())
+                let is_other = step(&self.situation_in(state)) != now
+                    || (now == Step::Watch && self.failover.proof() != proof);
+                (state.closed || is_other).then_some(())
             };
             let wake_at = self.tick().min(stop_at);
             let left = Duration::from_nanos(wake_at.saturating_sub(Inner::boot_ns()));
@@ -331,6 +342,50 @@ impl Inner {
         let _ = self.store_mark(mark).await;
     }
 
+    /// What this target has read proves that its source uses the same store, or that it does not.
+    async fn compared(
+        self: &Arc<Self>,
+        outcome: &Result<Record, Denial>,
+        repeated: bool,
+        expected: u64,
+    ) -> Result<(), IoError> {
+        let before = self.failover.proof();
+        // A copy may have arrived meanwhile, so the source has to record anew.
+        let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
+        let is_late = repeated || Inner::boot_ns().saturating_sub(since_ns) > PROOF_MS * 1_000_000;
+        let after = self.failover.change_proof(|proof| match outcome {
+            Ok(_) if is_late && proof.is_pending() => proof.missed(expected),
+            Ok(_) => proof.seen(expected),
+            Err(Denial::Missing | Denial::Older { .. }) => proof.missed(expected),
+            Err(_) => proof,
+        });
+        if before == after {
+            return Ok(());
+        }
+        if let (Proof::Refuted(revision), Err(_)) = (after, outcome) {
+            let replica = self.local.superblock().replica;
+            tracing::error!(
+                %replica,
+                "the arbiter of this node lacks revision {revision} of the record, which the source has just \
+                 stored: unless it was restored from a backup, the nodes use two stores"
+            );
+        }
+        let inner = self.clone();
+        let mark = move |superblock: &mut Superblock| {
+            let own = &mut superblock.arbiter;
+            // The source may have said something else meanwhile.
+            match inner.failover.proof() {
+                Proof::Given(revision) => {
+                    own.standing = RecordedStanding::InSync;
+                    own.revision = own.revision.max(revision);
+                }
+                Proof::Refuted(_) => own.standing = RecordedStanding::Unknown,
+                Proof::Unneeded | Proof::Pending(_) => {}
+            }
+        };
+        self.local.update(mark).await
+    }
+
     /// This target has compared the record.
     fn watched(&self) {
         self.failover.watched_ns.store(Inner::boot_ns(), Ordering::Release);
@@ -357,12 +412,13 @@ impl Inner {
     }
 }
 
-/// Runs a race to its end. Each call to the arbiter is bounded here, too.
-pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record, Denial> {
+/// Runs a race to its end; true if it repeated a call. Each call to the arbiter is bounded here, too.
+pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> (Result<Record, Denial>, bool) {
     let limit = Duration::from_millis(CALL_MS);
     let silent = || NoAnswer(format!("no answer within {CALL_MS} ms"));
     let volume = ask.volume;
     let (mut state, first) = race::start(ask);
+    let mut repeated = false;
     let mut action = Some(first);
     while let Some(now) = action {
         let event = match now {
@@ -381,6 +437,7 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record
                 race::Event::Rehearsed(rehearsed.unwrap_or_else(|_| Err(silent())))
             }
             race::Action::Pause(ms) => {
+                repeated = true;
                 time::sleep(Duration::from_millis(ms)).await;
                 race::Event::Paused
             }
@@ -388,7 +445,7 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> Result<Record
         (state, action) = race::next(state, event);
     }
     match state {
-        race::State::Ended(outcome) => outcome,
-        _ => Err(Denial::Silent(silent())),
+        race::State::Ended(outcome) => (outcome, repeated),
+        _ => (Err(Denial::Silent(silent())), repeated),
     }
 }

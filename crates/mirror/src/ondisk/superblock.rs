@@ -79,7 +79,8 @@ pub enum RecordedStanding {
     /// Nothing that this replica may rely on without asking.
     #[default]
     Unknown,
-    /// A target: its source has recorded it as in sync, and no other source has attached since.
+    /// A target: its source has recorded it as in sync, it has read so at the arbiter, and no other
+    /// source has attached since.
     InSync,
     /// A source that may have acknowledged writes which its peers lack: the record excludes them.
     Alone,

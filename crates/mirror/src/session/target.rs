@@ -531,6 +531,7 @@ impl Inner {
             state.counted_in_sync = false;
             state.reported_bad_ranges.clear();
         });
+        self.failover.withdraw_proof();
         self.local.update(begin).await.map_err(|_| PeerRefusal::Failed)?;
         Ok(PeerReply::Done)
     }

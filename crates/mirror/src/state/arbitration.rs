@@ -23,6 +23,7 @@
 //!
 //! `docs/failover-race.md` describes what happens at the arbiter.
 
+use crate::failover::Proof;
 use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedStanding;
 use crate::state::machine::{Disk, Role, State};
@@ -128,6 +129,8 @@ pub struct Situation {
     pub source_asks: bool,
     /// When an attached target last compared the record; 0 if it has not since it was attached.
     pub watched_ns: u64,
+    /// Of an attached target: its source and this node use one store.
+    pub proof: Proof,
     /// Derived from the configuration.
     pub timing: Timing,
 }
@@ -186,6 +189,7 @@ pub fn step(situation: &Situation) -> Step {
         _ if situation.revision == 0 => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
         Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
+        Role::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
         Role::Target { attached: true, .. } if situation.mark == RecordedStanding::Unknown => {
             Step::Wait(None)
         }

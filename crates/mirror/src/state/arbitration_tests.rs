@@ -29,6 +29,7 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         ask_not_before_ns: NOW,
         source_asks: true,
         watched_ns: NOW,
+        proof: Proof::Given(7),
         timing: TIMING,
     }
 }
@@ -120,6 +121,11 @@ fn only_target_that_was_in_sync_takes_over() {
     assert_eq!(step(&Situation { watched_ns: 0, ..heard }), Step::Watch);
     let unknown = Situation { mark: RecordedStanding::Unknown, ..heard };
     assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
+    for (proof, expected) in
+        [(Proof::Pending(7), Step::Watch), (Proof::Refuted(7), Step::Wait(None))]
+    {
+        assert_eq!(step(&Situation { proof, ..unknown }), expected, "{proof:?}");
+    }
 }
 
 /// A source that was alone before its restart waits for no lease: only the record decides.

@@ -6,6 +6,7 @@ use flagstone_arbiter::race::Denial;
 
 use super::arbitration::{Situation, Standing};
 use super::machine::{Disk, Role};
+use crate::failover::Proof;
 use crate::named;
 use crate::ondisk::superblock::RecordedStanding;
 use crate::wire::peer::Offer;
@@ -139,6 +140,15 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
                 denied.or(Some(Obstacle::ArbiterSilent))
             }
             (RecordedStanding::InSync, _) => denied,
+            // It has not read yet what the source has recorded, or has read something older.
+            (_, Some(Offer::Recorded { .. }))
+                if outlook.is_attached && situation.proof != Proof::Unneeded =>
+            {
+                let refuted = matches!(situation.proof, Proof::Refuted(_));
+                let unread =
+                    if refuted { Obstacle::RecordUnusable } else { Obstacle::ArbiterSilent };
+                denied.or(Some(unread))
+            }
             (_, Some(Offer::Suspended)) => Some(Obstacle::Suspended),
             _ if outlook.is_attached => Some(Obstacle::NotInSync),
             _ if situation.revision == 0 => Some(Obstacle::NeverRecorded),

@@ -68,6 +68,27 @@ fn denial_is_named_until_it_is_overcome() {
     }
 }
 
+/// The source has recorded the target, which has not seen that in the store, or sees something older.
+#[test]
+fn target_without_proof_of_one_store_does_not_take_over() {
+    let role = Role::Target { epoch: 5, attached: true };
+    let mark = RecordedStanding::Unknown;
+    let attached = Situation { mark, ..situation(role, LegPhase::Disconnected) };
+    let offer = Some(Offer::Recorded { revision: 7 });
+    let older = Denial::Older { found: 6, seen: 7 };
+    for (proof, denial, expected) in [
+        (Proof::Pending(7), None, Obstacle::ArbiterSilent),
+        (Proof::Refuted(7), Some(&older), Obstacle::RecordUnusable),
+        (Proof::Refuted(7), Some(&Denial::Missing), Obstacle::RecordUnusable),
+        (Proof::Refuted(7), None, Obstacle::RecordUnusable),
+        (Proof::Unneeded, None, Obstacle::NotInSync),
+    ] {
+        let outlook = Outlook { offer, denial, is_attached: true, ..OUTLOOK };
+        let now = Situation { proof, ..attached };
+        assert_eq!(obstacle(&now, &outlook), Some(expected), "{proof:?}");
+    }
+}
+
 /// A source without a peer keeps serving, whatever the arbiter says meanwhile.
 #[test]
 fn lone_source_has_no_obstacle() {

@@ -64,7 +64,8 @@ fn peer_advice(document: &MirrorDocument, obstacle: Obstacle) -> Option<String> 
         )),
         Obstacle::ArbiterSilent | Obstacle::RecordUnusable => Some(format!(
             "{peer} does not take {volume} over if {node} fails: for it, {explained}. Check [arbiter] there: \
-             its password, its prefix, its permission to write and the way to the store"
+             its password, its prefix, its permission to write and the way to the store, which must be the \
+             same one for both nodes"
         )),
         _ => None,
     }

@@ -21,7 +21,7 @@ use base64ct::{Base64, Encoding};
 use flagstone_arbiter::limits::{CALL_MS, RECORD_BYTES_MAX};
 use flagstone_arbiter::{NoAnswer, ReplicaId, Stored, StoredVersion, Written};
 use flagstone_config::uri::{Host, HostPort};
-use flagstone_config::{ArbiterStore, ArbiterTls};
+use flagstone_config::{ArbiterTls, EtcdStore};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -76,7 +76,7 @@ pub(super) struct Etcd {
 
 impl Etcd {
     /// Checks that the password and the certificates can be read. They are read again for each use.
-    pub(super) fn new(store: &ArbiterStore) -> io::Result<Etcd> {
+    pub(super) fn new(store: &EtcdStore) -> io::Result<Etcd> {
         let user = store.user.clone();
         if let Some((_, file)) = &user {
             password(file)?;

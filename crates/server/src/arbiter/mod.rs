@@ -4,6 +4,7 @@
 //! through a bounded queue. A call that finds it full, or takes longer than [`CALL_MS`], has no
 //! answer, and the mirror asks again.
 
+mod bucket;
 mod etcd;
 
 use std::io;
@@ -21,6 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::timeout;
 
+use crate::arbiter::bucket::Bucket;
 use crate::arbiter::etcd::Etcd;
 
 /// Calls that wait for the thread. A mirror has one call in flight at a time.
@@ -39,17 +41,28 @@ struct ArbiterThread {
     calls: mpsc::Sender<Call>,
 }
 
+/// A client of the store.
+enum Client {
+    Etcd(Etcd),
+    Bucket(Bucket),
+}
+
 /// Starts the thread.
 ///
 /// # Errors
-/// The system's, or why the password file cannot be used.
+/// The system's, or why a file with credentials cannot be used.
 pub(crate) fn start(store: &ArbiterStore) -> io::Result<SharedArbiter> {
-    let client = Etcd::new(store)?;
+    let client = match store {
+        ArbiterStore::Etcd(store) => Client::Etcd(Etcd::new(store)?),
+        ArbiterStore::Bucket(store) => Client::Bucket(Bucket::new(store)?),
+    };
     let runtime = Builder::new_current_thread().enable_io().enable_time().build()?;
     let (calls, mut received) = mpsc::channel(QUEUED_CALLS);
     std::thread::Builder::new().name("flagstone-arbiter".to_owned()).spawn(move || {
         let (tasks, client) = (LocalSet::new(), Rc::new(client));
         tasks.block_on(&runtime, async {
+            let prepared = client.clone();
+            spawn_local(async move { prepared.prepare().await });
             while let Some(call) = received.recv().await {
                 spawn_local(answer(client.clone(), call));
             }
@@ -58,7 +71,7 @@ pub(crate) fn start(store: &ArbiterStore) -> io::Result<SharedArbiter> {
     Ok(Arc::new(ArbiterThread { calls }))
 }
 
-async fn answer(client: Rc<Etcd>, call: Call) {
+async fn answer(client: Rc<Client>, call: Call) {
     // The caller may have given up.
     match call {
         Call::Read(volume, answer) => drop(answer.send(bounded(client.read(volume)).await)),
@@ -67,7 +80,43 @@ async fn answer(client: Rc<Etcd>, call: Call) {
             drop(answer.send(written));
         }
         Call::Rehearse(volume, bytes, answer) => {
-            drop(answer.send(bounded(client.rehearse(volume, &bytes)).await));
+            drop(answer.send(bounded(client.rehearse(volume, bytes)).await));
+        }
+    }
+}
+
+impl Client {
+    /// Finds out whether the store can be used, before it is needed.
+    async fn prepare(&self) {
+        match self {
+            Client::Etcd(_) => {}
+            Client::Bucket(bucket) => bucket.prove().await,
+        }
+    }
+
+    async fn read(&self, volume: ReplicaId) -> Result<Option<Stored>, NoAnswer> {
+        match self {
+            Client::Etcd(etcd) => etcd.read(volume).await,
+            Client::Bucket(bucket) => bucket.read(volume).await,
+        }
+    }
+
+    async fn write(
+        &self,
+        volume: ReplicaId,
+        expected: Option<Stored>,
+        bytes: Vec<u8>,
+    ) -> Result<Written, NoAnswer> {
+        match self {
+            Client::Etcd(etcd) => etcd.write(volume, expected, bytes).await,
+            Client::Bucket(bucket) => bucket.write(volume, expected, bytes).await,
+        }
+    }
+
+    async fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> Result<(), NoAnswer> {
+        match self {
+            Client::Etcd(etcd) => etcd.rehearse(volume, &bytes).await,
+            Client::Bucket(bucket) => bucket.rehearse(volume, bytes).await,
         }
     }
 }

@@ -1,16 +1,18 @@
-//! TLS 1.3 of the API: certificates and keys from PEM files, for the server and the client.
+//! TLS 1.3 of the API: certificates and keys from PEM files, for the server and the client. A client of
+//! an object store also speaks TLS 1.2.
 //!
 //! rustls does the protocol and aws-lc the cryptography. Sessions are not resumed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::version::{TLS12, TLS13};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion};
 
 use crate::http::limits::MAX_PEM_BYTES;
 
@@ -86,10 +88,29 @@ pub fn client_config(
     ca: Option<&Path>,
     own: Option<OwnCertificate<'_>>,
 ) -> Result<ClientConfig, TlsError> {
+    client_config_of(&[&TLS13], ca, own)
+}
+
+/// As [`client_config`], for a server that is not ours: also TLS 1.2, which many object stores on
+/// premises speak, with forward secrecy and authenticated encryption only.
+///
+/// # Errors
+/// A file cannot be used.
+pub fn store_client_config(ca: Option<&Path>) -> Result<ClientConfig, TlsError> {
+    let mut config = client_config_of(&[&TLS13, &TLS12], ca, None)?;
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn client_config_of(
+    versions: &[&'static SupportedProtocolVersion],
+    ca: Option<&Path>,
+    own: Option<OwnCertificate<'_>>,
+) -> Result<ClientConfig, TlsError> {
     let system = || SYSTEM_AUTHORITIES.iter().map(Path::new).find(|path| path.exists());
     let ca = ca.or_else(system).unwrap_or(Path::new(SYSTEM_AUTHORITIES[0]));
     let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
+        .with_protocol_versions(versions)
         .map_err(|error| unusable(ca)(error.to_string()))?
         .with_root_certificates(authorities(ca)?);
     let mut config = match own {
@@ -143,4 +164,71 @@ fn read(own: OwnCertificate<'_>) -> Result<ChainAndKey, TlsError> {
     let key = PrivateKeyDer::from_pem_slice(text.as_bytes())
         .map_err(|_| unusable(own.key)("it has no private key in PEM".to_owned()))?;
     Ok((chain, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+
+    use rustls::pki_types::ServerName;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+    use super::*;
+
+    /// A certificate of 127.0.0.1 and its key, in this folder.
+    fn certificate(folder: &Path) -> [PathBuf; 2] {
+        let text = "[req]\ndistinguished_name=dn\nx509_extensions=ext\nprompt=no\n[dn]\nCN=store\n\
+                    [ext]\nbasicConstraints=critical,CA:FALSE\nsubjectAltName=IP:127.0.0.1\n";
+        let [config, certificate, key] = ["config", "pem", "key"].map(|name| folder.join(name));
+        std::fs::write(&config, text).expect("it can be written");
+        let arguments = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
+        let mut command = Command::new("openssl");
+        command.args(arguments.split(' ')).arg("-config").arg(config);
+        command.arg("-out").arg(&certificate).arg("-keyout").arg(&key);
+        let made = command.output().expect("openssl is installed");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(&key, private).expect("own file");
+        [certificate, key]
+    }
+
+    fn agree(server: ServerConfig, client: ClientConfig) -> bool {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let (acceptor, connector) =
+            (TlsAcceptor::from(Arc::new(server)), TlsConnector::from(Arc::new(client)));
+        runtime.block_on(async {
+            let (near, far) = tokio::io::duplex(1 << 16);
+            let name = ServerName::try_from("127.0.0.1").expect("an address");
+            let (accepted, connected) =
+                tokio::join!(acceptor.accept(far), connector.connect(name, near));
+            accepted.is_ok() && connected.is_ok()
+        })
+    }
+
+    /// Object stores on premises often speak nothing newer; the API and etcd do.
+    #[test]
+    fn only_clients_of_stores_accept_tls_1_2() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let [certificate, key] = certificate(folder.path());
+        let own = OwnCertificate { certificate: &certificate, key: &key };
+        let server = |version: &'static SupportedProtocolVersion| {
+            let (chain, key) = read(own).expect("sound files");
+            ServerConfig::builder_with_provider(provider())
+                .with_protocol_versions(&[version])
+                .expect("a version")
+                .with_no_client_auth()
+                .with_single_cert(chain, key)
+                .expect("a certificate")
+        };
+        let ca = Some(certificate.as_path());
+        for (version, is_accepted) in [(&TLS12, false), (&TLS13, true)] {
+            let of_store = store_client_config(ca).expect("a sound file");
+            assert!(agree(server(version), of_store), "{version:?}");
+            let client = client_config(ca, None).expect("a sound file");
+            assert_eq!(agree(server(version), client), is_accepted, "{version:?}");
+        }
+        let own = server_config(own, None).expect("sound files");
+        assert!(agree(own, store_client_config(ca).expect("a sound file")));
+    }
 }

@@ -10,7 +10,7 @@ use flagstone_arbiter::store::MemoryStore;
 use flagstone_arbiter::{Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, Stored, Written};
 use flagstone_mirror::{Fence, FenceError, FenceFuture};
 use flagstone_runtime::sim::{NodeId, Simulation, World};
-use flagstone_runtime::{CoreLocal, time};
+use flagstone_runtime::{CoreLocal, spawn_detached, time};
 
 /// Longer than any caller waits.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -31,6 +31,12 @@ pub(super) struct Store {
     world: World,
     node: NodeId,
     memory: RefCell<MemoryStore>,
+    /// The store of node 1, if there are two: what is written to one is copied to the other.
+    second: RefCell<MemoryStore>,
+    /// Delay of the copies between two stores; `None` for one store.
+    copied_after: Cell<Option<Duration>>,
+    /// Two stores are cut off from each other.
+    pub(super) is_split: Cell<bool>,
     backup: RefCell<MemoryStore>,
     pub(super) down: Cell<bool>,
     /// Reads are answered and writes refused, by storage node: space is used up, or the user may only read.
@@ -46,6 +52,8 @@ pub(super) struct Store {
     pub(super) fenced: [Cell<u64>; 2],
     /// Duration of a fencing command; `None` for up to [`FENCE_MAX`].
     pub(super) fence_takes: Cell<Option<Duration>>,
+    /// Commands that have not ended, abandoned ones as well.
+    pub(super) fencing: Cell<u32>,
     /// A fencing command stops this node: see [`Cluster::stop_fenced`](super::cluster::Cluster).
     pub(super) stops: [Cell<bool>; 2],
     /// A backup was restored, or the record was lost.
@@ -96,6 +104,31 @@ impl Store {
         self.was_restored.set(true);
     }
 
+    /// From now on, each node has a store of its own, if there is a delay of the copies, or one store.
+    #[cfg(test)]
+    pub(super) fn set_copied_after(&self, delay: Option<Duration>) {
+        self.copied_after.set(delay);
+        self.second.replace(self.memory.borrow().clone());
+    }
+
+    /// The store of a node.
+    fn of_node(&self, index: usize) -> &RefCell<MemoryStore> {
+        match (self.copied_after.get(), index) {
+            (Some(_), 1) => &self.second,
+            _ => &self.memory,
+        }
+    }
+
+    /// Copies what a node has written to the other store.
+    async fn copy_from(&self, index: usize) {
+        let Some(delay) = self.copied_after.get() else { return };
+        let copied = self.of_node(index).borrow().clone();
+        time::sleep(delay).await;
+        if !self.is_split.get() && self.copied_after.get().is_some() {
+            self.of_node(1 - index).borrow_mut().restore(&copied);
+        }
+    }
+
     fn delay(&self) -> Duration {
         self.world.random_span(Duration::from_micros(50), self.slow.get())
     }
@@ -112,6 +145,9 @@ impl StoreHandle {
             world: sim.world(),
             node: sim.add_node("arbiter"),
             memory: RefCell::default(),
+            second: RefCell::default(),
+            copied_after: Cell::default(),
+            is_split: Cell::default(),
             backup: RefCell::default(),
             down: Cell::new(false),
             read_only: Default::default(),
@@ -121,6 +157,7 @@ impl StoreHandle {
             fence_fails: Cell::new(None),
             fenced: Default::default(),
             fence_takes: Cell::new(None),
+            fencing: Cell::default(),
             stops: Default::default(),
             was_restored: Cell::new(false),
         });
@@ -156,7 +193,11 @@ impl Client {
                 if remote.down.get() || (writes && remote.read_only[index].get()) {
                     return None;
                 }
-                let result = work(&mut remote.memory.borrow_mut());
+                let result = work(&mut remote.of_node(index).borrow_mut());
+                if writes {
+                    let copies = remote.clone();
+                    spawn_detached(async move { copies.copy_from(index).await });
+                }
                 time::sleep(remote.delay()).await;
                 Some(result)
             });
@@ -200,6 +241,7 @@ pub(super) struct Fencer {
 impl Fence for Fencer {
     fn fence(&self) -> FenceFuture {
         let (store, index) = (self.store.get(), self.index);
+        store.fencing.set(store.fencing.get() + 1);
         let command = store.world.spawn_on(store.node, {
             let store = store.clone();
             async move {
@@ -207,6 +249,7 @@ impl Fence for Fencer {
                 time::sleep(store.fence_takes.get().unwrap_or(drawn)).await;
                 let fails = store.fence_fails.get().unwrap_or(0);
                 if store.world.random_between(1, 100) <= fails {
+                    store.fencing.set(store.fencing.get() - 1);
                     return Err(FenceError("it ended with status 1".to_owned()));
                 }
                 let stops = &store.stops[1 - index];
@@ -215,6 +258,7 @@ impl Fence for Fencer {
                     time::sleep(Duration::from_millis(1)).await;
                 }
                 store.fenced[index].set(store.fenced[index].get() + 1);
+                store.fencing.set(store.fencing.get() - 1);
                 Ok(())
             }
         });

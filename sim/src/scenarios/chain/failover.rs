@@ -171,7 +171,8 @@ pub(super) fn settle(cluster: &Cluster) {
     (0..2).for_each(|index| operator::restart(cluster, index));
     let deadline = cluster.sim.now() + RECOVERY_LIMIT;
     let mut looks = 0;
-    while !operator::is_whole(cluster) {
+    // An abandoned command that fences may still stop a node, and nobody starts it afterwards.
+    while !operator::is_whole(cluster) || store.fencing.get() > 0 {
         cluster.pass(Duration::from_millis(100));
         // A node may be fenced even now.
         (0..2).for_each(|index| operator::restart(cluster, index));

@@ -37,6 +37,14 @@ pub(super) fn in_sync_from(seed: u64, after_ms: [u64; 2]) -> Cluster {
 
 /// Also with commands that fence the other node, which fail with this probability, in percent.
 pub(super) fn in_sync_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
+    let cluster = started_with(seed, after_ms, fence_fails);
+    cluster.start_hosts();
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    cluster
+}
+
+/// As [`in_sync_with`], without hosts and before anything has happened.
+fn started_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
     let cluster =
         Cluster::new(seed, Profile { automatic: true, ..Profile::new(Mode::Sync, false) });
     cluster.store().fence_fails.set(fence_fails);
@@ -44,8 +52,6 @@ pub(super) fn in_sync_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u6
         cluster.set_failover_after(index, after_ms);
         cluster.start(index);
     }
-    cluster.start_hosts();
-    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
     cluster
 }
 
@@ -358,5 +364,45 @@ fn reset_link_with_write_in_flight_reconnects() {
             step(&cluster);
             assert!(cluster.serves(0), "{}", cluster.describe());
         }
+    }
+}
+
+/// Each node reached a store of its own, behind one name, and the stores copied each other's objects.
+/// When all links were cut, each node won at its own store.
+#[test]
+fn stores_that_copy_each_other_arm_nobody() {
+    // Faster copies may arrive before the target has heard of the record and made that durable.
+    for lag_ms in [100, 900, 5000] {
+        let cluster = started_with(7, [2000, 2000], None);
+        let store = cluster.store();
+        store.set_copied_after(Some(Duration::from_millis(lag_ms)));
+        cluster.start_hosts();
+        // What the target reads when its store is back is a copy.
+        store.cuts[1].set(EVERYTHING);
+        until(&cluster, "in sync", operator::is_whole);
+        let unarmed = |steps: u32| {
+            for _ in 0..steps {
+                step(&cluster);
+                assert!(!is_armed(&cluster, 0), "copied after {lag_ms} ms");
+            }
+        };
+        unarmed(300);
+        store.cuts[1].set(Cut::default());
+        unarmed(1500);
+        assert_eq!(peer_obstacle(&cluster, 0), Some(Obstacle::RecordUnusable), "{lag_ms} ms");
+        assert_eq!((cluster.active(), obstacle(&cluster, 0)), (Some(0), None));
+        part(&cluster);
+        store.is_split.set(true);
+        cluster.pass(FAILOVER_TIME);
+        assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+        cluster.end(0, false);
+        cluster.pass(FAILOVER_TIME);
+        assert_eq!(cluster.active(), None, "{}", cluster.describe());
+        // With one store for both, the target is armed again.
+        store.set_copied_after(None);
+        cluster.sim.heal_all();
+        cluster.restart(0);
+        until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+        until(&cluster, "compared", |cluster| peer_obstacle(cluster, 0).is_none());
     }
 }

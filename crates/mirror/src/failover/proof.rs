@@ -1,0 +1,98 @@
+//! Proof of one store: this target has read at its arbiter what its source has just recorded there.
+//!
+//! Two nodes may reach two stores that copy each other's objects, and each would win a race at its own
+//! one. While the copies are in progress, the source's word over the link is faster: a target that
+//! looks at once finds an older record, or none. Later the copy has arrived and proves nothing, so
+//! the source records anew, also after an answer that took longer than
+//! [`PROOF_MS`](crate::limits::PROOF_MS). One store always shows a record that was stored before the read began.
+//!
+//! Invariants:
+//! - a target is marked [`InSync`](crate::ondisk::superblock::RecordedStanding::InSync), and so may
+//!   ask for the role, only after a proof for what its source has recorded last;
+//! - a refuted revision is never proven.
+//!
+//! Copies that arrive before the target has heard of the record and made that durable, which takes up
+//! to tens of milliseconds, or that a store waits for as long as it can, are not noticed.
+
+/// See the module.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Proof {
+    /// The source that is attached has not recorded this target as in sync.
+    #[default]
+    Unneeded,
+    /// The source has recorded this revision, and the target has not read the store since.
+    Pending(u64),
+    /// The target has read this revision, or a later one.
+    Given(u64),
+    /// The store did not have this revision when the source had stored it, or has answered too late to
+    /// tell.
+    Refuted(u64),
+}
+
+impl Proof {
+    /// The source says that it has recorded this target as in sync, by this revision.
+    pub(crate) fn recorded(self, revision: u64) -> Proof {
+        match self {
+            Proof::Pending(known) | Proof::Given(known) | Proof::Refuted(known)
+                if known >= revision =>
+            {
+                self
+            }
+            _ => Proof::Pending(revision),
+        }
+    }
+
+    /// The store has a record that is no older than revision `expected`.
+    pub(crate) fn seen(self, expected: u64) -> Proof {
+        match self {
+            Proof::Pending(revision) if expected >= revision => Proof::Given(revision),
+            _ => self,
+        }
+    }
+
+    /// The store has no record, or one that is older than revision `expected`.
+    pub(crate) fn missed(self, expected: u64) -> Proof {
+        match self {
+            Proof::Pending(revision) | Proof::Given(revision) if expected >= revision => {
+                Proof::Refuted(revision)
+            }
+            _ => self,
+        }
+    }
+
+    /// The target has something to find out at once.
+    pub(crate) fn is_pending(self) -> bool {
+        matches!(self, Proof::Pending(_))
+    }
+
+    /// The target may be marked as in sync.
+    pub(crate) fn is_given(self) -> bool {
+        matches!(self, Proof::Given(_))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_read_after_it_was_recorded_is_a_proof() {
+        let pending = Proof::default().recorded(7);
+        assert_eq!(pending, Proof::Pending(7));
+        assert_eq!(pending.seen(6), pending, "the read began before");
+        assert_eq!(pending.missed(6), pending, "the read began before");
+        assert_eq!(pending.seen(7), Proof::Given(7));
+        assert_eq!(pending.missed(7), Proof::Refuted(7));
+        assert_eq!(Proof::default().seen(7), Proof::Unneeded);
+    }
+
+    #[test]
+    fn refuted_revision_is_never_proven() {
+        let refuted = Proof::Pending(7).missed(7);
+        assert_eq!(refuted.recorded(7).seen(7), refuted, "the copy has arrived");
+        assert_eq!(refuted.recorded(8), Proof::Pending(8));
+        assert_eq!(Proof::Given(7).missed(7), refuted, "restored from a backup");
+        assert_eq!(Proof::Given(7).recorded(7), Proof::Given(7));
+        assert_eq!(Proof::Given(7).recorded(8), Proof::Pending(8));
+    }
+}
