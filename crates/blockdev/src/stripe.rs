@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(refused(vec![huge; 4], 4096), LayerConfigError::DeviceSize(u64::MAX));
     }
 
-    /// The parts around the one that failed were joined, which ended the server.
+    /// The parts around a failed one were joined, which ended the server.
     #[test]
     fn read_error_of_one_child_fails_the_read_only() {
         flagstone_runtime::block_on(async {

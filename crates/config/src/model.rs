@@ -92,7 +92,7 @@ pub struct BucketStore {
     pub account: String,
     /// `http://` or `https://`, host and port; the cloud's own if `None`.
     pub endpoint: Option<String>,
-    /// Authorities that are trusted; those of the machine if `None`.
+    /// Authorities that are trusted; the machine's if `None`.
     pub ca_file: Option<PathBuf>,
     /// Credentials; the machine's identity in its cloud if `None`.
     pub credentials_file: Option<PathBuf>,
@@ -121,7 +121,7 @@ pub enum Cloud {
 /// TLS to the arbiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArbiterTls {
-    /// Authorities that are trusted; those of the machine if `None`.
+    /// Authorities that are trusted; the machine's if `None`.
     pub ca_file: Option<PathBuf>,
     /// This node's certificate, and its key.
     pub own: Option<(PathBuf, PathBuf)>,

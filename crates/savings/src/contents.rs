@@ -22,7 +22,7 @@ pub struct Contents {
     seen: Vec<Seen>,
     /// Runs are told apart.
     by_run: bool,
-    /// Fingerprints are kept that end with so many zero bits.
+    /// Fingerprints are kept that end with this number of zero bits.
     skipped_bits: u32,
     entries_max: usize,
 }

@@ -44,7 +44,7 @@ impl<K: PskKeys> PskServer for PskChooser<K> {
 
 /// How the failure of a handshake counts: `None` if it ended at the ClientHello, before this side
 /// computed. Names are no secret, and a node whose peer does not have its key yet tries it at each
-/// connection, in vain.
+/// connection.
 pub fn failure_kind(failure: &TlsFailure) -> Option<FailureKind> {
     match failure {
         TlsFailure::Psk(PskRefusal::WrongKey(_)) => Some(FailureKind::Guess),

@@ -20,7 +20,7 @@ pub static ARBITER: Section = Section {
         "credentials_file", Kind::Text("path"), "" =>
             "Credentials for the bucket (mode 0600), read again when they change. S3: lines `aws_access_key_id = …` and `aws_secret_access_key = …`; Google: a service account's JSON key; Azure: one line `account_key = …` or `sas_token = …`. Default: the machine's identity in its cloud.";
         "ca_file", Kind::Text("path"), "" =>
-            "Authorities (PEM) that may certify the store. Default: those of the machine.";
+            "Authorities (PEM) that may certify the store. Default: the machine's.";
         "certificate_file", Kind::Text("path"), "" =>
             "This node's certificate (PEM), for an etcd with `--client-cert-auth`. Required with `key_file`.";
         "key_file", Kind::Text("path"), "" =>

@@ -3,7 +3,7 @@
 //! Two nodes may reach two stores that copy each other's objects, and each would win a race at its own
 //! one. While the copies are in progress, the source's word over the link is faster: a target that
 //! looks at once finds an older record, or none. Later the copy has arrived and proves nothing, so
-//! the source records anew, also after an answer that took longer than
+//! the source records again, also after an answer that took longer than
 //! [`PROOF_MS`](crate::limits::PROOF_MS). One store always shows a record that was stored before the read began.
 //!
 //! Invariants:
@@ -50,7 +50,7 @@ impl Proof {
         }
     }
 
-    /// The store has no record, or one that is older than revision `expected`.
+    /// The store has no record, or an older one than revision `expected`.
     pub(crate) fn missed(self, expected: u64) -> Proof {
         match self {
             Proof::Pending(revision) | Proof::Given(revision) if expected >= revision => {

@@ -48,7 +48,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             return;
         }
         let next_step = step(&inner.situation());
-        // What the source has recorded anew is read at once.
+        // A new record of the source is read at once.
         let attempt = (next_step, inner.failover.proof());
         if !next_step.takes_role() {
             inner.failover.forget_grant();
@@ -350,7 +350,7 @@ impl Inner {
         expected: u64,
     ) -> Result<(), IoError> {
         let before = self.failover.proof();
-        // A copy may have arrived meanwhile, so the source has to record anew.
+        // A copy may have arrived meanwhile, so the source has to record again.
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
         let is_late = repeated || Inner::boot_ns().saturating_sub(since_ns) > PROOF_MS * 1_000_000;
         let after = self.failover.change_proof(|proof| match outcome {

@@ -56,7 +56,7 @@ pub struct Tail {
     ends: u64,
     applied: u64,
     durable: u64,
-    /// Someone waits until so many blocks are durable.
+    /// A caller waits until this number of blocks is durable.
     wanted: u64,
     /// Per volume the blocks of the log up to its last change.
     changed: BTreeMap<u32, u64>,
@@ -130,7 +130,7 @@ impl Tail {
         self.applied
     }
 
-    /// Whether so many blocks of the log are durable on the devices of the pool.
+    /// Whether this number of blocks of the log is durable on the devices of the pool.
     pub fn is_durable(&self, blocks: u64) -> bool {
         self.durable >= blocks
     }

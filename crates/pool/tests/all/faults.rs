@@ -90,7 +90,7 @@ async fn find(device: &SharedDevice, value: u8) -> u64 {
     }
 }
 
-/// The parts around the one that failed were joined, which ended the server.
+/// The parts around a failed one were joined, which ended the server.
 #[test]
 fn read_error_in_the_middle_fails_the_read_only() {
     block_on(async {

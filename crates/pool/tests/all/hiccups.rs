@@ -19,7 +19,7 @@ const BLOCK: u64 = 4096;
 const DATA: u64 = 1 << 20;
 const SEGMENTS: u64 = 120;
 const SIZE: u64 = DATA + SEGMENTS * 16 * BLOCK;
-/// Blocks of the volume that are written: one in each of so many leaves.
+/// Blocks of the volume that are written: one in each of this number of leaves.
 const LEAVES: u64 = 40;
 const STRIDE: u64 = 252;
 

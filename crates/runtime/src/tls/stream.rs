@@ -214,7 +214,7 @@ impl TlsStream {
 
 /// Result of decrypting what has been received.
 enum Decrypted {
-    /// So many bytes, at least one.
+    /// This number of bytes, at least one.
     Bytes(usize),
     /// More records are needed.
     Nothing,

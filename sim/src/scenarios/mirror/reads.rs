@@ -30,7 +30,7 @@ fn begin_read(pair: &Pair, index: usize, slow: usize) -> JoinHandle<Result<Vec<u
     begin_read_of(LONG_US, pair, index, slow)
 }
 
-/// As [`begin_read`], with a read that takes so many microseconds; more than 50 ms.
+/// As [`begin_read`], with a read that takes this number of microseconds, more than 50 ms.
 fn begin_read_of(
     slow_us: u64,
     pair: &Pair,

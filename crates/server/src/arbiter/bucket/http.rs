@@ -1,6 +1,6 @@
 //! HTTP for the object store's library: one request on one connection, with bounded answers.
 //!
-//! A connection is not kept: calls are rare, and one that is kept could be dead. An answer that is no
+//! A connection is not kept: calls are rare, and a kept one could be dead. An answer that is no
 //! success is shortened to its error code and message, because the rest may name keys, and because a
 //! missing bucket must not look like a missing object.
 
@@ -44,7 +44,7 @@ const UNDECIDED: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    /// Authorities that are trusted; those of the machine if `None`.
+    /// Authorities that are trusted; the machine's if `None`.
     pub(super) ca_file: Option<PathBuf>,
 }
 

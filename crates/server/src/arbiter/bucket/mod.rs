@@ -35,7 +35,7 @@ use crate::arbiter::bucket::build::Client;
 
 /// Time limit of obtaining credentials, which may take several requests.
 const PREPARATION: Duration = Duration::from_secs(10);
-/// Probes in a row without a flaw, after one that has found a flaw.
+/// Probes in a row without a flaw, after a flaw was found.
 const SOUND_AFTER_FLAW: u32 = 3;
 
 /// Longest part of the probe's name that is the machine's, in bytes: as long as Linux's host names.

@@ -6,7 +6,7 @@
 //!
 //! Each node has an object. A conflict is no flaw nevertheless: two nodes may have the same name, and
 //! a request without an answer may have been carried out. Such a request is repeated until it is
-//! answered, so that a slow store, or one that limits the rate, is probed as well.
+//! answered, so that a slow store, or a store that limits the rate, is probed as well.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -35,7 +35,7 @@ struct Probe<'a> {
 }
 
 impl Probe<'_> {
-    /// Different from all others, also from those of another node.
+    /// Different from all others, also from another node's.
     fn content(&self) -> String {
         self.texts.set(self.texts.get() + 1);
         format!("flagstone-probe {:016x} {}\n", self.run, self.texts.get())
