@@ -13,8 +13,10 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::rng::Rng;
 
@@ -156,7 +158,7 @@ impl Drop for VolatileDisk {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn converse(&self, mut stream: UnixStream, owner: u64) -> io::Result<()> {
@@ -173,7 +175,7 @@ impl Shared {
             }
             let mut state = self.lock();
             while state.hung && state.owner == owner {
-                state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.released.wait(&mut state);
             }
             if !state.open || state.owner != owner {
                 return Ok(());

@@ -137,6 +137,12 @@ fn data_path_crates_do_not_link_tokio() {
         "limit",
         "mirror",
         "replication",
+        "pool",
+        "arbiter",
+        "auth",
+        "stack",
+        "savings",
+        "load",
     ] {
         let linked = linked_by(&metadata, &format!("flagstone-{name}"));
         let outside = ["tokio", "hyper", "axum"];
@@ -362,4 +368,45 @@ fn only_runtime_allows_unsafe_code() {
             assert!(allowed || !source.contains(&attribute), "{}: {attribute}", file.display());
         }
     }
+}
+
+#[test]
+fn names_of_tests_have_at_most_55_characters() {
+    let mut tests = 0;
+    for file in source_files(tools::workspace(), "rs") {
+        let source = fs::read_to_string(&file).expect("sources are text");
+        for after in source.split("#[test]").skip(1) {
+            let Some((_, after)) = after.split_once("fn ") else { continue };
+            let name = after.split('(').next().unwrap_or_default();
+            assert!(name.len() <= 55, "{}: {name}", file.display());
+            tests += 1;
+        }
+    }
+    assert!(tests > 1000, "the tests are found: {tests}");
+}
+
+/// The sentence stood above 42 items, and said nothing of them.
+#[test]
+fn doc_comments_do_not_refer_to_their_module() {
+    let sentence = concat!("See the ", "module.");
+    for file in source_files(tools::workspace(), "rs") {
+        let source = fs::read_to_string(&file).expect("sources are text");
+        assert!(!source.contains(sentence), "{}: {sentence}", file.display());
+    }
+}
+
+/// Without the licenses of others: what somebody reads.
+#[test]
+fn documents_have_at_most_45000_words() {
+    let root = tools::workspace();
+    let mut files = source_files(&root.join("docs"), "md");
+    for name in ["README", "ARCHITECTURE", "CHANGELOG", "CONTRIBUTING", "SECURITY"] {
+        files.push(root.join(name).with_extension("md"));
+    }
+    let words = |file: &PathBuf| {
+        fs::read_to_string(file).expect("documents are text").split_whitespace().count()
+    };
+    let (all, readme) = (files.iter().map(words).sum::<usize>(), words(&root.join("README.md")));
+    assert!((10_000..=45_000).contains(&all), "{all} words in all documents: cut some");
+    assert!(readme <= 900, "{readme} words in README.md: move some to their pages");
 }
