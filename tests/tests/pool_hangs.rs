@@ -236,6 +236,12 @@ fn hung_state_directory_holds_up_only_what_it_records() {
         let done = end(bed.start_order(line), line);
         assert!(done.status.success(), "{line}: {}", String::from_utf8_lossy(&done.stderr));
     }
+    // Refused however often it is repeated: after a restart, the scrub would be there again.
+    for _ in 0..2 {
+        let late = end(bed.start_order("pool scrub fast --cancel"), "the scrub stays");
+        let printed = String::from_utf8_lossy(&late.stderr).into_owned();
+        assert!(!late.status.success() && printed.contains("as it was"), "{printed}");
+    }
     freezer.thaw();
     let recorded = file.with_file_name("state").join("pools.json");
     let is_undone = || !std::fs::read_to_string(&recorded).unwrap().contains("map_cache");
@@ -243,9 +249,11 @@ fn hung_state_directory_holds_up_only_what_it_records() {
     bed.run(&create);
     bed.run(set);
     assert_eq!(bed.pool()["map_cache_bytes"], 128 << 20);
+    bed.run("pool scrub fast --cancel");
     assert!(bed.server.terminate().success());
     bed.server.restart();
     assert_eq!(bed.pool()["map_cache_bytes"], 128 << 20);
+    assert!(bed.pool()["scrub"].is_null(), "a cancelled scrub stays cancelled");
     assert!(is_served(&bed, "b"));
 }
 

@@ -99,7 +99,10 @@ impl Server {
         self.pools.imports.borrow_mut().insert(name.clone(), task.abort_on_drop());
         drop(permit);
         match time::timeout(CHANGE_PATIENCE, ended).await {
-            Ok(Some(done)) => done.map(|outcome| outcome.losing(loss)),
+            Ok(Some(done)) => done.map(|outcome| {
+                let loss = loss.filter(|_| outcome.changed);
+                outcome.losing(loss)
+            }),
             Ok(None) => {
                 Err(Problem::conflict(format!("another order on pool {name} ended its import")))
             }
@@ -118,7 +121,8 @@ impl Server {
         let slots = self.pools.slots();
         match slots.get(name).map(|slot| &slot.state) {
             Some(PoolState::Open(_)) => {
-                Ok(Some(Outcome::unchanged(format!("pool {name} is open already"))))
+                let on = slots[name].set.devices.join(" and ");
+                Ok(Some(Outcome::unchanged(format!("pool {name} is open already, on {on}"))))
             }
             None if slots.len() >= POOLS_MAX => {
                 Err(Problem::conflict(format!("a server has at most {POOLS_MAX} pools")))
@@ -156,7 +160,7 @@ impl Server {
             Ok(pool) => pool,
             Err(error) => {
                 let refused = Problem::conflict(error.reason.clone());
-                if matches!(error.cause, ClosedCause::Full { .. }) {
+                if matches!(error.cause, Some(ClosedCause::Full { .. })) {
                     // It has to be known to be grown.
                     self.pools.registry.change(name, import).await?;
                     self.pools.insert(name, PoolSlot::closed(set, error));

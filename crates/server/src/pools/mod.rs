@@ -143,7 +143,7 @@ impl ClosedCause {
 impl PoolSlot {
     fn closed(set: DeviceSet<String>, error: OpenPoolError) -> PoolSlot {
         let OpenPoolError { reason, cause } = error;
-        let state = PoolState::Closed { reason, cause };
+        let state = PoolState::Closed { reason, cause: cause.unwrap_or(ClosedCause::Refused) };
         PoolSlot { set, state, unserved: BTreeMap::new(), fullness: Fullness::default() }
     }
 
@@ -161,12 +161,13 @@ impl PoolSlot {
 /// Why a pool is not open.
 struct OpenPoolError {
     reason: String,
-    cause: ClosedCause,
+    /// `None`: its devices could not be examined, so an earlier cause remains.
+    cause: Option<ClosedCause>,
 }
 
 impl From<String> for OpenPoolError {
     fn from(reason: String) -> OpenPoolError {
-        OpenPoolError { reason, cause: ClosedCause::Refused }
+        OpenPoolError { reason, cause: None }
     }
 }
 
@@ -391,7 +392,12 @@ impl Server {
                 }
                 tracing::info!("pool {name} is open");
             }
-            Err(error) => {
+            Err(mut error) => {
+                if let Ok(PoolSlot { state: PoolState::Closed { cause, .. }, .. }) =
+                    self.pools.slot(name)
+                {
+                    error.cause.get_or_insert(cause);
+                }
                 if error.reason != last_reason {
                     tracing::error!(
                         "pool {name} is not open, and its volumes are not served: {}; see flagstone \

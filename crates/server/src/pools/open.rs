@@ -85,10 +85,10 @@ impl Refused<'_> {
     fn explain(self, error: &PoolError) -> OpenPoolError {
         let Refused { was_open, is_expected, log, import } = self;
         OpenPoolError {
-            cause: match error {
+            cause: Some(match error {
                 PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
                 _ => ClosedCause::Refused,
-            },
+            }),
             reason: match (error, log) {
                 (PoolError::LogDeviceMissing { .. }, Some(why)) => format!("{error}; {why}"),
                 (PoolError::NotAPool { .. }, _) if was_open => format!("{error}, but was one"),
@@ -152,7 +152,7 @@ impl Pools {
             Pool::open_with(devices.clone(), &options).await
         };
         let full = |error: &PoolError, log| OpenPoolError {
-            cause: ClosedCause::Full { devices: paths.to_vec(), log },
+            cause: Some(ClosedCause::Full { devices: paths.to_vec(), log }),
             reason: format!("{error}; flagstone pool grow {name} DEVICE adds some"),
         };
         let mut tail = if consent.lost_tail { LostTail::GiveUp } else { LostTail::Keep };
@@ -303,7 +303,7 @@ impl Pools {
             }
             match self.open(name, paths, log.as_ref(), consent).await {
                 Ok(pool) => return Ok(pool),
-                Err(error) if matches!(error.cause, ClosedCause::Full { .. }) => {
+                Err(error) if matches!(error.cause, Some(ClosedCause::Full { .. })) => {
                     first = Some(error)
                 }
                 Err(error) => drop(first.get_or_insert(error)),

@@ -92,7 +92,9 @@ impl Server {
                 continue;
             };
             let is_begun = self.pools.openings.borrow().contains_key(&name);
-            if is_begun || !self.pools.attempts.is_due(&name, time::now()) {
+            // It may be an import that is about to open the devices. One that hangs has no lock.
+            let has_order = self.pools.try_lock(&name).is_none();
+            if is_begun || has_order || !self.pools.attempts.is_due(&name, time::now()) {
                 continue;
             }
             let (server, own) = (self.clone(), name.clone());

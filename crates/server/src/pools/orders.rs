@@ -153,7 +153,8 @@ impl Server {
                 // As after a crash: what its devices still write is known.
                 let reason =
                     format!("its creation did not end: a device does not answer ({all_devices})");
-                let error = OpenPoolError { reason: reason.clone(), cause: ClosedCause::Absent };
+                let error =
+                    OpenPoolError { reason: reason.clone(), cause: Some(ClosedCause::Absent) };
                 self.pools.insert(name, PoolSlot::closed(set, error));
                 return Err(failed(format!("{reason}; repeat the order when it does")));
             }
@@ -418,6 +419,16 @@ impl Server {
         if *dry_run {
             return Ok(outcome);
         }
+        if let PoolState::Open(_) = &slot.state {
+            // After a crash its devices are blank, and the order is repeated. Nothing has ended yet if
+            // this cannot be recorded.
+            let forget = |entry: &mut Option<PoolEntry>| {
+                if let Some(entry) = entry {
+                    entry.last_seen = None;
+                }
+            };
+            self.pools.registry.change(name, forget).await?;
+        }
         for volume in volumes {
             if let Err(why) = self.retire(&volume).await {
                 tracing::warn!("{why}; pool {name} is destroyed nevertheless");
@@ -427,16 +438,6 @@ impl Server {
         self.pools.removals.borrow_mut().remove(name);
         if let PoolState::Open(pool) = slot.state {
             self.pools.end_receivers(&pool);
-            // After a crash its devices are blank, and the order is repeated.
-            let forget = |entry: &mut Option<PoolEntry>| {
-                if let Some(entry) = entry {
-                    entry.last_seen = None;
-                }
-            };
-            if let Err(problem) = self.pools.registry.change(name, forget).await {
-                self.serve_pool(name, &pool);
-                return Err(problem);
-            }
             self.destroy_open(name, slot.set, pool, permit).await?;
         } else {
             self.forget_pool(name).await?;

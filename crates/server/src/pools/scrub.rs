@@ -34,6 +34,13 @@ pub(crate) enum ScrubOrder {
     Cancel,
 }
 
+/// How a scrub ends before it has verified all.
+#[derive(Clone, Copy)]
+enum End {
+    Paused,
+    Forgotten,
+}
+
 /// A scrub as the state directory has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Saved {
@@ -67,9 +74,14 @@ fn file_name(pool: &str) -> String {
     format!("scrub-{pool}.json")
 }
 
+async fn write(directory: &StateDirectory, name: &str, saved: &Saved) -> Result<(), String> {
+    let text = serde_json::to_vec(saved).expect("it is JSON");
+    directory.write_file(&file_name(name), Some(text)).await
+}
+
 async fn save(directory: &StateDirectory, name: &str, saved: &RefCell<Saved>) {
-    let text = serde_json::to_vec(&*saved.borrow()).expect("it is JSON");
-    if let Err(why) = directory.write_file(&file_name(name), Some(text)).await {
+    let now = saved.borrow().clone();
+    if let Err(why) = write(directory, name, &now).await {
         tracing::warn!("{why}: a scrub of pool {name} may begin again from an earlier place");
     }
 }
@@ -173,11 +185,9 @@ impl Server {
                 let saved = last.unwrap_or_else(|| begun(pool.status().id));
                 self.pools.run_scrub(name, pool, directory, saved).await;
             }
-            ScrubOrder::Pause => self.pools.stop_scrub(name).await,
+            ScrubOrder::Pause => self.pools.end_scrub(name, pool, directory, End::Paused).await?,
             ScrubOrder::Cancel => {
-                self.pools.scrubs.borrow_mut().remove(name);
-                let removed = directory.write_file(&file_name(name), None).await;
-                removed.map_err(super::failed)?;
+                self.pools.end_scrub(name, pool, directory, End::Forgotten).await?;
             }
         }
         Ok(outcome)
@@ -199,6 +209,16 @@ impl super::Pools {
         saved.document.reason = None;
         let saved = Rc::new(RefCell::new(saved));
         save(&directory, name, &saved).await;
+        self.begin_scrub(name, pool, directory, saved);
+    }
+
+    fn begin_scrub(
+        &self,
+        name: &str,
+        pool: Pool,
+        directory: StateDirectory,
+        saved: Rc<RefCell<Saved>>,
+    ) {
         let (shared, own) = (saved.clone(), name.to_owned());
         let task = async move {
             let done = work(pool, &shared, async || save(&directory, &own, &shared).await).await;
@@ -221,20 +241,43 @@ impl super::Pools {
         self.scrubs.borrow_mut().insert(name.to_owned(), Scrub { saved, task });
     }
 
-    /// Pauses a running scrub, durably.
-    pub(super) async fn stop_scrub(&self, name: &str) {
-        let saved = {
+    /// Pauses or forgets a scrub, durably. If that cannot be recorded, it is as it was: a later start of
+    /// the server would continue it.
+    async fn end_scrub(
+        &self,
+        name: &str,
+        pool: Pool,
+        directory: StateDirectory,
+        end: End,
+    ) -> Result<(), Problem> {
+        let (saved, is_running) = {
             let mut scrubs = self.scrubs.borrow_mut();
-            let Some(scrub) = scrubs.get_mut(name).filter(|scrub| scrub.is_running()) else {
-                return;
-            };
+            let Some(scrub) = scrubs.get_mut(name) else { return Ok(()) };
+            // Its task saves nothing from here on.
             scrub.task = None;
-            scrub.saved.borrow_mut().document.state = ScrubStateName::Paused;
-            scrub.saved.clone()
+            (scrub.saved.clone(), scrub.is_running())
         };
-        if let Ok(directory) = self.writable() {
-            save(directory, name, &saved).await;
+        let recorded = match end {
+            End::Paused => {
+                let mut paused = saved.borrow().clone();
+                paused.document.state = ScrubStateName::Paused;
+                write(&directory, name, &paused).await
+            }
+            End::Forgotten => directory.write_file(&file_name(name), None).await,
+        };
+        match (recorded, end) {
+            (Ok(()), End::Paused) => saved.borrow_mut().document.state = ScrubStateName::Paused,
+            (Ok(()), End::Forgotten) => drop(self.scrubs.borrow_mut().remove(name)),
+            (Err(why), _) => {
+                if is_running {
+                    self.begin_scrub(name, pool, directory, saved);
+                }
+                return Err(super::failed(format!(
+                    "{why}; the scrub of pool {name} is as it was: repeat the order"
+                )));
+            }
         }
+        Ok(())
     }
 
     /// Stops the tasks of a pool that is being closed. Its scrub continues when it is open again.

@@ -7,13 +7,15 @@
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_config::names::check_volume_name;
 use flagstone_pool::limits::{DEVICES_MAX, MAP_CACHE_BYTES, POOL_NAME_MAX};
 use flagstone_pool::{DeviceSet, PoolIdentity};
-use flagstone_runtime::{spawn_blocking, time};
+use flagstone_runtime::sync::Semaphore;
+use flagstone_runtime::{spawn, spawn_blocking, time};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{OPEN_PATIENCE, POOLS_MAX, STATE_FILE_BYTES};
@@ -95,10 +97,12 @@ struct Document {
 }
 
 /// A locked directory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct StateDirectory {
     path: PathBuf,
     _lock: Arc<File>,
+    /// Held by the write of a file other than the list of pools, until it has ended.
+    turn: Rc<Semaphore>,
 }
 
 impl StateDirectory {
@@ -112,7 +116,11 @@ impl StateDirectory {
             let owned = path.to_owned();
             let opened = spawn_blocking("state", move || open_now(owned)).await;
             match opened.map_err(|error| error.to_string())? {
-                Ok(opened) => return Ok(opened),
+                Ok((lock, pools)) => {
+                    let (path, lock) = (path.to_owned(), Arc::new(lock));
+                    let turn = Semaphore::new(1);
+                    return Ok((StateDirectory { path, _lock: lock, turn }, pools));
+                }
                 Err((true, _)) if begun.elapsed() < LOCK_PATIENCE => time::sleep(LOCK_PAUSE).await,
                 Err((_, why)) => return Err(why),
             }
@@ -141,16 +149,27 @@ impl StateDirectory {
     /// Replaces another file, durably, or removes it.
     ///
     /// # Errors
-    /// What happened; the former file remains, or is replaced when the directory answers again.
+    /// What happened; the former file remains, or is replaced when the directory answers again. Nothing
+    /// is written if an earlier write has not ended by then, so that the last one wins, and a directory
+    /// that hangs holds one thread.
     pub(super) async fn write_file(&self, name: &str, text: Option<Vec<u8>>) -> Result<(), String> {
-        let (path, file) = (self.path.clone(), name.to_owned());
-        let written = spawn_blocking("state", move || match text {
-            Some(text) => replace(&path, &file, &text),
-            None => match fs::remove_file(path.join(file)) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                removed => removed,
-            },
-        });
+        let (path, file, turn) = (self.path.clone(), name.to_owned(), self.turn.clone());
+        let written = async move {
+            let turn = turn.acquire(1).await;
+            // A task of its own, which has the turn until the directory answers.
+            let write = spawn(async move {
+                let _turn = turn;
+                spawn_blocking("state", move || match text {
+                    Some(text) => replace(&path, &file, &text),
+                    None => match fs::remove_file(path.join(file)) {
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                        removed => removed,
+                    },
+                })
+                .await
+            });
+            write.await.unwrap_or(Err(io::ErrorKind::Interrupted.into()))
+        };
         let written = time::timeout(OPEN_PATIENCE, written).await;
         let written = written.unwrap_or(Err(io::ErrorKind::TimedOut.into()));
         written.and_then(|written| written).map_err(|error| {
@@ -171,7 +190,7 @@ impl StateDirectory {
     }
 }
 
-fn open_now(path: PathBuf) -> Result<(StateDirectory, Vec<PoolEntry>), (bool, String)> {
+fn open_now(path: PathBuf) -> Result<(File, Vec<PoolEntry>), (bool, String)> {
     let failed = |error: io::Error| {
         (false, format!("the state directory {} cannot be used: {error}", path.display()))
     };
@@ -186,7 +205,7 @@ fn open_now(path: PathBuf) -> Result<(StateDirectory, Vec<PoolEntry>), (bool, St
         Err(TryLockError::Error(error)) => return Err(failed(error)),
     }
     let pools = read_now(&path.join("pools.json")).map_err(|why| (false, why))?;
-    Ok((StateDirectory { path, _lock: Arc::new(lock) }, pools))
+    Ok((lock, pools))
 }
 
 /// Opens the lock, which is made if the directory can be written.

@@ -41,7 +41,7 @@ const NO_OBJECT: [&str; 2] = ["NoSuchKey", "BlobNotFound"];
 /// one may fail.
 const UNDECIDED: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
 
-/// See the module.
+/// HTTP transport of the store's client.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
     /// Authorities that are trusted; the machine's if `None`.
