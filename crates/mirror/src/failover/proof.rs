@@ -14,7 +14,7 @@
 //! Copies that arrive before the target has heard of the record and made that durable, which takes up
 //! to tens of milliseconds, or that a store waits for as long as it can, are not noticed.
 
-/// See the module.
+/// State of the proof that both nodes use one store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Proof {
     /// The source that is attached has not recorded this target as in sync.

@@ -55,7 +55,7 @@ pub fn find_etcd() -> Result<PathBuf, Error> {
     })
 }
 
-/// See the module. Links have the index of their node.
+/// Two nodes, an etcd and the links between them, which have the index of their node.
 pub(super) struct Bed<'a> {
     nodes: [LabNode; 2],
     /// From the other node.
