@@ -34,6 +34,8 @@ use crate::http::tls::store_client_config;
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 /// Longest text of an error that is shown, in characters.
 const SHOWN_MAX: usize = 200;
+/// Latest end of credentials, in seconds from now or since 1970.
+const CREDENTIAL_END_MAX: f64 = 1e11;
 /// Codes of an object that does not exist.
 const NO_OBJECT: [&str; 2] = ["NoSuchKey", "BlobNotFound"];
 
@@ -149,8 +151,13 @@ where
     }?;
     let body = match parts.status {
         // The library panics on such bytes, which it puts into the next request as they are.
-        status if status.is_success() && is_metadata(uri) && !is_word_or_json(&body) => {
-            let what = "the machine's metadata service answers what is no token and no JSON";
+        status if status.is_success() && !fits_metadata(uri, &body) => {
+            let what = "the machine's metadata service answers with an invalid token, role or JSON";
+            return Err(failure(HttpErrorKind::Decode, what));
+        }
+        // The library panics on such a time, which it adds to the clock.
+        status if status.is_success() && ends_too_late(&body) => {
+            let what = "the credentials that were answered end in more than a thousand years";
             return Err(failure(HttpErrorKind::Decode, what));
         }
         status if status.is_success() || status == StatusCode::NOT_MODIFIED => body,
@@ -188,14 +195,32 @@ fn default_port(uri: &Uri) -> u16 {
     if uri.scheme_str() == Some("https") { 443 } else { 80 }
 }
 
-/// Whether the metadata service of an EC2 machine is asked.
-fn is_metadata(uri: &Uri) -> bool {
-    let token = uri.path() == "/latest/api/token";
-    token || uri.path().starts_with("/latest/meta-data/iam/security-credentials/")
+/// Whether the library can use this answer, if the metadata service of an EC2 machine gave it: a token
+/// becomes a header, a role a part of a path.
+fn fits_metadata(uri: &Uri, body: &[u8]) -> bool {
+    if uri.path() == "/latest/api/token" {
+        return is_word(body);
+    }
+    match uri.path().strip_prefix("/latest/meta-data/iam/security-credentials/") {
+        // Names of roles have these characters (IAM, CreateRole).
+        Some("") => {
+            let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"+=,.@_-".contains(byte);
+            !body.is_empty() && body.iter().all(is_allowed)
+        }
+        Some(_role) => body.first() == Some(&b'{'),
+        None => true,
+    }
 }
 
-fn is_word_or_json(body: &[u8]) -> bool {
-    body.first() == Some(&b'{') || is_word(body)
+/// Whether credentials end later than a clock can say. OAuth has seconds, some services as text.
+fn ends_too_late(body: &[u8]) -> bool {
+    let Ok(serde_json::Value::Object(answer)) = serde_json::from_slice(body) else { return false };
+    let seconds = |value: &serde_json::Value| match value {
+        serde_json::Value::String(text) => text.parse().ok(),
+        value => value.as_f64(),
+    };
+    let ends = ["expires_in", "expires_on"].map(|key| answer.get(key).and_then(seconds));
+    ends.into_iter().flatten().any(|seconds: f64| !(0.0..=CREDENTIAL_END_MAX).contains(&seconds))
 }
 
 /// Whether these bytes can be a token in a header, and a part of a path.
@@ -213,7 +238,8 @@ fn described(body: &[u8]) -> (String, String) {
     match (element("Code"), element("Message")) {
         (Some(code), Some(message)) => (code.clone(), format!("{code}: {message}")),
         (Some(code), None) => (code.clone(), code),
-        (None, _) => (String::new(), printable(&text)),
+        // It may quote the request, whose query may be a secret.
+        (None, _) => (String::new(), "an answer without an error code".to_owned()),
     }
 }
 
@@ -282,7 +308,34 @@ mod tests {
             }
             exchanged(uri, "AQAE=a-b").1.expect("a token");
         }
-        exchanged(role, "{\n \"Code\": 1}").1.expect("JSON");
+        let (list, role) = (role, format!("{role}admin"));
+        exchanged(&role, "{\n \"Code\": 1}").1.expect("JSON");
+        exchanged(&role, "[1]").1.expect_err("no object");
+        for body in ["{\n}", "{}", "a<b", "a>b", "a`b", "a/b"] {
+            exchanged(list, body).1.expect_err(body);
+        }
+        exchanged(token, "{\n}").1.expect_err("no token");
         exchanged("http://h/object", "a\nb").1.expect("an object");
+    }
+
+    #[test]
+    fn credentials_without_a_usable_end_are_errors() {
+        for end in ["18446744073709551615", "\"18446744073709551615\"", "1e300", "-1"] {
+            for key in ["expires_in", "expires_on"] {
+                let body = format!("{{\"access_token\":\"a\",\"{key}\":{end}}}");
+                exchanged("http://h/token", &body).1.expect_err(&body);
+            }
+        }
+        let usual = "{\"expires_in\":3599,\"expires_on\":\"1806484173\",\"access_token\":\"a\"}";
+        exchanged("http://h/token", usual).1.expect("a token");
+    }
+
+    #[test]
+    fn errors_do_not_quote_the_request() {
+        let (code, shown) = described(b"denied: /bucket/record?sv=1&sig=SECRET");
+        assert!(code.is_empty() && !shown.contains("SECRET"), "{shown}");
+        let (code, shown) =
+            described(b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>");
+        assert_eq!((code.as_str(), shown.as_str()), ("AccessDenied", "AccessDenied: no"));
     }
 }
