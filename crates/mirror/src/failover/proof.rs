@@ -11,8 +11,9 @@
 //!   ask for the role, only after a proof for what its source has recorded last;
 //! - a refuted revision is never proven.
 //!
-//! Copies that arrive before the target has heard of the record and made that durable, which takes up
-//! to tens of milliseconds, or that a store waits for as long as it can, are not noticed.
+//! Copies that arrive before the target has heard of the record and made that durable are not noticed:
+//! this takes tens of milliseconds, or seconds if the answer to the source's write was late or lost.
+//! Nor are copies that a store waits for as long as it can.
 
 /// State of the proof that both nodes use one store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -353,7 +353,10 @@ impl Inner {
         // A copy may have arrived meanwhile, so the source has to record again.
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
         let is_late = repeated || Inner::boot_ns().saturating_sub(since_ns) > PROOF_MS * 1_000_000;
+        let own = id(self.local.superblock().replica);
         let after = self.failover.change_proof(|proof| match outcome {
+            // The attached source did not record it: this node did, when it took over elsewhere.
+            Ok(record) if record.source == own && proof.is_pending() => proof.missed(expected),
             Ok(_) if is_late && proof.is_pending() => proof.missed(expected),
             Ok(_) => proof.seen(expected),
             Err(Denial::Missing | Denial::Older { .. }) => proof.missed(expected),
