@@ -351,6 +351,12 @@ fn secrets_stay_out_of_every_output() {
     let device =
         format!("{}?hostnqn={HOST}&tls-key-file={}", api.server.nvme_uri("db"), for_tls.display());
     said += &flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]).1;
+    // Keys that are generated, and the one that they come from.
+    let device =
+        format!("{}?hostnqn={HOST}&key-file={}&concat", api.server.nvme_uri("db"), right.display());
+    let (code, concatenated) = flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]);
+    assert_eq!(code, Some(0), "{concatenated}");
+    said += &concatenated;
     for user in ["alice", "stranger"] {
         said += &api.with_token(&["status", "db", "--json"], user).1;
         said += &api.with_token(&ORDER, user).1;

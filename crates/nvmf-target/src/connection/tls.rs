@@ -2,8 +2,11 @@
 //!
 //! The first byte decides: a TLS record with a ClientHello begins with 16h, an ICReq with 00h.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
+use flagstone_auth::Concatenation;
+use flagstone_auth::tls::Psk;
 use flagstone_nvme::Status;
 use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
@@ -16,14 +19,12 @@ use crate::Target;
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
 use crate::tls::{Channel, ProvenNames, TlsFailureReason, TlsMode};
-use flagstone_auth::Concatenation;
-use flagstone_auth::tls::Psk;
 
 /// What a host has proven by TLS.
 pub(super) struct TlsHost {
     names: ProvenNames,
-    /// Identity of the PSK, if concatenation has generated it.
-    generated: Option<Vec<u8>>,
+    /// Identity of the PSK, if concatenation has generated it, or of the one in its place.
+    generated: Option<RefCell<Vec<u8>>>,
 }
 
 /// Socket of a connection, the names that its host has proven, and its receiver. `None` if the
@@ -123,7 +124,8 @@ async fn handshake(
         let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target))?;
         let host = match accepted.peer_identity() {
             PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
-                let generated = target.tls.generated.find(identity).map(|psk| psk.identity);
+                let generated = target.tls.generated.find(identity);
+                let generated = generated.map(|psk| RefCell::new(psk.identity));
                 TlsHost { names, generated }
             }),
             PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
@@ -171,8 +173,9 @@ impl Connection {
 
     /// Keeps a PSK that concatenation has generated.
     pub(super) fn keep_psk(&self, psk: Psk) {
-        let replaced = self.tls_host.as_ref().and_then(|host| host.generated.as_deref());
-        self.target.tls.generated.insert(psk, replaced, time::now());
+        let own = self.tls_host.as_ref().and_then(|host| host.generated.as_ref());
+        let replaced = own.map(|own| own.replace(psk.identity.clone()));
+        self.target.tls.generated.insert(psk, replaced.as_deref(), time::now());
     }
 
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one
