@@ -26,7 +26,7 @@ use flagstone_nvme::{Nqn, Sqe, Status};
 use flagstone_nvmf_target::{
     FailureReason, NamespaceConfig, SubsystemConfig, TargetConfig, TlsFailureReason, TlsMode,
 };
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::tls::TlsClient;
 use flagstone_runtime::{random_u64, spawn, time};
 
@@ -482,11 +482,26 @@ async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, Ho
     Ok(host.take_psk().expect("a PSK"))
 }
 
-/// True if a TLS handshake with this key succeeds.
-async fn handshakes(server: &Server, psk: &Psk) -> bool {
+/// Connection with TLS by this key; `None` if the handshake fails.
+async fn secured(server: &Server, psk: &Psk) -> Option<Socket> {
     let client = TlsClient::with_psks(vec![flagstone_transport::tls_psk(psk.clone())]).unwrap();
     let stream = Stream::connect(&server.address).await.unwrap();
-    client.connect(stream, &[]).await.is_ok()
+    Some(client.connect(stream, &[]).await.ok()?.into())
+}
+
+async fn handshakes(server: &Server, psk: &Psk) -> bool {
+    secured(server, psk).await.is_some()
+}
+
+/// Connects a queue over TLS, which needs no authentication.
+async fn connected_over(server: &Server, psk: &Psk, qid: u16, controller: u16) -> (Client, u16) {
+    let socket = secured(server, psk).await.expect("a handshake");
+    let mut client = Client::initialized_over(socket, &options()).await;
+    let connected = client.connect(&options(), qid, controller).await;
+    assert_eq!(connected.status(), Status::SUCCESS);
+    let result = ConnectResult::from_dw0(connected.dw0.get());
+    assert!(!result.authentication_required);
+    (client, result.controller_id)
 }
 
 fn mismatch() -> HostFailure {
@@ -534,6 +549,33 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
         io.closed().await;
         let reason = FailureReason::Refused(Explanation::ConcatenationMismatch);
         assert_eq!(failures(&server, reason), 3);
+    });
+}
+
+#[test]
+fn psk_is_replaced_over_tls_alone() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), one_key());
+        server.tls.set(TlsMode::Allowed);
+        let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
+        drop(plain);
+        let (mut admin, id) = connected_over(&server, &first, 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(admin.configure(enabled()).await, Status::SUCCESS);
+        let second = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
+        let third = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
+        for replaced in [&first, &second] {
+            assert!(!handshakes(&server, replaced).await);
+        }
+        let (mut io, _) = connected_over(&server, &third, 1, id).await;
+        let data = pattern(1, 4096);
+        io.write(1, 0, 512, &data).await.unwrap();
+        assert_eq!(io.read(1, 0, 512, data.len()).await.unwrap(), data);
+        let new = concatenate(&mut admin, Concatenation::NewPsk).await;
+        assert_eq!(new.unwrap_err(), mismatch());
+        admin.closed().await;
+        drop(io);
+        is_sound(&server).await;
     });
 }
 
