@@ -302,8 +302,8 @@ fn concatenation_gives_both_sides_the_same_psk() {
             assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
             let shown = format!("{controller:?} {host:?}");
             let psk = host.take_psk().expect("a PSK");
-            let bytes = format!("{:?}", psk.secret.as_slice());
-            assert!(shown.contains("NVMe1R0") && !shown.contains(&bytes[1..20]), "{shown}");
+            let secret = format!("{:?}", psk.secret.as_slice());
+            assert!(shown.contains("NVMe1R0") && !shown.contains(&secret[1..20]), "{shown}");
             assert_eq!(psk.secret.len(), bytes);
             assert_eq!(Some(psk), controller.take_psk());
             assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
