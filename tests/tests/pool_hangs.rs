@@ -242,6 +242,11 @@ fn hung_state_directory_holds_up_only_what_it_records() {
         let printed = String::from_utf8_lossy(&late.stderr).into_owned();
         assert!(!late.status.success() && printed.contains("as it was"), "{printed}");
     }
+    // A destruction that cannot be recorded ends nothing.
+    let late = end(bed.start_order("pool destroy fast --force --yes"), "the pool stays");
+    let printed = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(!late.status.success() && printed.contains("state directory"), "{printed}");
+    assert!(is_served(&bed, "db") && !bed.pool()["scrub"].is_null());
     freezer.thaw();
     let recorded = file.with_file_name("state").join("pools.json");
     let is_undone = || !std::fs::read_to_string(&recorded).unwrap().contains("map_cache");

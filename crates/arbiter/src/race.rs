@@ -36,6 +36,19 @@ pub struct Ask {
     pub goal: Goal,
 }
 
+/// Why a source records the standing of its attached peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Occasion {
+    /// It differs from the record, perhaps.
+    Change,
+    /// It is the first time in a session with the peer: it is written in any case, so that a delayed
+    /// write of the peer, from before it attached, fails.
+    NewSession,
+    /// The peer does not see the record at its arbiter: it is written in any case, because only a new
+    /// one shows whether both use one store.
+    Unseen,
+}
+
 /// Purpose of a race.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Goal {
@@ -47,12 +60,8 @@ pub enum Goal {
         peer: Option<ReplicaId>,
         /// This node's role epoch.
         epoch: u64,
-        /// The first one in a session with the peer: it is written in any case, so that a delayed
-        /// write of the peer, from before it attached, fails.
-        first: bool,
-        /// The peer does not see the record at its arbiter: it is written in any case, because only a
-        /// new one shows whether both use one store.
-        anew: bool,
+        /// Why it is recorded now.
+        occasion: Occasion,
     },
     /// The source, which serves: run degraded, without its peers.
     GoAlone {
@@ -176,21 +185,23 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
         Decision::Write(Record { volume, epoch, revision, source, in_sync, maintenance, writer })
     };
     match ask.goal {
-        Goal::Publish { peer, epoch, first, anew } => {
+        Goal::Publish { peer, epoch, occasion } => {
             let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
             in_sync.sort_unstable();
             match found {
                 // Without the peer, the result is a right that a delayed write could take back, so that
                 // it needs a write of its own.
                 Some(found)
-                    if peer.is_some() && !(first || anew) && says(ask, &found, &in_sync, epoch) =>
+                    if peer.is_some()
+                        && occasion == Occasion::Change
+                        && says(ask, &found, &in_sync, epoch) =>
                 {
                     Decision::Keep(found)
                 }
                 // The peer won since, which it does only when it hears nothing more from this node: a
                 // paused machine believes for a while that its session lives.
                 Some(found)
-                    if !first
+                    if occasion != Occasion::NewSession
                         && !found.is_in_sync(ask.own)
                         && found.revision > ask.seen_revision =>
                 {

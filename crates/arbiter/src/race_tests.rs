@@ -34,8 +34,8 @@ fn ask(own: ReplicaId, goal: Goal) -> Ask {
 
 fn goals() -> Vec<Goal> {
     vec![
-        Goal::Publish { peer: Some(B), epoch: 5, first: false, anew: false },
-        Goal::Publish { peer: None, epoch: 5, first: false, anew: false },
+        Goal::Publish { peer: Some(B), epoch: 5, occasion: Occasion::Change },
+        Goal::Publish { peer: None, epoch: 5, occasion: Occasion::Change },
         Goal::GoAlone { epoch: 5 },
         Goal::StayAlone { epoch: 5 },
         Goal::Watch,
@@ -359,7 +359,7 @@ fn first_publish_defeats_delayed_write_of_peer() {
     let mut target = Node::new(target);
     step(&mut target, &mut store, Fate::Answered);
     step(&mut target, &mut store, Fate::Delayed);
-    let publish = Goal::Publish { peer: Some(B), epoch: 5, first: true, anew: false };
+    let publish = Goal::Publish { peer: Some(B), epoch: 5, occasion: Occasion::NewSession };
     let mut source = Node::new(ask(A, publish));
     while source.action.is_some() {
         step(&mut source, &mut store, Fate::Answered);
@@ -370,28 +370,29 @@ fn first_publish_defeats_delayed_write_of_peer() {
     assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
 }
 
-/// The record says already what the source would write, but its peer does not see it: what is not new
-/// does not show whether both nodes use one store.
+/// The record is the same that the source would write, but its peer does not see it: only a new one
+/// shows whether both nodes use one store.
 #[test]
-fn record_that_the_peer_does_not_see_is_written_anew() {
-    let publish = |anew, found: &Record| {
-        let goal = Goal::Publish { peer: Some(B), epoch: 5, first: false, anew };
+fn record_that_the_peer_does_not_see_is_written_again() {
+    let publish = |occasion, found: &Record| {
+        let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };
         decide(&ask(A, goal), Some(&stored(found)))
     };
     let both = record(A, &[A, B]);
-    assert_eq!(publish(false, &both), Decision::Keep(both.clone()));
-    let Decision::Write(written) = publish(true, &both) else { panic!("it is new") };
+    assert_eq!(publish(Occasion::Change, &both), Decision::Keep(both.clone()));
+    let Decision::Write(written) = publish(Occasion::Unseen, &both) else { panic!("it is new") };
     assert_eq!((written.revision, written.in_sync), (both.revision + 1, both.in_sync));
     let won = Record { revision: 8, ..record(B, &[B]) };
-    assert!(matches!(publish(true, &won), Decision::Deny(Denial::Lost { .. })));
+    assert!(matches!(publish(Occasion::Unseen, &won), Decision::Deny(Denial::Lost { .. })));
 }
 
 /// A source whose machine was paused believed that its session lived. It replaced the record of its
 /// peer, which had taken over and acknowledged writes.
 #[test]
 fn paused_source_keeps_the_win_of_its_peer() {
-    let publish = |seen_revision, first| {
-        let goal = Goal::Publish { peer: Some(B), epoch: 5, first, anew: false };
+    let publish = |seen_revision, is_first| {
+        let occasion = if is_first { Occasion::NewSession } else { Occasion::Change };
+        let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };
         decide(&Ask { seen_revision, ..ask(A, goal) }, Some(&stored(&record(B, &[B]))))
     };
     assert!(matches!(publish(6, false), Decision::Deny(Denial::Lost { .. })));
@@ -405,7 +406,7 @@ fn paused_source_keeps_the_win_of_its_peer() {
 #[test]
 fn store_that_refuses_writes_is_noticed_by_watch() {
     let refused = || NoAnswer("no space".to_owned());
-    let publish = Goal::Publish { peer: Some(B), epoch: 5, first: false, anew: false };
+    let publish = Goal::Publish { peer: Some(B), epoch: 5, occasion: Occasion::Change };
     for goal in [Goal::Watch, publish] {
         let mut node = Node::new(ask(A, goal));
         let found = stored(&record(A, &[A, B]));

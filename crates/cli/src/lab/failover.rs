@@ -55,7 +55,7 @@ pub(super) fn run(args: &FailoverArgs) -> Result<Exit, Error> {
         false => text(&summary, args),
     };
     let report = super::report(directory, &sections::failover(&summary))?;
-    let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
+    let exit = if summary.verified.is_right() { Exit::Success } else { Exit::VerifyFailed };
     let exit = print(&shown, exit);
     complain(&format!(
         "results and timeline.svg are in {}; the report is {}\n",
@@ -87,11 +87,11 @@ fn run_automatic(args: &FailoverArgs) -> Result<Exit, Error> {
             let tables: String =
                 tables.iter().map(|table| table.write(Form::Text) + "\n").collect();
             let caveats = summary.caveats.iter().map(|caveat| list_item(caveat));
-            format!("{}\n\n{tables}{}", summary.verdict(), caveats.collect::<String>())
+            format!("{}\n\n{tables}{}", summary.verified.verdict(), caveats.collect::<String>())
         }
     };
     let report = super::report(&run.results, &sections::automatic_failover(&summary))?;
-    let exit = if summary.is_right() { Exit::Success } else { Exit::VerifyFailed };
+    let exit = if summary.verified.is_right() { Exit::Success } else { Exit::VerifyFailed };
     let exit = print(&shown, exit);
     let directory = run.results.display();
     complain(&format!(
@@ -181,7 +181,7 @@ fn numbers(summary: &FailoverSummary, nodes: &str) -> String {
     ];
     let rows = rows.map(|row| row.map(str::to_owned).to_vec());
     let lines = columns::rows(&[Left, Right, Left, Left], &rows).join("\n");
-    let (verdict, death) = (summary.verdict(), summary.death_in_words());
+    let (verdict, death) = (summary.verified.verdict(), summary.death_in_words());
     format!("{verdict}\n{death}\n{lines}\n{nodes}\n\n{}", timeline::text(summary))
 }
 

@@ -230,7 +230,7 @@ fn act(order: Order) -> Result<Exit, Failure> {
         {
             return Ok(Exit::Usage);
         }
-        // Of what was shown, if anything.
+        // A loss is accepted only if one was shown.
         if let Some(accepted) = order.body.get_mut("accept_data_loss") {
             *accepted = answer.data_loss.is_some().into();
         }

@@ -10,7 +10,6 @@ use super::experiments::Experiments;
 use super::grid::{AccessPath, GridRow, PathFigures};
 use super::{PartConditions, tables};
 use crate::failover::FailoverSummary;
-use crate::failover::automatic::AutomaticSummary;
 
 /// Busy share from which on the CPUs are the limit, 0 to 1.
 const CPU_BOUND: f64 = 0.9;
@@ -47,8 +46,8 @@ impl DemoReport {
     /// Whether every check read blocks and found all of them right, and the failover lost nothing.
     pub fn is_right(&self) -> bool {
         let right = |check: &DataCheck| check.wrong_blocks == 0 && check.blocks_checked > 0;
-        let automatic = self.lab.automatic.as_ref().is_none_or(AutomaticSummary::is_right);
-        self.checks.iter().all(right) && self.lab.failover.is_right() && automatic
+        let automatic = self.lab.automatic.as_ref().is_none_or(|found| found.verified.is_right());
+        self.checks.iter().all(right) && self.lab.failover.verified.is_right() && automatic
     }
 
     /// The report as text for a terminal, the most important numbers first.
@@ -93,7 +92,9 @@ impl DemoReport {
         }
         notes.push(failover_note(&self.lab.failover));
         notes.push(match &self.lab.automatic {
-            Some(found) => format!("with etcd and nobody touching anything: {}", found.verdict()),
+            Some(found) => {
+                format!("with etcd and nobody touching anything: {}", found.verified.verdict())
+            }
             None => "automatic failover skipped: etcd is not installed".to_owned(),
         });
         notes.push(String::from(
@@ -163,7 +164,7 @@ fn check_note(check: &DataCheck) -> String {
 }
 
 fn failover_note(failover: &FailoverSummary) -> String {
-    let found = match (failover.wrong_blocks, failover.errors) {
+    let found = match (failover.verified.wrong_blocks, failover.verified.errors) {
         (0, 0) => "nothing lost, no error".to_owned(),
         (wrong, errors) => {
             format!("{} blocks WRONG, {} requests FAILED", count(wrong), count(errors))
@@ -177,8 +178,8 @@ fn failover_note(failover: &FailoverSummary) -> String {
         mib(failover.volume_bytes),
         grouped(failover.return_ms, 0),
         grouped(failover.switchover_ms, 0),
-        count(failover.blocks_written),
-        count(failover.blocks_checked),
+        count(failover.verified.blocks_written),
+        count(failover.verified.blocks_checked),
         grouped(failover.longest_ms, 0),
     )
 }
@@ -286,7 +287,7 @@ mod tests {
         assert!(!all.is_right());
         all = report(None);
         assert!(unwrapped(&all.text()).contains("longest wait 1,234 ms: nothing lost, no error"));
-        all.lab.failover.errors = 2;
+        all.lab.failover.verified.errors = 2;
         assert!(!all.is_right() && unwrapped(&all.text()).contains("2 requests FAILED"));
     }
 }

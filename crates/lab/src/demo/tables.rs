@@ -31,9 +31,11 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
         add(what, format!("{ratio:.1} times the raw disk's {raw}"), none());
     }
     let failover = &lab.failover;
-    let lost = match failover.is_right() {
-        true => format!("nothing of {} blocks", grouped(failover.blocks_written as f64, 0)),
-        false => failover.verdict(),
+    let lost = match failover.verified.is_right() {
+        true => {
+            format!("nothing of {} blocks", grouped(failover.verified.blocks_written as f64, 0))
+        }
+        false => failover.verified.verdict(),
     };
     add(format!("lost when a node died under load{mark}"), lost, none());
     add(format!("until the other node served{mark}"), took_over(failover), none());
@@ -212,6 +214,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::demo::grid::{GridDirection, GridWorkload};
     use crate::fabric::{FabricBottleneck, FabricSide};
+    use crate::failover::VerifiedLoad;
     use crate::mirror::published::ROWS;
     use flagstone_bench::job::AccessPattern;
 
@@ -272,8 +275,12 @@ pub(crate) mod tests {
         let fabric =
             FabricSummary { scale: 20, rows: vec![row], ..crate::fabric::tests::example() };
         let failover = FailoverSummary {
-            blocks_written: 4321,
-            blocks_checked: 9876,
+            verified: VerifiedLoad {
+                blocks_written: 4321,
+                blocks_checked: 9876,
+                wrong_blocks: 0,
+                errors: 0,
+            },
             longest_ms: 2500.0,
             failover_ms: 2400.0,
             ..crate::failover::tests::example()
@@ -307,7 +314,7 @@ pub(crate) mod tests {
             ]
         );
         let mut lost = experiments();
-        lost.failover.wrong_blocks = 1;
+        lost.failover.verified.wrong_blocks = 1;
         assert!(headline(&lost, &[]).rows[2][1].contains("1 blocks WRONG"));
     }
 

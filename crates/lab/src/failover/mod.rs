@@ -3,7 +3,7 @@
 //!
 //! Invariants: the host (`load`) uses both nodes and must not see an error. It compares each block
 //! that it reads with what it wrote, and at the end all blocks are read back. It runs until the drill
-//! ends, however long that takes. Wrong data is a result ([`FailoverSummary::is_right`]), not an error.
+//! ends, however long that takes. Wrong data is a result ([`VerifiedLoad::is_right`]), not an error.
 //!
 //! The emulated bed has two processes on this machine; the given bed has the user's nodes, on which
 //! the user's commands, or the user, do what the drill needs.
@@ -29,7 +29,7 @@ use serde::Serialize;
 pub use self::emulated::EmulatedFailover;
 pub use self::given::{GivenFailover, NodeCommands};
 use self::load::{DEPTH, DrillHost, HostResults, LOAD_BYTES};
-pub use self::summary::{FailoverSummary, tables};
+pub use self::summary::{FailoverSummary, VerifiedLoad, tables};
 use self::timeline::DrillEvent;
 use crate::Error;
 use crate::bed::{self, BedTargets, RunOptions};

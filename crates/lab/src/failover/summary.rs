@@ -11,6 +11,37 @@ use super::timeline::{DrillEvent, TimelinePoint};
 use crate::bed::SCHEMA_VERSION;
 use flagstone_bench::provenance::Provenance;
 
+/// Result of the host's verifying load.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct VerifiedLoad {
+    /// Written blocks of 4 KiB.
+    pub blocks_written: u64,
+    /// Blocks that were read and compared, by the load and at the end; 0 if not all were read back.
+    pub blocks_checked: u64,
+    /// Blocks with other data than was written.
+    pub wrong_blocks: u64,
+    pub errors: u64,
+}
+
+impl VerifiedLoad {
+    /// Whether nothing was lost and the host saw no error.
+    pub fn is_right(&self) -> bool {
+        self.wrong_blocks == 0 && self.errors == 0 && self.blocks_checked > 0
+    }
+
+    pub fn verdict(&self) -> String {
+        match (self.wrong_blocks, self.errors, self.blocks_checked) {
+            (0, 0, 0) => "NOTHING WAS CHECKED".to_owned(),
+            (0, 0, checked) => format!(
+                "nothing lost: {} blocks written, {checked} read and compared, no error, all as \
+                 written",
+                self.blocks_written
+            ),
+            (wrong, errors, _) => format!("{wrong} blocks WRONG, {errors} requests FAILED"),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct FailoverSummary {
     pub schema_version: u32,
@@ -21,13 +52,8 @@ pub struct FailoverSummary {
     pub provenance: Provenance,
     pub machine: Option<String>,
     pub death: Death,
-    /// Written blocks of 4 KiB.
-    pub blocks_written: u64,
-    /// Blocks that were read and compared, by the load and at the end; 0 if not all were read back.
-    pub blocks_checked: u64,
-    /// Blocks with other data than was written.
-    pub wrong_blocks: u64,
-    pub errors: u64,
+    #[serde(flatten)]
+    pub verified: VerifiedLoad,
     pub longest_ms: f64,
     /// Time from the death of the source to the end of the command that made the other node the
     /// source, in ms.
@@ -65,30 +91,15 @@ impl FailoverSummary {
         FailoverSummary {
             schema_version: SCHEMA_VERSION,
             experiment: "failover",
-            blocks_written: verified(|verify| verify.blocks_written),
-            blocks_checked: if is_whole { checked } else { 0 },
-            wrong_blocks: verified(|verify| verify.violations),
-            errors: both.iter().map(failed).sum(),
+            verified: VerifiedLoad {
+                blocks_written: verified(|verify| verify.blocks_written),
+                blocks_checked: if is_whole { checked } else { 0 },
+                wrong_blocks: verified(|verify| verify.violations),
+                errors: both.iter().map(failed).sum(),
+            },
             longest_ms: longest_us / 1e3,
             timeline: load.samples.iter().map(point).collect(),
             ..FailoverSummary::default()
-        }
-    }
-
-    /// Whether nothing was lost and the host saw no error.
-    pub fn is_right(&self) -> bool {
-        self.wrong_blocks == 0 && self.errors == 0 && self.blocks_checked > 0
-    }
-
-    pub fn verdict(&self) -> String {
-        match (self.wrong_blocks, self.errors, self.blocks_checked) {
-            (0, 0, 0) => "NOTHING WAS CHECKED".to_owned(),
-            (0, 0, checked) => format!(
-                "nothing lost: {} blocks written, {checked} read and compared, no error, all as \
-                 written",
-                self.blocks_written
-            ),
-            (wrong, errors, _) => format!("{wrong} blocks WRONG, {errors} requests FAILED"),
         }
     }
 
@@ -120,10 +131,10 @@ pub fn tables(summary: &FailoverSummary) -> Vec<Table> {
         ),
         ("time from its start until in sync", ms(summary.return_ms)),
         ("planned switchover back", ms(summary.switchover_ms)),
-        ("written blocks of 4 KiB", count(summary.blocks_written)),
-        ("compared blocks", count(summary.blocks_checked)),
-        ("wrong blocks", count(summary.wrong_blocks)),
-        ("failed requests", count(summary.errors)),
+        ("written blocks of 4 KiB", count(summary.verified.blocks_written)),
+        ("compared blocks", count(summary.verified.blocks_checked)),
+        ("wrong blocks", count(summary.verified.wrong_blocks)),
+        ("failed requests", count(summary.verified.errors)),
     ];
     let mut figures = Table::new(format!("failover{suffix}"), &["what", "here"]);
     figures.rows = rows.map(|(what, value)| vec![what.to_owned(), value]).into();
@@ -151,10 +162,12 @@ pub(crate) mod tests {
             provenance: Provenance::Emulated,
             machine: None,
             death: Death::Silent,
-            blocks_written: 5,
-            blocks_checked: 7,
-            wrong_blocks: 0,
-            errors: 0,
+            verified: VerifiedLoad {
+                blocks_written: 5,
+                blocks_checked: 7,
+                wrong_blocks: 0,
+                errors: 0,
+            },
             longest_ms: 900.0,
             failover_ms: 80.0,
             resynced_bytes: 1 << 20,
@@ -169,10 +182,11 @@ pub(crate) mod tests {
 
     #[test]
     fn only_checked_data_is_right() {
-        assert!(example().is_right());
-        assert!(example().verdict().contains("nothing lost: 5 blocks written, 7 read"));
+        let right = example().verified;
+        assert!(right.is_right());
+        assert!(right.verdict().contains("nothing lost: 5 blocks written, 7 read"));
         for (wrong_blocks, errors, blocks_checked) in [(1, 0, 7), (0, 1, 7), (0, 0, 0)] {
-            let found = FailoverSummary { wrong_blocks, errors, blocks_checked, ..example() };
+            let found = VerifiedLoad { wrong_blocks, errors, blocks_checked, ..right };
             assert!(!found.is_right() && !found.verdict().contains("nothing lost"));
         }
     }

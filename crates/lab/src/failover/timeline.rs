@@ -55,7 +55,8 @@ pub fn text(summary: &FailoverSummary) -> String {
 }
 
 pub(crate) fn drawing(summary: &FailoverSummary) -> Plot {
-    let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
+    let verified = &summary.verified;
+    let found = if verified.is_right() { "nothing lost".to_owned() } else { verified.verdict() };
     let suffix = summary.provenance.suffix();
     picture(
         (&summary.timeline, &summary.events),

@@ -15,6 +15,9 @@
 //! this takes tens of milliseconds, or seconds if the answer to the source's write was late or lost.
 //! Nor are copies that a store waits for as long as it can.
 
+use flagstone_arbiter::race::Denial;
+use flagstone_arbiter::{Record, ReplicaId};
+
 /// State of the proof that both nodes use one store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Proof {
@@ -61,6 +64,26 @@ impl Proof {
         }
     }
 
+    /// The end of a race that watched the store, begun when revision `expected` was known. `is_late`: a
+    /// copy of the record may have arrived meanwhile, so the source has to record again.
+    pub(crate) fn compared(
+        self,
+        outcome: &Result<Record, Denial>,
+        own: ReplicaId,
+        expected: u64,
+        is_late: bool,
+    ) -> Proof {
+        match outcome {
+            // The attached source did not record it: this node did, when it took over at another store.
+            Ok(record) if self.is_pending() && (is_late || record.source == own) => {
+                self.missed(expected)
+            }
+            Ok(_) => self.seen(expected),
+            Err(Denial::Missing | Denial::Older { .. }) => self.missed(expected),
+            Err(_) => self,
+        }
+    }
+
     /// The target has something to find out at once.
     pub(crate) fn is_pending(self) -> bool {
         matches!(self, Proof::Pending(_))
@@ -85,6 +108,30 @@ mod tests {
         assert_eq!(pending.seen(7), Proof::Given(7));
         assert_eq!(pending.missed(7), Proof::Refuted(7));
         assert_eq!(Proof::default().seen(7), Proof::Unneeded);
+    }
+
+    /// A target had taken over at its own store, where its source has no record, and read its own record
+    /// as the proof.
+    #[test]
+    fn only_record_of_the_source_in_time_is_a_proof() {
+        let (own, source) = (ReplicaId([1; 16]), ReplicaId([2; 16]));
+        let record = |source| Record {
+            volume: ReplicaId([9; 16]),
+            epoch: 5,
+            revision: 7,
+            source,
+            in_sync: vec![own],
+            maintenance: false,
+            writer: 3,
+        };
+        let compared = |outcome: Result<Record, Denial>, is_late| {
+            Proof::Pending(7).compared(&outcome, own, 7, is_late)
+        };
+        assert_eq!(compared(Ok(record(source)), false), Proof::Given(7));
+        assert_eq!(compared(Ok(record(own)), false), Proof::Refuted(7));
+        assert_eq!(compared(Ok(record(source)), true), Proof::Refuted(7));
+        assert_eq!(compared(Err(Denial::Missing), false), Proof::Refuted(7));
+        assert_eq!(compared(Err(Denial::Foreign), false), Proof::Pending(7));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::limits::CALL_MS;
-use flagstone_arbiter::race::{self, Ask, Denial, Goal};
+use flagstone_arbiter::race::{self, Ask, Denial, Goal, Occasion};
 use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{random_u64, time};
@@ -136,8 +136,13 @@ impl Inner {
                 if in_sync && !self.contest().await {
                     return Err(Denied);
                 }
-                let anew = *self.failover.peer_report.lock() == Some(Obstacle::RecordUnusable);
-                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, first, anew }
+                let is_unseen = *self.failover.peer_report.lock() == Some(Obstacle::RecordUnusable);
+                let occasion = match first {
+                    true => Occasion::NewSession,
+                    false if is_unseen => Occasion::Unseen,
+                    false => Occasion::Change,
+                };
+                Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, occasion }
             }
             Step::GoAlone => Goal::GoAlone { epoch },
             Step::StayAlone => Goal::StayAlone { epoch },
@@ -354,14 +359,8 @@ impl Inner {
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
         let is_late = repeated || Inner::boot_ns().saturating_sub(since_ns) > PROOF_MS * 1_000_000;
         let own = id(self.local.superblock().replica);
-        let after = self.failover.change_proof(|proof| match outcome {
-            // The attached source did not record it: this node did, when it took over elsewhere.
-            Ok(record) if record.source == own && proof.is_pending() => proof.missed(expected),
-            Ok(_) if is_late && proof.is_pending() => proof.missed(expected),
-            Ok(_) => proof.seen(expected),
-            Err(Denial::Missing | Denial::Older { .. }) => proof.missed(expected),
-            Err(_) => proof,
-        });
+        let after =
+            self.failover.change_proof(|proof| proof.compared(outcome, own, expected, is_late));
         if before == after {
             return Ok(());
         }

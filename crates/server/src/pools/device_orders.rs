@@ -105,7 +105,7 @@ impl Server {
                         "pool {name} has failed ({error}): flagstone pool reopen {name} comes first"
                     )));
                 }
-                // Without one that an order did not add, and could not take off the record.
+                // Without a device that an earlier order recorded and did not add.
                 let mut before = DeviceSet { adding: None, ..set };
                 before.devices.retain(|device| status.devices.contains(device));
                 before.removing = before.removing.filter(|device| status.devices.contains(device));

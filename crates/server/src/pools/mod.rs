@@ -165,6 +165,13 @@ struct OpenPoolError {
     cause: Option<ClosedCause>,
 }
 
+impl OpenPoolError {
+    /// Its devices were examined: they are a pool, which cannot be opened for this reason.
+    fn refused(reason: String) -> OpenPoolError {
+        OpenPoolError { reason, cause: Some(ClosedCause::Refused) }
+    }
+}
+
 impl From<String> for OpenPoolError {
     fn from(reason: String) -> OpenPoolError {
         OpenPoolError { reason, cause: None }

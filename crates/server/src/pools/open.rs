@@ -168,7 +168,7 @@ impl Pools {
                     Err(error @ PoolError::Full { .. }) => {
                         Err(full(&error, LogDecision::Without(LostTail::Keep)))
                     }
-                    Err(_) => Err(OpenPoolError::from(reason)),
+                    Err(_) => Err(OpenPoolError::refused(reason)),
                 };
                 let found = match self.search.find_log(Sought { id, update }).await {
                     Ok(found) => found,
@@ -264,17 +264,18 @@ impl Pools {
         let is_news = self.attempts.note(name, unread, time::now());
         match found {
             Ok(None) => Ok(()),
-            Ok(Some(copy)) => Err(format!(
+            Ok(Some(copy)) => Err(OpenPoolError::refused(format!(
                 "{} is a copy of a device of the pool, and not older than {} (update {}, and {update}): \
                  detach the older one, or name the current devices: flagstone pool import {name} DEVICE…",
                 copy.path,
                 paths.join(", "),
                 copy.update
-            )
-            .into()),
+            ))),
             Err(Silent(disks)) => {
                 if is_news {
-                    tracing::warn!("disks that were not read may be copies of pool {name}: {disks}");
+                    tracing::warn!(
+                        "disks that were not read may be copies of pool {name}: {disks}"
+                    );
                 }
                 Ok(())
             }

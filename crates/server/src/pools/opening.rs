@@ -57,7 +57,7 @@ impl Attempts {
 
 impl Pools {
     /// Gives up an attempt to open the pool, before an order on it, and its import. After a dry run the
-    /// next attempt comes soon, and the import goes on. Calls of a device that hangs keep its lock.
+    /// next attempt comes soon, and the import continues. Calls of a device that hangs keep its lock.
     pub(super) fn end_opening(&self, name: &str, dry_run: bool) {
         let opening = self.openings.borrow_mut().remove(name);
         let import = (!dry_run).then(|| self.imports.borrow_mut().remove(name));

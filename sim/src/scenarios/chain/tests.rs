@@ -71,7 +71,7 @@ fn lying_flushes_are_detected() {
     let on_pools = caught(|seed| {
         run(seed, &Profile { sabotage: lie, pooled: true, ..Profile::new(Mode::Sync, false) })
     });
-    // They were 3: the operator takes fewer steps, so that fewer nodes lose power.
+    // 3 were found: the operator of pools takes fewer steps, so that fewer nodes lose power.
     assert!(on_pools >= 2, "{on_pools} of 40");
 }
 

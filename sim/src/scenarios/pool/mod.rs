@@ -125,7 +125,7 @@ mod tests {
         let place = caught(|seed| {
             run(seed, Profile { wrap: |device| lying(Lie::Place)(device), ..Profile::SOUND })
         });
-        // They were 8 and 27. Three disks in ten have no cache that could lose what was not flushed.
+        // Half of what was found: 8 and 27. Three disks in ten have no cache that could lose what was not flushed.
         assert!(flush >= 4 && place >= 20, "{flush} {place} of 40");
     }
 

@@ -46,7 +46,7 @@ pub enum AutomaticDeath {
     Kill,
     /// Its process is stopped (SIGSTOP), and continues later.
     Stall,
-    /// The link between the nodes is cut: the source goes on alone.
+    /// The link between the nodes is cut: the source runs degraded.
     LinkCut,
     /// All links of the source are cut: to the other node, to etcd, and to the host.
     Isolation,
@@ -159,10 +159,7 @@ pub fn run(
         provenance: Provenance::Emulated,
         failover_after_ms: after.as_secs_f64() * 1e3,
         deaths: DeathTimes::of(&times),
-        blocks_written: of_host.blocks_written,
-        blocks_checked: of_host.blocks_checked,
-        wrong_blocks: of_host.wrong_blocks,
-        errors: of_host.errors,
+        verified: of_host.verified,
         events,
         timeline: of_host.timeline,
         caveats: summary::caveats(),

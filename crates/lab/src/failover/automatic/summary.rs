@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::AutomaticDeath;
 use crate::Error;
+use crate::failover::VerifiedLoad;
 use crate::failover::timeline::{self, DrillEvent, TimelinePoint};
 
 /// Promises of other products: product, text, and where it is published.
@@ -67,12 +68,8 @@ pub struct AutomaticSummary {
     /// Silence after which the target asks the arbiter.
     pub failover_after_ms: f64,
     pub deaths: Vec<DeathTimes>,
-    /// Written blocks of 4 KiB.
-    pub blocks_written: u64,
-    /// Blocks that were read and compared; 0 if not all were read back.
-    pub blocks_checked: u64,
-    pub wrong_blocks: u64,
-    pub errors: u64,
+    #[serde(flatten)]
+    pub verified: VerifiedLoad,
     /// Deaths, in the load's time.
     pub events: Vec<DrillEvent>,
     pub timeline: Vec<TimelinePoint>,
@@ -80,23 +77,6 @@ pub struct AutomaticSummary {
 }
 
 impl AutomaticSummary {
-    /// Whether nothing was lost and the host saw no error.
-    pub fn is_right(&self) -> bool {
-        self.wrong_blocks == 0 && self.errors == 0 && self.blocks_checked > 0
-    }
-
-    pub fn verdict(&self) -> String {
-        match (self.wrong_blocks, self.errors, self.blocks_checked) {
-            (0, 0, 0) => "NOTHING WAS CHECKED".to_owned(),
-            (0, 0, checked) => format!(
-                "nothing lost: {} blocks written, {checked} read and compared, no error, all as \
-                 written",
-                self.blocks_written
-            ),
-            (wrong, errors, _) => format!("{wrong} blocks WRONG, {errors} requests FAILED"),
-        }
-    }
-
     fn count(&self) -> usize {
         self.deaths.iter().map(|kind| kind.times_ms.len()).sum()
     }
@@ -146,7 +126,8 @@ pub fn tables(summary: &AutomaticSummary) -> Vec<Table> {
 
 /// The timeline with its deaths.
 pub fn drawing(summary: &AutomaticSummary) -> Plot {
-    let found = if summary.is_right() { "nothing lost".to_owned() } else { summary.verdict() };
+    let verified = &summary.verified;
+    let found = if verified.is_right() { "nothing lost".to_owned() } else { verified.verdict() };
     let suffix = summary.provenance.suffix();
     timeline::picture(
         (&summary.timeline, &summary.events),
@@ -180,10 +161,12 @@ mod tests {
             provenance: Provenance::Emulated,
             failover_after_ms: 5000.0,
             deaths: DeathTimes::of(&times),
-            blocks_written: 5,
-            blocks_checked: 7,
-            wrong_blocks: 0,
-            errors: 0,
+            verified: VerifiedLoad {
+                blocks_written: 5,
+                blocks_checked: 7,
+                wrong_blocks: 0,
+                errors: 0,
+            },
             events: vec![DrillEvent { at_s: 1.5, what: "killed".to_owned() }],
             timeline: vec![TimelinePoint { at_s: 1.0, iops: 10.0 }],
             caveats: caveats(),
@@ -200,12 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn only_checked_data_is_right() {
-        assert!(example().is_right());
-        for (wrong_blocks, errors, blocks_checked) in [(1, 0, 7), (0, 1, 7), (0, 0, 0)] {
-            let found = AutomaticSummary { wrong_blocks, errors, blocks_checked, ..example() };
-            assert!(!found.is_right() && !found.verdict().contains("nothing lost"));
-        }
+    fn picture_states_the_verdict_and_the_provenance() {
         let svg = drawing(&example()).picture.svg(Theme::Light);
         assert!(svg.contains("EMULATED") && svg.contains("nothing lost"));
     }

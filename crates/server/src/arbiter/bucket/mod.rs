@@ -157,7 +157,7 @@ impl Bucket {
     }
 
     /// The client with the credentials as they are in the file now. A short-lived token is obtained
-    /// here, in a task that goes on when the caller gives up: obtaining one may take longer than a call
+    /// here, in a task that outlives a caller that gives up: obtaining one may take longer than a call
     /// may, and the next call finds it.
     async fn ready(&self) -> Result<Arc<Client>, NoAnswer> {
         let no_answer = |error: io::Error| NoAnswer(error.to_string());
