@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::{
-    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, Stored, Written,
+    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, StoreId, Stored, Written,
 };
-use flagstone_config::ArbiterStore;
+use flagstone_config::{ArbiterStore, BucketStore, EtcdStore};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{LocalSet, spawn_local};
@@ -39,6 +39,7 @@ enum Call {
 /// Handle of the thread, which ends when the last one is dropped.
 struct ArbiterThread {
     calls: mpsc::Sender<Call>,
+    store: StoreId,
 }
 
 /// A client of the store.
@@ -68,7 +69,23 @@ pub(crate) fn start(store: &ArbiterStore) -> io::Result<SharedArbiter> {
             }
         });
     })?;
-    Ok(Arc::new(ArbiterThread { calls }))
+    Ok(Arc::new(ArbiterThread { calls, store: store_id(store) }))
+}
+
+/// Neither credentials nor the order of an etcd's members name a store.
+fn store_id(store: &ArbiterStore) -> StoreId {
+    let name = match store {
+        ArbiterStore::Etcd(EtcdStore { etcd, prefix, .. }) => {
+            let mut members: Vec<String> = etcd.iter().map(ToString::to_string).collect();
+            members.sort_unstable();
+            format!("etcd {} {prefix}", members.join(","))
+        }
+        ArbiterStore::Bucket(BucketStore { object_store, region, account, endpoint, .. }) => {
+            let endpoint = endpoint.as_deref().unwrap_or_default();
+            format!("bucket {object_store} {region} {account} {endpoint}")
+        }
+    };
+    StoreId::of(&name)
 }
 
 async fn answer(client: Rc<Client>, call: Call) {
@@ -141,6 +158,10 @@ impl ArbiterThread {
 }
 
 impl Arbiter for ArbiterThread {
+    fn store(&self) -> StoreId {
+        self.store
+    }
+
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>> {
         self.call(|answer| Call::Read(volume, answer))
     }
