@@ -179,3 +179,43 @@ impl Arbiter for ArbiterThread {
         self.call(|answer| Call::Rehearse(volume, bytes, answer))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use flagstone_config::uri::{Host, HostPort};
+    use flagstone_config::{BucketUrl, Cloud};
+
+    use super::*;
+
+    fn etcd(members: &[&str], prefix: &str, user: Option<&str>) -> StoreId {
+        let member = |name: &&str| HostPort { host: Host::Name((*name).to_owned()), port: 2379 };
+        store_id(&ArbiterStore::Etcd(EtcdStore {
+            etcd: members.iter().map(member).collect(),
+            tls: None,
+            prefix: prefix.to_owned(),
+            user: user.map(|name| (name.to_owned(), "/a/file".into())),
+        }))
+    }
+
+    fn bucket(cloud: Cloud, endpoint: &str) -> StoreId {
+        store_id(&ArbiterStore::Bucket(BucketStore {
+            object_store: BucketUrl { cloud, bucket: "one".into(), prefix: "prefix".into() },
+            region: "us-east-1".into(),
+            account: String::new(),
+            endpoint: Some(endpoint.to_owned()),
+            ca_file: None,
+            credentials_file: None,
+        }))
+    }
+
+    #[test]
+    fn store_is_named_by_its_place_alone() {
+        let one = etcd(&["a", "b"], "prefix", None);
+        assert_eq!(one, etcd(&["b", "a"], "prefix", Some("user")));
+        assert_ne!(one, etcd(&["a", "c"], "prefix", None));
+        assert_ne!(one, etcd(&["a", "b"], "other", None));
+        assert_eq!(bucket(Cloud::S3, "http://a"), bucket(Cloud::S3, "http://a"));
+        assert_ne!(bucket(Cloud::S3, "http://a"), bucket(Cloud::S3, "http://b"));
+        assert_ne!(bucket(Cloud::S3, "http://a"), bucket(Cloud::Google, "http://a"));
+    }
+}
