@@ -27,6 +27,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use crc_fast::CrcAlgorithm;
+
 pub use record::{Record, ReplicaId};
 
 /// Version of a stored record, as the store names it: a revision number, or an entity tag.
@@ -56,6 +58,21 @@ pub struct Stored {
     pub bytes: Vec<u8>,
 }
 
+/// Identity of a store, as far as its configuration tells: what was learned at one store says nothing
+/// about another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreId(pub u64);
+
+impl StoreId {
+    /// No store.
+    pub const NONE: StoreId = StoreId(0);
+
+    /// The CRC-64/NVME of what names the store: its kind, where it is, and the beginning of the keys.
+    pub fn of(name: &str) -> StoreId {
+        StoreId(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, name.as_bytes()).max(1))
+    }
+}
+
 /// The store gave no answer. A write may have taken effect, or may take effect later.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -76,6 +93,9 @@ pub type ArbiterFuture<T> = Pin<Box<dyn Future<Output = Result<T, NoAnswer>>>>;
 /// An outside store with compare-and-set. Calls are linearizable. A call that takes longer than
 /// [`limits::CALL_MS`] ends with [`NoAnswer`]; the caller enforces the same bound.
 pub trait Arbiter: Send + Sync + 'static {
+    /// Which store this is.
+    fn store(&self) -> StoreId;
+
     /// Reads the record of a volume; `None` if there is none.
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>>;
 

@@ -65,12 +65,7 @@ pub(crate) fn read_arbiter(reader: &Reader<'_>) -> Option<ArbiterStore> {
 fn bucket_url(text: &str) -> Result<BucketUrl, &'static str> {
     let form = "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX";
     let (scheme, rest) = text.split_once("://").ok_or(form)?;
-    let cloud = match scheme {
-        "s3" => Cloud::S3,
-        "gs" => Cloud::Google,
-        "az" => Cloud::Azure,
-        _ => return Err(form),
-    };
+    let cloud = Cloud::ALL.into_iter().find(|cloud| cloud.scheme() == scheme).ok_or(form)?;
     let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
     let plain = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_');
     if !(3..=MAX_BUCKET_BYTES).contains(&bucket.len()) || !bucket.bytes().all(plain) {

@@ -1,5 +1,6 @@
 //! Checked configuration, as the daemon runs it.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -116,6 +117,25 @@ pub enum Cloud {
     Google,
     /// Azure Blob Storage.
     Azure,
+}
+
+impl Cloud {
+    pub(crate) const ALL: [Cloud; 3] = [Cloud::S3, Cloud::Google, Cloud::Azure];
+
+    /// Scheme of its URLs.
+    pub const fn scheme(self) -> &'static str {
+        match self {
+            Cloud::S3 => "s3",
+            Cloud::Google => "gs",
+            Cloud::Azure => "az",
+        }
+    }
+}
+
+impl fmt::Display for BucketUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}/{}", self.cloud.scheme(), self.bucket, self.prefix)
+    }
 }
 
 /// TLS to the arbiter.

@@ -54,7 +54,7 @@ impl Inner {
             succeeds: false,
             goal: Goal::Maintenance { epoch: superblock.epoch, on },
         };
-        let (raced, _) = run_race(&options.arbiter, ask).await;
+        let raced = run_race(&options.arbiter, ask).await.outcome;
         let record = raced.map_err(MaintenanceError::Denied)?;
         // The source has a record that was lost or restored say so again.
         let mark = move |before: ArbiterMark| ArbiterMark {

@@ -79,6 +79,11 @@ impl Published {
         Published { session_id, revision, checked_ns: Inner::boot_ns() }
     }
 
+    /// It has to be compared at once.
+    fn outdated(self) -> Published {
+        Published { checked_ns: 0, ..self }
+    }
+
     /// When the record is compared again.
     fn compare_at_ns(self) -> u64 {
         compared_again_at(self.checked_ns)

@@ -12,8 +12,8 @@
 //! - a refuted revision is never proven.
 //!
 //! Copies that arrive before the target has heard of the record and made that durable are not noticed:
-//! this takes tens of milliseconds, or seconds if the answer to the source's write was late or lost.
-//! Nor are copies that a store waits for as long as it can.
+//! this takes tens of milliseconds, or up to a second if the answer to the source's write was slow; after a
+//! lost one, the source records again. Nor are copies that a store waits for as long as it can.
 
 use flagstone_arbiter::race::Denial;
 use flagstone_arbiter::{Record, ReplicaId};
@@ -64,8 +64,9 @@ impl Proof {
         }
     }
 
-    /// The end of a race that watched the store, begun when revision `expected` was known. `is_late`: a
-    /// copy of the record may have arrived meanwhile, so the source has to record again.
+    /// What a race that watched the store has read first, begun when revision `expected` was known.
+    /// Whether the store accepts writes is no matter of the proof. `is_late`: a copy of the record may have
+    /// arrived meanwhile, so the source has to record again.
     pub(crate) fn compared(
         self,
         outcome: &Result<Record, Denial>,

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::limits::CALL_MS;
-use flagstone_arbiter::race::{self, Ask, Denial, Goal, Occasion};
-use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter};
+use flagstone_arbiter::race::{self, Ask, Decision, Denial, Goal, Occasion};
+use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter, StoreId, Stored};
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{random_u64, time};
 
@@ -37,6 +37,7 @@ pub(super) fn id(replica: MirrorId) -> ReplicaId {
 
 /// Takes steps until the mirror is closed.
 pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
+    inner.begin_at(arbiter.store()).await;
     // A step whose race was denied is repeated no earlier.
     let mut paused: Option<((Step, Proof), u64)> = None;
     loop {
@@ -89,6 +90,25 @@ struct Denied;
 struct Abandoned;
 
 impl Inner {
+    /// Records which store is asked from now on. No step is taken before that is durable.
+    async fn begin_at(&self, store: StoreId) {
+        let before = self.local.superblock().arbiter;
+        if before.store != store && before.store != StoreId::NONE {
+            let replica = self.local.superblock().replica;
+            tracing::warn!(
+                %replica,
+                "the configuration names another arbiter than before: this node does not take over before its \
+                 source has recorded it there"
+            );
+        }
+        while self.store_mark(move |before| before.at_store(store)).await.is_err() {
+            if self.lock().closed {
+                return;
+            }
+            time::sleep(Duration::from_millis(ARBITER_RETRY_MS)).await;
+        }
+    }
+
     /// When a step has to be decided again at the latest, because time passes.
     fn tick(&self) -> u64 {
         Inner::boot_ns().saturating_add(self.failover.timing().margin_ns() / 4)
@@ -124,11 +144,11 @@ impl Inner {
 
     async fn race(self: &Arc<Self>, now: Step, arbiter: &SharedArbiter) -> Result<(), Denied> {
         let superblock = self.local.superblock();
-        let (attachments, peer, session_id, first) = {
+        let (attachments, peer, session_id, published) = {
             let state = self.lock();
             let session_id = state.legs[0].session_id;
-            let first = state.published.is_none_or(|published| published.session_id != session_id);
-            (state.attachments, state.legs[0].peer, session_id, first)
+            let published = state.published.filter(|known| known.session_id == session_id);
+            (state.attachments, state.legs[0].peer, session_id, published)
         };
         let epoch = superblock.epoch;
         let goal = match now {
@@ -137,10 +157,13 @@ impl Inner {
                     return Err(Denied);
                 }
                 let is_unseen = *self.failover.peer_report.lock() == Some(Obstacle::RecordUnusable);
-                let occasion = match first {
-                    true => Occasion::NewSession,
-                    false if is_unseen => Occasion::Unseen,
-                    false => Occasion::Change,
+                let occasion = match published {
+                    None => Occasion::NewSession,
+                    // Also if a later revision was read back: see [`Inner::granted`].
+                    Some(known) if is_unseen || known.revision < superblock.arbiter.revision => {
+                        Occasion::Unseen
+                    }
+                    Some(_) => Occasion::Change,
                 };
                 Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, occasion }
             }
@@ -161,14 +184,14 @@ impl Inner {
             goal,
         };
         let race = run_race(arbiter, ask.clone());
-        let Ok((outcome, repeated)) = self.unless_due(now, race).await else {
+        let Ok(ended) = self.unless_due(now, race).await else {
             self.failover.forget_grant();
             return Ok(());
         };
-        if now == Step::Watch {
-            self.compared(&outcome, repeated, ask.seen_revision).await.map_err(|_| Denied)?;
+        if let (Step::Watch, Some(read)) = (now, &ended.first_read) {
+            self.compared(&ask, read).await.map_err(|_| Denied)?;
         }
-        let record = match outcome {
+        let record = match ended.outcome {
             Ok(record) => {
                 let replica = superblock.replica;
                 let (revision, epoch) = (record.revision, record.epoch);
@@ -199,7 +222,7 @@ impl Inner {
             }
         }
         self.failover.forget_grant();
-        self.granted(now, &record, (attachments, session_id)).await
+        self.granted(now, &record, ended.read_back, (attachments, session_id)).await
     }
 
     /// Runs a race until another step is due.
@@ -261,6 +284,7 @@ impl Inner {
         self: &Arc<Self>,
         now: Step,
         record: &Record,
+        read_back: bool,
         (attachments, session_id): (u64, u64),
     ) -> Result<(), Denied> {
         let revision = record.revision.max(self.local.superblock().arbiter.revision);
@@ -268,6 +292,12 @@ impl Inner {
         match now {
             Step::Publish { in_sync: true } => {
                 self.store_mark(mark(RecordedStanding::Unknown)).await.map_err(|_| Denied)?;
+                if read_back {
+                    // It may have been stored seconds ago, and copied to another store since, where the
+                    // peer would take it for a proof. So it is recorded once more.
+                    self.change(|state| state.published = state.published.map(Published::outdated));
+                    return Err(Denied);
+                }
                 self.change(|state| {
                     state.published = Some(Published::now(session_id, revision));
                     if let Standing::Contested { peer_left, .. } = &mut state.standing {
@@ -348,23 +378,23 @@ impl Inner {
     }
 
     /// What this target has read proves that its source uses the same store, or that it does not.
-    async fn compared(
-        self: &Arc<Self>,
-        outcome: &Result<Record, Denial>,
-        repeated: bool,
-        expected: u64,
-    ) -> Result<(), IoError> {
+    async fn compared(self: &Arc<Self>, ask: &Ask, read: &FirstRead) -> Result<(), IoError> {
+        let found = match race::decide(ask, read.stored.as_ref()) {
+            Decision::Keep(record) => Ok(record),
+            Decision::Deny(denial) => Err(denial),
+            Decision::Write(_) => return Ok(()),
+        };
         let before = self.failover.proof();
         // A copy may have arrived meanwhile, so the source has to record again.
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
-        let is_late = repeated || Inner::boot_ns().saturating_sub(since_ns) > PROOF_MS * 1_000_000;
-        let own = id(self.local.superblock().replica);
-        let after =
-            self.failover.change_proof(|proof| proof.compared(outcome, own, expected, is_late));
+        let is_late =
+            read.is_repeated || read.at_ns.saturating_sub(since_ns) > PROOF_MS * 1_000_000;
+        let compared = |proof: Proof| proof.compared(&found, ask.own, ask.seen_revision, is_late);
+        let after = self.failover.change_proof(compared);
         if before == after {
             return Ok(());
         }
-        if let (Proof::Refuted(revision), Err(_)) = (after, outcome) {
+        if let (Proof::Refuted(revision), Err(_)) = (after, &found) {
             let replica = self.local.superblock().replica;
             tracing::error!(
                 %replica,
@@ -414,19 +444,45 @@ impl Inner {
     }
 }
 
-/// Runs a race to its end; true if it repeated a call. Each call to the arbiter is bounded here, too.
-pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> (Result<Record, Denial>, bool) {
+/// A race that has ended.
+pub(super) struct EndedRace {
+    pub(super) outcome: Result<Record, Denial>,
+    /// The record was found when a lost answer to its write was read back: it may have been stored
+    /// long before.
+    read_back: bool,
+    /// What the first answer to a read said; `None` if there was none.
+    first_read: Option<FirstRead>,
+}
+
+/// The first answer to a read of a race.
+struct FirstRead {
+    stored: Option<Stored>,
+    /// When it arrived, as [`Inner::boot_ns`].
+    at_ns: u64,
+    /// Reads before it had no answer.
+    is_repeated: bool,
+}
+
+/// Runs a race to its end. Each call to the arbiter is bounded here, too.
+pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> EndedRace {
     let limit = Duration::from_millis(CALL_MS);
     let silent = || NoAnswer(format!("no answer within {CALL_MS} ms"));
     let volume = ask.volume;
     let (mut state, first) = race::start(ask);
-    let mut repeated = false;
+    let (mut first_read, mut is_repeated, mut was_read) = (None, false, false);
     let mut action = Some(first);
     while let Some(now) = action {
+        was_read = now == race::Action::Read;
         let event = match now {
             race::Action::Read => {
                 let read = time::timeout(limit, arbiter.read(volume)).await;
-                race::Event::Read(read.unwrap_or_else(|_| Err(silent())))
+                let read = read.unwrap_or_else(|_| Err(silent()));
+                if let (Ok(stored), None) = (&read, &first_read) {
+                    let (stored, at_ns) = (stored.clone(), Inner::boot_ns());
+                    first_read = Some(FirstRead { stored, at_ns, is_repeated });
+                }
+                is_repeated = true;
+                race::Event::Read(read)
             }
             race::Action::Write { expected, record } => {
                 let write = arbiter.write(volume, expected, record.encode());
@@ -439,15 +495,15 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> (Result<Recor
                 race::Event::Rehearsed(rehearsed.unwrap_or_else(|_| Err(silent())))
             }
             race::Action::Pause(ms) => {
-                repeated = true;
                 time::sleep(Duration::from_millis(ms)).await;
                 race::Event::Paused
             }
         };
         (state, action) = race::next(state, event);
     }
-    match state {
-        race::State::Ended(outcome) => (outcome, repeated),
-        _ => (Err(Denial::Silent(silent())), repeated),
-    }
+    let outcome = match state {
+        race::State::Ended(outcome) => outcome,
+        _ => Err(Denial::Silent(silent())),
+    };
+    EndedRace { read_back: was_read && outcome.is_ok(), outcome, first_read }
 }

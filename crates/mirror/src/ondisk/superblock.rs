@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use flagstone_arbiter::StoreId;
+
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
 use crate::limits::{
@@ -35,7 +37,8 @@ const ARBITER_STANDING_AT: usize = ARBITER_REVISION_AT + 8;
 const ARBITER_SUSPENDED_AT: usize = ARBITER_STANDING_AT + 1;
 const ARBITER_SOURCE_ASKS_AT: usize = ARBITER_SUSPENDED_AT + 1;
 const ARBITER_LEASE_AT: usize = ARBITER_STANDING_AT + 4;
-const _: () = assert!(ARBITER_LEASE_AT + 4 <= NOT_RECEIVED_AT);
+const ARBITER_STORE_AT: usize = ARBITER_LEASE_AT + 4;
+const _: () = assert!(ARBITER_STORE_AT + 8 <= NOT_RECEIVED_AT);
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
 const MEMBERS_AT: usize = 3080;
 const _: () = assert!(MEMBERS_AT >= LOG_PLACE_AT + 2 + LOG_PLACE_MAX);
@@ -71,6 +74,25 @@ pub struct ArbiterMark {
     /// Of a target: the source that has attached last runs degraded without it only if the arbiter's record
     /// allows it. So a grant to this node that it has dropped is still valid if it is recorded.
     pub source_asks: bool,
+    /// The store that the revision and the standing are about.
+    pub store: StoreId,
+}
+
+impl ArbiterMark {
+    /// The mark at the store that this node uses now. At another store than before, nothing of the record
+    /// may be relied on; that a source may have acknowledged writes which its peers lack remains true.
+    pub fn at_store(self, store: StoreId) -> ArbiterMark {
+        if self.store == store {
+            return self;
+        }
+        let standing = match self.standing {
+            RecordedStanding::InSync | RecordedStanding::Succeeded => RecordedStanding::Unknown,
+            RecordedStanding::Unknown | RecordedStanding::Alone | RecordedStanding::Ordered => {
+                self.standing
+            }
+        };
+        ArbiterMark { standing, source_asks: false, store, ..self }
+    }
 }
 
 /// See [`ArbiterMark::standing`].
@@ -316,6 +338,7 @@ impl Superblock {
         put(&mut page, ARBITER_SUSPENDED_AT, &[u8::from(self.arbiter.suspended)]);
         put(&mut page, ARBITER_SOURCE_ASKS_AT, &[u8::from(self.arbiter.source_asks)]);
         put(&mut page, ARBITER_LEASE_AT, &self.arbiter.source_after_ms.to_le_bytes());
+        put(&mut page, ARBITER_STORE_AT, &self.arbiter.store.0.to_le_bytes());
         debug_assert!(self.members.len() <= MEMBERS_MAX, "the members fit");
         let places = page[MEMBERS_AT..].chunks_exact_mut(MEMBER_BYTES);
         self.members.iter().zip(places).for_each(|(member, place)| member.encode(place));
@@ -409,6 +432,7 @@ impl Superblock {
                 [1] => true,
                 _ => return Err(FormatError::Field("arbiter source_asks")),
             },
+            store: StoreId(fields.u64(ARBITER_STORE_AT)),
         };
         let places = page[MEMBERS_AT..].chunks_exact(MEMBER_BYTES).take(MEMBERS_MAX);
         let members = places.map(Member::decode).filter_map(Result::transpose);
@@ -542,6 +566,7 @@ pub(crate) mod tests {
                 any::<bool>(),
                 any::<u32>(),
                 any::<bool>(),
+                any::<u64>(),
             ),
             members in prop::collection::vec(any_member(), 0..=MEMBERS_MAX),
             not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
@@ -587,8 +612,27 @@ pub(crate) mod tests {
                     suspended: arbiter.2,
                     source_after_ms: arbiter.3,
                     source_asks: arbiter.4,
+                    store: StoreId(arbiter.5),
                 },
             }
+        }
+    }
+
+    #[test]
+    fn mark_of_another_store_grants_nothing() {
+        let mark = |standing| ArbiterMark {
+            revision: 7,
+            standing,
+            source_asks: true,
+            store: StoreId(1),
+            ..ArbiterMark::default()
+        };
+        for standing in RecordedStanding::ALL {
+            assert_eq!(mark(standing).at_store(StoreId(1)), mark(standing));
+            let moved = mark(standing).at_store(StoreId(2));
+            assert_eq!((moved.revision, moved.source_asks), (7, false));
+            assert_eq!(moved.standing.is_alone(), standing.is_alone(), "{standing:?}");
+            assert!(moved.standing.is_alone() || moved.standing == RecordedStanding::Unknown);
         }
     }
 
@@ -646,6 +690,7 @@ pub(crate) mod tests {
             format!("- {ARBITER_STANDING_AT} (1): arbiter standing"),
             format!("- {ARBITER_SUSPENDED_AT} (1): arbiter suspended"),
             format!("- {ARBITER_LEASE_AT} (4): arbiter lease"),
+            format!("- {ARBITER_STORE_AT} (8): arbiter store"),
             format!("- {MEMBERS_AT} ({MEMBERS_MAX} × {MEMBER_BYTES}): members"),
             format!("- {VOLUME_TAG_AT} (8): volume tag"),
             format!("- {HISTORY_AT} ({}): history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::{
-    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, Stored, Written,
+    Arbiter, ArbiterFuture, NoAnswer, ReplicaId, SharedArbiter, StoreId, Stored, Written,
 };
-use flagstone_config::ArbiterStore;
+use flagstone_config::{ArbiterStore, BucketStore, EtcdStore};
 use tokio::runtime::Builder;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{LocalSet, spawn_local};
@@ -39,6 +39,7 @@ enum Call {
 /// Handle of the thread, which ends when the last one is dropped.
 struct ArbiterThread {
     calls: mpsc::Sender<Call>,
+    store: StoreId,
 }
 
 /// A client of the store.
@@ -68,7 +69,23 @@ pub(crate) fn start(store: &ArbiterStore) -> io::Result<SharedArbiter> {
             }
         });
     })?;
-    Ok(Arc::new(ArbiterThread { calls }))
+    Ok(Arc::new(ArbiterThread { calls, store: store_id(store) }))
+}
+
+/// Neither credentials nor the order of an etcd's members name a store.
+fn store_id(store: &ArbiterStore) -> StoreId {
+    let name = match store {
+        ArbiterStore::Etcd(EtcdStore { etcd, prefix, .. }) => {
+            let mut members: Vec<String> = etcd.iter().map(ToString::to_string).collect();
+            members.sort_unstable();
+            format!("etcd {} {prefix}", members.join(","))
+        }
+        ArbiterStore::Bucket(BucketStore { object_store, region, account, endpoint, .. }) => {
+            let endpoint = endpoint.as_deref().unwrap_or_default();
+            format!("bucket {object_store} {region} {account} {endpoint}")
+        }
+    };
+    StoreId::of(&name)
 }
 
 async fn answer(client: Rc<Client>, call: Call) {
@@ -141,6 +158,10 @@ impl ArbiterThread {
 }
 
 impl Arbiter for ArbiterThread {
+    fn store(&self) -> StoreId {
+        self.store
+    }
+
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>> {
         self.call(|answer| Call::Read(volume, answer))
     }
@@ -156,5 +177,45 @@ impl Arbiter for ArbiterThread {
 
     fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()> {
         self.call(|answer| Call::Rehearse(volume, bytes, answer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_config::uri::{Host, HostPort};
+    use flagstone_config::{BucketUrl, Cloud};
+
+    use super::*;
+
+    fn etcd(members: &[&str], prefix: &str, user: Option<&str>) -> StoreId {
+        let member = |name: &&str| HostPort { host: Host::Name((*name).to_owned()), port: 2379 };
+        store_id(&ArbiterStore::Etcd(EtcdStore {
+            etcd: members.iter().map(member).collect(),
+            tls: None,
+            prefix: prefix.to_owned(),
+            user: user.map(|name| (name.to_owned(), "/a/file".into())),
+        }))
+    }
+
+    fn bucket(cloud: Cloud, endpoint: &str) -> StoreId {
+        store_id(&ArbiterStore::Bucket(BucketStore {
+            object_store: BucketUrl { cloud, bucket: "one".into(), prefix: "prefix".into() },
+            region: "us-east-1".into(),
+            account: String::new(),
+            endpoint: Some(endpoint.to_owned()),
+            ca_file: None,
+            credentials_file: None,
+        }))
+    }
+
+    #[test]
+    fn store_is_named_by_its_place_alone() {
+        let one = etcd(&["a", "b"], "prefix", None);
+        assert_eq!(one, etcd(&["b", "a"], "prefix", Some("user")));
+        assert_ne!(one, etcd(&["a", "c"], "prefix", None));
+        assert_ne!(one, etcd(&["a", "b"], "other", None));
+        assert_eq!(bucket(Cloud::S3, "http://a"), bucket(Cloud::S3, "http://a"));
+        assert_ne!(bucket(Cloud::S3, "http://a"), bucket(Cloud::S3, "http://b"));
+        assert_ne!(bucket(Cloud::S3, "http://a"), bucket(Cloud::Google, "http://a"));
     }
 }

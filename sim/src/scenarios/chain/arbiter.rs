@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_arbiter::store::MemoryStore;
-use flagstone_arbiter::{Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, Stored, Written};
+use flagstone_arbiter::{
+    Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, StoreId, Stored, Written,
+};
 use flagstone_mirror::{Fence, FenceError, FenceFuture};
 use flagstone_runtime::sim::{NodeId, Simulation, World};
 use flagstone_runtime::{CoreLocal, spawn_detached, time};
@@ -37,6 +39,8 @@ pub(super) struct Store {
     copied_after: Cell<Option<Duration>>,
     /// Two stores are cut off from each other.
     pub(super) is_split: Cell<bool>,
+    /// What the configuration of each node names.
+    pub(super) ids: [Cell<StoreId>; 2],
     backup: RefCell<MemoryStore>,
     pub(super) down: Cell<bool>,
     /// Reads are answered and writes refused, by storage node: space is used up, or the user may only read.
@@ -148,6 +152,7 @@ impl StoreHandle {
             second: RefCell::default(),
             copied_after: Cell::default(),
             is_split: Cell::default(),
+            ids: [Cell::new(StoreId(1)), Cell::new(StoreId(1))],
             backup: RefCell::default(),
             down: Cell::new(false),
             read_only: Default::default(),
@@ -213,6 +218,10 @@ impl Client {
 }
 
 impl Arbiter for Client {
+    fn store(&self) -> StoreId {
+        self.store.get().ids[self.index].get()
+    }
+
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>> {
         self.call(false, move |memory| memory.read(volume))
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flagstone_arbiter::StoreId;
 use flagstone_mirror::Mode;
 use flagstone_mirror::state::machine::Role;
 use flagstone_mirror::state::prospect::Obstacle;
@@ -405,4 +406,64 @@ fn stores_that_copy_each_other_arm_nobody() {
         until(&cluster, "armed", |cluster| is_armed(cluster, 0));
         until(&cluster, "compared", |cluster| peer_obstacle(cluster, 0).is_none());
     }
+}
+
+/// A target whose configuration named another store after a restart took over there, by a copy of the
+/// record, while its source ran degraded by the record of the first store.
+#[test]
+fn restart_with_another_store_disarms_target() {
+    let cluster = in_sync([2000, 2000]);
+    let store = cluster.store();
+    cluster.end(1, false);
+    store.set_copied_after(Some(Duration::from_secs(3600)));
+    store.ids[1].set(StoreId(2));
+    part(&cluster);
+    cluster.restart(1);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+    assert!(!cluster.serves(1), "{}", cluster.describe());
+    // Its source records it there as well.
+    cluster.sim.heal_all();
+    store.set_copied_after(None);
+    store.ids[0].set(StoreId(2));
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+}
+
+/// The answer to the source's write was lost. When it had been read back, the record was a second old,
+/// and a copy of it at the target's own store passed for a proof.
+#[test]
+fn record_read_back_arms_nobody() {
+    for lag_ms in [300, 900] {
+        let cluster = started_with(7, [2000, 2000], None);
+        let store = cluster.store();
+        store.set_copied_after(Some(Duration::from_millis(lag_ms)));
+        cluster.start_hosts();
+        store.cuts[0].set(Cut { written: true, ..Cut::default() });
+        until(&cluster, "recorded", |_| {
+            store.record(VOLUME).is_some_and(|it| it.in_sync.len() == 2)
+        });
+        store.cuts[0].set(Cut::default());
+        for _ in 0..1500 {
+            step(&cluster);
+            assert!(!is_armed(&cluster, 0), "copied after {lag_ms} ms");
+        }
+        assert_eq!(peer_obstacle(&cluster, 0), Some(Obstacle::RecordUnusable), "{lag_ms} ms");
+        // An answer that is lost from one store for both delays the proof, and no more.
+        store.set_copied_after(None);
+        until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    }
+}
+
+/// Google's store accepts one write to an object per second, so that a rehearsal just after the source's
+/// write was refused, which refuted the proof, each time.
+#[test]
+fn store_that_refuses_rehearsals_gives_proof() {
+    let cluster = started_with(7, [2000, 2000], None);
+    let store = cluster.store();
+    store.read_only[1].set(true);
+    cluster.start_hosts();
+    until(&cluster, "armed", |cluster| is_armed(cluster, 0));
+    assert_eq!(obstacle(&cluster, 1), Some(Obstacle::ArbiterSilent));
+    store.read_only[1].set(false);
+    until(&cluster, "compared", |cluster| obstacle(cluster, 1).is_none());
 }
