@@ -481,7 +481,7 @@ mod tests {
                 continue;
             }
             let checked = match key.kind {
-                Kind::Flag => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
+                Kind::Boolean => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
                 Kind::Count(_) => {
                     count_in_range(key.default.parse().unwrap_or(-1), &key.kind).map(drop)
                 }
