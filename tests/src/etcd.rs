@@ -7,8 +7,8 @@ use flagstone_lab::ports::free_ports;
 use serde_json::{Value, json};
 
 use crate::authority::Authority;
+use crate::environment::RunEnvironment;
 use crate::http::post_port;
-use crate::place::Place;
 use crate::process::{stall_process, until};
 use crate::scratch::Scratch;
 use crate::tools;
@@ -20,7 +20,7 @@ const LOOPBACK: &str = "127.0.0.1";
 #[derive(Debug)]
 pub struct Etcd {
     members: Vec<Member>,
-    place: Place,
+    place: RunEnvironment,
     address: String,
     encrypted: bool,
     quota_bytes: Option<u64>,
@@ -40,7 +40,7 @@ impl Etcd {
     /// # Panics
     /// If it does not answer.
     pub fn start(test: &str) -> Option<Etcd> {
-        Etcd::with(test, 1, Place::default(), LOOPBACK, false)
+        Etcd::with(test, 1, RunEnvironment::default(), LOOPBACK, false)
     }
 
     /// As [`Etcd::start`], for a cluster of three.
@@ -48,7 +48,7 @@ impl Etcd {
     /// # Panics
     /// If it does not answer.
     pub fn cluster(test: &str) -> Option<Etcd> {
-        Etcd::with(test, 3, Place::default(), LOOPBACK, false)
+        Etcd::with(test, 3, RunEnvironment::default(), LOOPBACK, false)
     }
 
     /// As [`Etcd::start`], for a member that speaks TLS and admits clients with certificates only.
@@ -56,21 +56,21 @@ impl Etcd {
     /// # Panics
     /// If it does not answer.
     pub fn encrypted(test: &str) -> Option<Etcd> {
-        Etcd::with(test, 1, Place::default(), LOOPBACK, true)
+        Etcd::with(test, 1, RunEnvironment::default(), LOOPBACK, true)
     }
 
     /// As [`Etcd::start`], where `place` has this address.
     ///
     /// # Panics
     /// If it does not answer.
-    pub fn at(test: &str, place: &Place, address: &str) -> Option<Etcd> {
+    pub fn at(test: &str, place: &RunEnvironment, address: &str) -> Option<Etcd> {
         Etcd::with(test, 1, place.clone(), address, false)
     }
 
     fn with(
         test: &str,
         members: usize,
-        place: Place,
+        place: RunEnvironment,
         address: &str,
         encrypted: bool,
     ) -> Option<Etcd> {
@@ -238,7 +238,7 @@ impl Etcd {
     /// # Panics
     /// If it does not answer.
     pub fn with_quota(test: &str, bytes: u64) -> Option<Etcd> {
-        let mut etcd = Etcd::with(test, 1, Place::default(), LOOPBACK, false)?;
+        let mut etcd = Etcd::with(test, 1, RunEnvironment::default(), LOOPBACK, false)?;
         etcd.kill();
         etcd.quota_bytes = Some(bytes);
         etcd.run();

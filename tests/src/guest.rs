@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::place::Place;
+use crate::environment::RunEnvironment;
 use crate::scratch::Scratch;
 use crate::tools;
 
@@ -192,7 +192,7 @@ pub fn run(
     script: &Script<'_>,
     answer: impl FnMut(&str) -> Result<(), String>,
 ) -> Report {
-    run_at(&Place::default(), image, script, answer)
+    run_at(&RunEnvironment::default(), image, script, answer)
 }
 
 /// As [`run`], for a guest that uses the network of `place`.
@@ -200,7 +200,7 @@ pub fn run(
 /// # Panics
 /// If QEMU cannot be started.
 pub fn run_at(
-    place: &Place,
+    place: &RunEnvironment,
     image: &Image,
     script: &Script<'_>,
     mut answer: impl FnMut(&str) -> Result<(), String>,
@@ -311,7 +311,7 @@ struct Machine {
 
 impl Machine {
     fn start(
-        place: &Place,
+        place: &RunEnvironment,
         image: &Image,
         script: &Script<'_>,
         share: &Path,

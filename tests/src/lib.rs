@@ -27,6 +27,7 @@
 pub mod authority;
 pub mod bucket;
 pub mod by_hand;
+pub mod environment;
 pub mod etcd;
 pub mod failover;
 pub mod freezer;
@@ -37,7 +38,6 @@ pub mod mirror;
 pub mod mirror_events;
 pub mod network;
 pub mod past;
-pub mod place;
 pub mod pools;
 pub mod process;
 pub mod rng;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::place::Place;
+use crate::environment::RunEnvironment;
 use crate::process::{stall_process, until};
 use crate::scratch::Scratch;
 use crate::server::binary;
@@ -50,7 +50,7 @@ impl Load {
     /// # Panics
     /// If the program cannot be started.
     pub fn start(target: &str, line: &str) -> Self {
-        Self::start_at(&Place::default(), target, line, None)
+        Self::start_at(&RunEnvironment::default(), target, line, None)
     }
 
     /// As [`Load::start`], verified, with the verification state in the file `state`.
@@ -58,14 +58,19 @@ impl Load {
     /// # Panics
     /// If the program cannot be started.
     pub fn start_verified(target: &str, line: &str, state: &Path) -> Self {
-        Self::start_at(&Place::default(), target, line, Some(state))
+        Self::start_at(&RunEnvironment::default(), target, line, Some(state))
     }
 
     /// As [`Load::start`], in `place`; verified if `state` is given.
     ///
     /// # Panics
     /// If the program cannot be started.
-    pub fn start_at(place: &Place, target: &str, line: &str, state: Option<&Path>) -> Self {
+    pub fn start_at(
+        place: &RunEnvironment,
+        target: &str,
+        line: &str,
+        state: Option<&Path>,
+    ) -> Self {
         let scratch = Scratch::new();
         let log = File::create(scratch.join("load.log")).expect("a log can be made");
         let mut command = place.command(binary());

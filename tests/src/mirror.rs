@@ -6,9 +6,9 @@ use std::process::Command;
 use flagstone_lab::ports::free_ports;
 use serde_json::Value;
 
+use crate::environment::RunEnvironment;
 use crate::load::Load;
 use crate::network::{HOST_PORTS, HOSTS, LINK, Network};
-use crate::place::Place;
 use crate::process::{stall_process, until};
 use crate::rng::Rng;
 use crate::scratch::Scratch;
@@ -341,9 +341,9 @@ impl Pair {
         Load::start_at(&self.host(), target, line, Some(state))
     }
 
-    /// Place where host programs run.
-    pub fn host(&self) -> Place {
-        self.network.as_ref().map_or_else(Place::default, |network| network.host().clone())
+    /// Where host programs run.
+    pub fn host(&self) -> RunEnvironment {
+        self.network.as_ref().map_or_else(RunEnvironment::default, |network| network.host().clone())
     }
 
     /// A file in this test's directory.
@@ -518,7 +518,7 @@ impl Pair {
         // A place that sees both disks: one may be in a file system of its node's mount namespace.
         let place = match (&self.network, self.small) {
             (Some(network), Some(small)) => network.node(small.node).clone(),
-            _ => Place::default(),
+            _ => RunEnvironment::default(),
         };
         let [a, b] = self.disks.each_ref().map(|disk| disk.to_str().expect("UTF-8"));
         place.try_run("cmp", &["-n", &size_bytes.to_string(), a, b])
@@ -559,7 +559,7 @@ impl Pair {
     }
 }
 
-fn small_folder(scratch: &Scratch, place: &Place, small: Small) -> PathBuf {
+fn small_folder(scratch: &Scratch, place: &RunEnvironment, small: Small) -> PathBuf {
     let folder = scratch.join("small");
     std::fs::create_dir(&folder).expect("a folder can be made");
     let size = format!("size={}", small.room_bytes);

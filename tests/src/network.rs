@@ -10,7 +10,7 @@
 //! Hosts always reach both nodes. The link between them is cut, and the way to [`SERVICES`]. Namespaces need root;
 //! [`Network::make`] reports missing prerequisites.
 
-use crate::place::{Namespaces, Place};
+use crate::environment::{Namespaces, RunEnvironment};
 
 /// Addresses of the nodes on the link.
 pub const LINK: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
@@ -61,13 +61,13 @@ impl Network {
         Ok(network)
     }
 
-    /// Place of a node.
-    pub fn node(&self, node: usize) -> &Place {
+    /// Where the programs of a node run.
+    pub fn node(&self, node: usize) -> &RunEnvironment {
         self.nodes[node].place()
     }
 
-    /// Place of host programs.
-    pub fn host(&self) -> &Place {
+    /// Where host programs run.
+    pub fn host(&self) -> &RunEnvironment {
         self.host.place()
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use flagstone_lab::ports::free_ports;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::place::Place;
+use crate::environment::RunEnvironment;
 use crate::process::descriptors;
 use crate::scratch::Scratch;
 use crate::wire;
@@ -85,7 +85,7 @@ pub struct Server {
     listening: Vec<String>,
     /// Additional arguments, such as `--cores 2`.
     arguments: Vec<String>,
-    place: Place,
+    place: RunEnvironment,
     scratch: Scratch,
 }
 
@@ -116,7 +116,7 @@ impl Server {
     ///
     /// If it does not start to serve, with its output.
     pub fn start_with(volumes: &[&str], listeners: &[&str], arguments: &[&str]) -> Self {
-        Self::start_at(&Place::default(), volumes, listeners, arguments)
+        Self::start_at(&RunEnvironment::default(), volumes, listeners, arguments)
     }
 
     /// As [`Server::start_with`], in `place`.
@@ -125,7 +125,7 @@ impl Server {
     ///
     /// If it does not start to serve, with its output.
     pub fn start_at(
-        place: &Place,
+        place: &RunEnvironment,
         volumes: &[&str],
         listeners: &[&str],
         arguments: &[&str],
@@ -347,7 +347,7 @@ fn api_path(scratch: &Scratch) -> PathBuf {
 /// Starts the program. Its standard output arrives line by line; its log is appended to a file in
 /// `scratch`, which also holds its API socket.
 fn spawn(
-    place: &Place,
+    place: &RunEnvironment,
     volumes: &[String],
     listeners: &[String],
     arguments: &[String],

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use flagstone_lab::ports::free_ports;
+use flagstone_tests::environment::RunEnvironment;
 use flagstone_tests::load::Load;
 use flagstone_tests::mirror::VOLUME;
-use flagstone_tests::place::Place;
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server, binary};
@@ -56,7 +56,7 @@ impl Three {
             std::fs::write(&file, text).expect("a configuration can be written");
             let file = file.to_str().expect("temporary paths are UTF-8");
             let listen = format!("nvme-tcp://{}", addresses[node]);
-            Server::start_at(&Place::default(), &[], &[&listen], &[file])
+            Server::start_at(&RunEnvironment::default(), &[], &[&listen], &[file])
         });
         Three { nodes, addresses, disks, scratch }
     }

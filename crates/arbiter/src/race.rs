@@ -64,13 +64,13 @@ pub enum Goal {
         occasion: Occasion,
     },
     /// The source, which serves: run degraded, without its peers.
-    GoAlone {
+    RunDegraded {
         /// This node's role epoch.
         epoch: u64,
     },
     /// The source, which was granted to run degraded and has served since: keep it so. A record that
     /// was lost, or restored from a backup, is replaced unless it excludes this node.
-    StayAlone {
+    StayDegraded {
         /// This node's role epoch.
         epoch: u64,
     },
@@ -210,7 +210,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
                 _ => proposal(epoch.max(recorded_epoch), in_sync, ask.suspended),
             }
         }
-        Goal::GoAlone { epoch } => match found {
+        Goal::RunDegraded { epoch } => match found {
             // It was never shared, so no other node has been granted anything.
             None if ask.seen_revision == 0 => proposal(epoch, vec![ask.own], ask.suspended),
             found => match unless_succeeded(ask, found, listed) {
@@ -218,7 +218,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
                 Err(denial) => Decision::Deny(denial),
             },
         },
-        Goal::StayAlone { epoch } => match found {
+        Goal::StayDegraded { epoch } => match found {
             Some(found) if !found.is_in_sync(ask.own) => Decision::Deny(lost(&found)),
             Some(found) if says(ask, &found, &[ask.own], epoch) => Decision::Keep(found),
             _ => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
@@ -472,8 +472,8 @@ impl fmt::Display for Goal {
             Goal::Publish { peer: Some(_), .. } => "record the attached peer as in sync",
             Goal::Publish { peer: None, .. } => "record the attached peer as out of date",
             Goal::Insist { .. } => "serve by order",
-            Goal::GoAlone { .. } => "run degraded",
-            Goal::StayAlone { .. } => "stay without the peer",
+            Goal::RunDegraded { .. } => "run degraded",
+            Goal::StayDegraded { .. } => "stay without the peer",
             Goal::Watch => "see whether it may take over",
             Goal::Reclaim { .. } => "take over by a grant whose answer was lost",
             Goal::TakeOver { .. } => "take over",

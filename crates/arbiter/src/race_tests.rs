@@ -36,8 +36,8 @@ fn goals() -> Vec<Goal> {
     vec![
         Goal::Publish { peer: Some(B), epoch: 5, occasion: Occasion::Change },
         Goal::Publish { peer: None, epoch: 5, occasion: Occasion::Change },
-        Goal::GoAlone { epoch: 5 },
-        Goal::StayAlone { epoch: 5 },
+        Goal::RunDegraded { epoch: 5 },
+        Goal::StayDegraded { epoch: 5 },
         Goal::Watch,
         Goal::Reclaim { seen_epoch: 5, rank: 3 },
         Goal::TakeOver { seen_epoch: 5, rank: 3 },
@@ -132,7 +132,7 @@ fn events() -> Vec<(&'static str, Event)> {
 }
 
 fn states() -> Vec<(&'static str, State)> {
-    let ask = ask(A, Goal::GoAlone { epoch: 5 });
+    let ask = ask(A, Goal::RunDegraded { epoch: 5 });
     let attempt = |failed, unanswered| Attempt { ask: ask.clone(), failed, unanswered };
     let own = Record { revision: 8, writer: 2, ..record(A, &[A]) };
     let last = ATTEMPTS_MAX - 1;
@@ -308,7 +308,7 @@ fn one_of_two_nodes_wins_in_every_order() {
         [Node::new(ask(A, own)), Node::new(target)]
     };
     let mut runs = 0;
-    for goal in [Goal::GoAlone { epoch: 5 }, Goal::TakeOver { seen_epoch: 5, rank: 3 }] {
+    for goal in [Goal::RunDegraded { epoch: 5 }, Goal::TakeOver { seen_epoch: 5, rank: 3 }] {
         explore(&rivals(goal), &store, 2, &mut runs);
     }
     assert!(runs > 1000, "{runs} orders");
@@ -320,7 +320,7 @@ fn restored_store_grants_nothing_to_who_saw_more() {
     let mut store = MemoryStore::default();
     store.write(VOLUME, None, record(A, &[A, B]).encode());
     let backup = store.clone();
-    let mut source = Node::new(ask(A, Goal::GoAlone { epoch: 5 }));
+    let mut source = Node::new(ask(A, Goal::RunDegraded { epoch: 5 }));
     while source.action.is_some() {
         step(&mut source, &mut store, Fate::Answered);
     }
@@ -336,7 +336,7 @@ fn restored_store_grants_nothing_to_who_saw_more() {
 
 #[test]
 fn silent_store_ends_race_within_its_attempts() {
-    let mut node = Node::new(ask(A, Goal::GoAlone { epoch: 5 }));
+    let mut node = Node::new(ask(A, Goal::RunDegraded { epoch: 5 }));
     let (mut calls, mut paused_ms) = (0, 0);
     while let Some(action) = node.action.clone() {
         match action {
@@ -426,7 +426,7 @@ fn store_that_refuses_writes_is_noticed_by_watch() {
 /// seen, and from no other.
 #[test]
 fn successor_replaces_only_record_of_hand_over() {
-    let goals = [Goal::GoAlone { epoch: 9 }, Goal::TakeOver { seen_epoch: 9, rank: 3 }];
+    let goals = [Goal::RunDegraded { epoch: 9 }, Goal::TakeOver { seen_epoch: 9, rank: 3 }];
     for goal in goals {
         let granted = |seen_revision, succeeds, found: &Record| {
             let ask = Ask { seen_revision, succeeds, ..ask(A, goal.clone()) };

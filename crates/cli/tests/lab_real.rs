@@ -16,14 +16,14 @@ use serde_json::Value;
 const NQN: &str = "nqn.2026-01.io.flagstone";
 
 /// A directory for commands and the nodes' files.
-struct Place {
+struct NodesDirectory {
     directory: tempfile::TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
+impl NodesDirectory {
+    fn new() -> NodesDirectory {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
-        Place { directory }
+        NodesDirectory { directory }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -76,7 +76,7 @@ impl Drop for Node {
 impl Node {
     /// Starts a node and waits until it serves.
     #[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
-    fn start(place: &Place, name: &str, configuration: &str) -> Node {
+    fn start(place: &NodesDirectory, name: &str, configuration: &str) -> Node {
         let (file, log) = (place.path(&format!("{name}.toml")), place.path(&format!("{name}.log")));
         fs::write(&file, configuration).expect("it can be written");
         let output = fs::File::create(&log).expect("it can be made");
@@ -96,7 +96,7 @@ impl Node {
 }
 
 /// Configuration of node `a` or `b`.
-fn node(place: &Place, name: &str, [own, other]: [u16; 2], volumes: &str) -> String {
+fn node(place: &NodesDirectory, name: &str, [own, other]: [u16; 2], volumes: &str) -> String {
     let peer = if name == "a" { "b" } else { "a" };
     let socket = place.path(&format!("{name}.sock"));
     format!(
@@ -110,7 +110,7 @@ fn node(place: &Place, name: &str, [own, other]: [u16; 2], volumes: &str) -> Str
 /// where writes do not wait for a disk.
 #[allow(clippy::disallowed_methods, reason = "a test waits for another program")]
 fn mirrored(
-    place: &Place,
+    place: &NodesDirectory,
     (volume, in_files): (&str, bool),
     ports: [u16; 2],
     others: [&str; 2],
@@ -154,7 +154,7 @@ fn words(line: &str) -> Vec<String> {
 
 #[test]
 fn mirror_of_given_nodes_beside_published_figures() {
-    let place = Place::new();
+    let place = NodesDirectory::new();
     let ports = free_ports().expect("ports are free");
     let others =
         ["[volume.plain]\ndevice = \"memory:32MiB\"\n", "[volume.link]\ndevice = \"null:1GiB\"\n"];
@@ -215,7 +215,7 @@ impl Drop for Returned {
 
 #[test]
 fn failover_of_given_nodes_loses_nothing() {
-    let place = Place::new();
+    let place = NodesDirectory::new();
     let ports = free_ports().expect("ports are free");
     let [node_a, _node_b] = mirrored(&place, ("db", true), ports, ["", ""]);
     let [a, b] = ports;
@@ -275,13 +275,13 @@ fn failover_of_given_nodes_loses_nothing() {
 }
 
 /// A sparse file as large as the smallest cloud disk.
-fn large_file(place: &Place, name: &str) {
+fn large_file(place: &NodesDirectory, name: &str) {
     let file = fs::File::create(place.path(name)).expect("it can be made");
     file.set_len(10_000_000_000).expect("it can be so large");
 }
 
 /// A file of `mib` MiB that bench created and may therefore overwrite.
-fn made_by_bench(place: &Place, name: &str, mib: u32) -> String {
+fn made_by_bench(place: &NodesDirectory, name: &str, mib: u32) -> String {
     let line = format!(
         "bench run quick {name} --size {mib}m --runtime 50ms --ramp 0 --repetitions 1 --results made"
     );
@@ -294,7 +294,7 @@ fn made_by_bench(place: &Place, name: &str, mib: u32) -> String {
 
 #[test]
 fn given_ssds_locally_and_over_network() {
-    let place = Place::new();
+    let place = NodesDirectory::new();
     fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
     let refused = place.refused("lab fabric precious --results results");
     assert!(refused.contains("with data"), "{refused}");
@@ -343,7 +343,7 @@ fn given_ssds_locally_and_over_network() {
 
 #[test]
 fn given_disks_are_judged_by_size() {
-    let place = Place::new();
+    let place = NodesDirectory::new();
     large_file(&place, "disk");
     let line = "lab provisioned disk --runtime 100ms --repetitions 1 --results results --json";
     let refused = place.refused(&format!("{line} --profile pd-none"));
@@ -362,7 +362,7 @@ fn given_disks_are_judged_by_size() {
 
 #[test]
 fn given_disk_is_compared_with_its_limits() {
-    let place = Place::new();
+    let place = NodesDirectory::new();
     fs::write(place.path("precious"), vec![1; 1 << 20]).expect("it can be written");
     let short = "--ramp 0 --runtime 100ms --results results --json";
     let profile = "--profile pd-ssd --machine n1-standard-16";

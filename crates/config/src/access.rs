@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::check::{RawConfig, RawLayer};
-use super::diagnostic::{Located, Place, Report};
+use super::diagnostic::{Located, Report, SourceLocation};
 use super::model::{Config, Host, Nbd, Peer, Subsystem};
 use crate::listen_spec::{ListenSpec, ListenTls, Listener};
 use crate::uri;
@@ -204,9 +204,9 @@ pub(crate) fn check(
 }
 
 /// The ways out, with the text to write.
-fn help(spec: &ListenSpec, place: &Place) -> String {
+fn help(spec: &ListenSpec, place: &SourceLocation) -> String {
     let accept = match place {
-        Place::Argument(_) => format!("--listen-insecure {spec}"),
+        SourceLocation::Argument(_) => format!("--listen-insecure {spec}"),
         _ => format!("{{ url = \"{spec}\", insecure = true }}"),
     };
     let safe = match spec {

@@ -1,7 +1,7 @@
 //! Command-line options that make or change a configuration.
 
 use super::check::{RawBacking, RawConfig, RawVolume};
-use super::diagnostic::{Located, Place, Report, shown};
+use super::diagnostic::{Located, Report, SourceLocation, shown};
 use super::read::{io_engine, parse_state};
 use super::reader::{count_in_range, size_from_text, time_from_text, word_from_text};
 use super::schema;
@@ -89,8 +89,8 @@ impl Arguments {
     }
 }
 
-fn place(option: &str, text: &str) -> Place {
-    Place::Argument(format!("{option} {text}"))
+fn place(option: &str, text: &str) -> SourceLocation {
+    SourceLocation::Argument(format!("{option} {text}"))
 }
 
 fn option<T, E: std::fmt::Display>(

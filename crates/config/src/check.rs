@@ -12,7 +12,7 @@ use flagstone_runtime::IoEngine;
 
 use super::access;
 use super::api::{self, RawApiTls};
-use super::diagnostic::{Located, Message, Place, Report};
+use super::diagnostic::{Located, Message, Report, SourceLocation};
 use super::mirror::RawMirror;
 use super::model::{
     ApiUser, ArbiterStore, Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server,
@@ -100,7 +100,7 @@ pub(crate) fn finish(mut raw: RawConfig, report: &Report) -> Option<Config> {
     if raw.volumes.is_empty() && !raw.volumes_mistaken && raw.server.state.is_none() {
         let help = "write a table [volume.NAME] with device = \"PATH\", or --volume NAME=DEVICE, or \
                     `state` in [server] for volumes of pools";
-        report.error(&Place::Whole, "there is no volume to serve", help);
+        report.error(&SourceLocation::Whole, "there is no volume to serve", help);
     }
     let listen = listen_or_default(raw.server.listen.take());
     check_listen(&listen, report);
@@ -150,7 +150,7 @@ fn listen_or_default(listen: Option<Vec<Located<Listener>>>) -> Vec<Located<List
             .iter()
             .filter_map(|text| text.parse().ok())
             .map(|spec| Listener { spec, insecure: false })
-            .map(|value| Located { value, place: Place::Whole })
+            .map(|value| Located { value, place: SourceLocation::Whole })
             .collect()
     })
 }
@@ -311,7 +311,7 @@ fn check_volume_names(raw: &RawConfig, report: &Report) {
 
 /// No disk or file backs two volumes, as both would write to it.
 fn check_devices(volumes: &[RawVolume], report: &Report) {
-    let mut seen: BTreeMap<String, (&Place, bool)> = BTreeMap::new();
+    let mut seen: BTreeMap<String, (&SourceLocation, bool)> = BTreeMap::new();
     let mut names = BTreeSet::new();
     // A duplicate volume has been reported already.
     let distinct = volumes.iter().filter(|volume| names.insert(&volume.name.value));
@@ -488,7 +488,7 @@ fn subsystem(
 struct Once<'a> {
     what: &'static str,
     help: &'static str,
-    seen: BTreeMap<String, Place>,
+    seen: BTreeMap<String, SourceLocation>,
     report: &'a Report,
 }
 
@@ -497,7 +497,7 @@ impl<'a> Once<'a> {
         Once { what, help, seen: BTreeMap::new(), report }
     }
 
-    fn add(&mut self, name: &str, place: &Place) -> bool {
+    fn add(&mut self, name: &str, place: &SourceLocation) -> bool {
         if let Some(first) = self.seen.get(name) {
             let message = format!("{} `{name}` is given twice", self.what);
             self.report.error_with(place, message, self.help, ("first given at", first));

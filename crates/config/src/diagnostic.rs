@@ -14,7 +14,7 @@ use crate::limits::{
 use crate::redact;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum SourceLocation {
     Text(Range<usize>),
     /// An option of the command line, as written.
     Argument(String),
@@ -25,7 +25,7 @@ pub(crate) enum Place {
 #[derive(Debug, Clone)]
 pub(crate) struct Located<T> {
     pub(crate) value: T,
-    pub(crate) place: Place,
+    pub(crate) place: SourceLocation,
 }
 
 /// Text of a configuration: one file, or the files of a directory one after the other.
@@ -87,14 +87,14 @@ impl<T: Into<String>> From<T> for Message {
 #[derive(Debug, Clone)]
 struct Mistake {
     severity: Severity,
-    place: Place,
+    place: SourceLocation,
     message: Message,
     help: String,
-    related: Option<(&'static str, Place)>,
+    related: Option<(&'static str, SourceLocation)>,
     /// Places of the same mistake, including the first.
     count: usize,
     /// The first few of the others.
-    also_at: Vec<Place>,
+    also_at: Vec<SourceLocation>,
 }
 
 impl Mistake {
@@ -116,7 +116,7 @@ pub(crate) struct Report {
 impl Report {
     pub(crate) fn error(
         &self,
-        place: &Place,
+        place: &SourceLocation,
         message: impl Into<Message>,
         help: impl std::fmt::Display,
     ) {
@@ -125,7 +125,7 @@ impl Report {
 
     pub(crate) fn warn(
         &self,
-        place: &Place,
+        place: &SourceLocation,
         message: impl Into<Message>,
         help: impl std::fmt::Display,
     ) {
@@ -135,10 +135,10 @@ impl Report {
     /// Records a mistake that involves a second place, such as the first of two that collide.
     pub(crate) fn error_with(
         &self,
-        place: &Place,
+        place: &SourceLocation,
         message: impl Into<Message>,
         help: impl std::fmt::Display,
-        (words, related): (&'static str, &Place),
+        (words, related): (&'static str, &SourceLocation),
     ) {
         let related = Some((words, related.clone()));
         self.add(Severity::Mistake, place, message.into(), help.to_string(), related);
@@ -147,10 +147,10 @@ impl Report {
     fn add(
         &self,
         severity: Severity,
-        place: &Place,
+        place: &SourceLocation,
         message: Message,
         help: String,
-        related: Option<(&'static str, Place)>,
+        related: Option<(&'static str, SourceLocation)>,
     ) {
         if severity == Severity::Mistake {
             self.count.set(self.count.get() + 1);
@@ -181,9 +181,9 @@ impl Report {
     pub(crate) fn into_diagnostics(self, file: Option<Source<'_>>) -> Option<Diagnostics> {
         let mut mistakes = self.mistakes.into_inner();
         mistakes.sort_by_key(|mistake| match &mistake.place {
-            Place::Text(span) => (0, span.start),
-            Place::Whole => (1, 0),
-            Place::Argument(_) => (2, 0),
+            SourceLocation::Text(span) => (0, span.start),
+            SourceLocation::Whole => (1, 0),
+            SourceLocation::Argument(_) => (2, 0),
         });
         let items: Vec<_> =
             mistakes.into_iter().map(|mistake| Diagnostic::new(mistake, file)).collect();
@@ -261,7 +261,7 @@ impl Diagnostics {
     /// A file that could not be read at all.
     pub(crate) fn unreadable(name: &str, message: String, help: &str) -> Diagnostics {
         let report = Report::default();
-        report.error(&Place::Whole, message, help);
+        report.error(&SourceLocation::Whole, message, help);
         report.into_diagnostics(Some(Source::file(name, ""))).expect("a mistake was reported")
     }
 
@@ -295,14 +295,14 @@ impl Diagnostic {
         let note = mistake.related.map(|(words, place)| format!("{words} {}", spot(&place, file)));
         let also_at = mistake.also_at.iter().map(|place| spot(place, file)).collect();
         let (origin, line, column, excerpt) = match (mistake.place, file) {
-            (Place::Text(span), Some(source)) => {
+            (SourceLocation::Text(span), Some(source)) => {
                 let (name, text, span) = source.part(&span);
                 let (line, column, mut excerpt) = locate(text, span);
                 // A key in the place of its path must not reach a log.
                 excerpt.text = redact::mask(&excerpt.text);
                 (name.to_owned(), Some(line), Some(column), excerpt)
             }
-            (Place::Argument(argument), _) => (argument, None, None, Excerpt::default()),
+            (SourceLocation::Argument(argument), _) => (argument, None, None, Excerpt::default()),
             _ => (source_name(file), None, None, Excerpt::default()),
         };
         let Mistake { severity, message, help, count, .. } = mistake;
@@ -350,14 +350,14 @@ fn source_name(file: Option<Source<'_>>) -> String {
     file.map_or("command line", |source| source.name).to_owned()
 }
 
-fn spot(place: &Place, file: Option<Source<'_>>) -> String {
+fn spot(place: &SourceLocation, file: Option<Source<'_>>) -> String {
     match (place, file) {
-        (Place::Text(span), Some(source)) => {
+        (SourceLocation::Text(span), Some(source)) => {
             let (name, text, span) = source.part(span);
             let (line, column, _) = locate(text, span);
             format!("{name}:{line}:{column}")
         }
-        (Place::Argument(argument), _) => printable(argument),
+        (SourceLocation::Argument(argument), _) => printable(argument),
         _ => "the file".to_owned(),
     }
 }

@@ -52,7 +52,7 @@ pub use model::{
 pub use flagstone_runtime::IoEngine;
 
 use check::RawConfig;
-use diagnostic::{Place, Report, Source};
+use diagnostic::{Report, Source, SourceLocation};
 
 /// A valid configuration, and what is suspicious about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,7 +124,7 @@ fn parse_toml(text: &str, report: &Report) -> Option<RawConfig> {
     match toml_edit::Document::parse(text) {
         Ok(document) => Some(read::read_root(document.as_table(), report)),
         Err(error) => {
-            let place = error.span().map_or(Place::Whole, Place::Text);
+            let place = error.span().map_or(SourceLocation::Whole, SourceLocation::Text);
             let message = format!("this is not TOML: {}", error.message());
             report.error(&place, message, syntax_help(error.message()));
             None

@@ -9,7 +9,7 @@ use flagstone_mirror::{
 use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
-use super::diagnostic::{Located, Place, Report};
+use super::diagnostic::{Located, Report, SourceLocation};
 use super::model::{Layer, Mirror, Peer};
 use super::performance;
 use super::profile::Catalogs;
@@ -29,16 +29,16 @@ const RATES: [&str; 2] = ["resync_max", "resync_min"];
 const TIMES: [&str; 1] = ["failover_after"];
 
 pub(crate) struct RawMirror {
-    place: Place,
+    place: SourceLocation,
     peers: Vec<Located<String>>,
     group: Option<Located<String>>,
     intent_log: Option<Located<DeviceSpec>>,
     /// Rates of the resync that are written, by key.
     rates: Vec<(&'static str, Located<u64>)>,
-    /// Place of `failover`.
-    failover: Place,
+    /// Where `failover` is written.
+    failover: SourceLocation,
     /// The keys of [`TIMES`] that are written, and their places.
-    failover_times: Vec<(&'static str, Place)>,
+    failover_times: Vec<(&'static str, SourceLocation)>,
     mirror: Mirror,
 }
 
@@ -355,7 +355,7 @@ fn mirrors(volume: &RawVolume) -> impl Iterator<Item = &RawMirror> {
     })
 }
 
-fn devices(raw: &RawConfig) -> BTreeMap<String, Place> {
+fn devices(raw: &RawConfig) -> BTreeMap<String, SourceLocation> {
     let backings = raw.volumes.iter().filter_map(|volume| volume.backing.as_ref());
     let devices = backings.flat_map(|backing| &backing.devices);
     devices.map(|device| (device.value.to_string(), device.place.clone())).collect()
@@ -465,7 +465,7 @@ fn check_surroundings(
 fn check_intent_log(
     volume: &RawVolume,
     mirror: &RawMirror,
-    taken: &mut BTreeMap<String, Place>,
+    taken: &mut BTreeMap<String, SourceLocation>,
     report: &Report,
 ) {
     let Some(intent_log) = &mirror.intent_log else { return };

@@ -21,7 +21,7 @@ use flagstone_cloud::{
 };
 use flagstone_limit::{Budget, IoSize, IoStep, Limit, LimitError, Rate};
 
-use super::diagnostic::{Place, shown};
+use super::diagnostic::{SourceLocation, shown};
 use super::model::{Profile, Provisioned};
 use super::reader::Reader;
 use super::schema::PROFILE;
@@ -221,7 +221,7 @@ fn refuse(reader: &Reader<'_>, catalog: &Catalog, error: PlanError, keys: &[&str
         found = found.replace(option, name);
         accepted = accepted.replace(option, name);
     }
-    let place: Place = reader.value_place(key);
+    let place: SourceLocation = reader.value_place(key);
     reader.report().error(&place, found, accepted);
 }
 

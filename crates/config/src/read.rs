@@ -10,7 +10,7 @@ use flagstone_runtime::IoEngine;
 
 use super::api;
 use super::arbiter;
-use super::diagnostic::{Located, Place, Report, shown};
+use super::diagnostic::{Located, Report, SourceLocation, shown};
 use super::layers;
 use super::mirror;
 use super::model::{Host, Nbd, Nvme};
@@ -34,9 +34,10 @@ pub(crate) fn read_root(root: &toml_edit::Table, report: &Report) -> RawConfig {
     for (name, _) in root.iter().filter(|(name, _)| !ROOT.contains(name)) {
         let span = root.key(name).and_then(|key| key.span());
         let message = format!("unknown table `{}`", bare(name));
-        report.error(&place_of(span, &Place::Whole), message, suggestion(name, &ROOT));
+        report.error(&place_of(span, &SourceLocation::Whole), message, suggestion(name, &ROOT));
     }
-    let key_place = |name| place_of(root.key(name).and_then(|key| key.span()), &Place::Whole);
+    let key_place =
+        |name| place_of(root.key(name).and_then(|key| key.span()), &SourceLocation::Whole);
     let server = root
         .get("server")
         .and_then(|item| {
@@ -92,13 +93,13 @@ fn named_tables<'a>(
     let Some(parent) = item.as_table_like() else {
         let help = format!("write one table for each: [{kind}.NAME]");
         let message = format!("`{kind}` is not a table of tables");
-        report.error(&place_of(item.span(), &Place::Whole), message, help);
+        report.error(&place_of(item.span(), &SourceLocation::Whole), message, help);
         return Vec::new();
     };
     let mut tables = Vec::new();
     for (name, item) in parent.iter() {
         let span = parent.key(name).and_then(|key| key.span());
-        let place = place_of(span, &Place::Whole);
+        let place = place_of(span, &SourceLocation::Whole);
         if let Err(error) = names::check_volume_name(name) {
             report.error(&place, format!("bad name in [{kind}.{}]", bare(name)), error);
         }

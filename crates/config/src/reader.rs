@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use toml_edit::{Item, TableLike, Value};
 
-use super::diagnostic::{Located, Message, Place, Report, shown};
+use super::diagnostic::{Located, Message, Report, SourceLocation, shown};
 use super::schema::{Key, Kind, Section, SizeRule};
 use flagstone_units::{
     format_duration, format_rate, format_size, missing_size_unit, nearest_name, parse_duration,
@@ -20,7 +20,7 @@ pub(crate) struct Reader<'a> {
     /// Path of the table in the file, such as `volume.db.limit`.
     title: String,
     table: Option<&'a dyn TableLike>,
-    place: Place,
+    place: SourceLocation,
     report: &'a Report,
 }
 
@@ -28,13 +28,13 @@ pub(crate) struct Reader<'a> {
 pub(crate) struct List<T> {
     pub(crate) entries: Vec<Located<T>>,
     pub(crate) written: usize,
-    pub(crate) place: Place,
+    pub(crate) place: SourceLocation,
 }
 
 /// A list whose entries are texts or tables.
 pub(crate) struct Entries<'a> {
     pub(crate) entries: Vec<Entry<'a>>,
-    pub(crate) place: Place,
+    pub(crate) place: SourceLocation,
 }
 
 pub(crate) enum Entry<'a> {
@@ -45,8 +45,11 @@ pub(crate) enum Entry<'a> {
 }
 
 /// The place of an item, or of the table around it where the parser knows none.
-pub(crate) fn place_of(span: Option<std::ops::Range<usize>>, otherwise: &Place) -> Place {
-    span.map_or_else(|| otherwise.clone(), Place::Text)
+pub(crate) fn place_of(
+    span: Option<std::ops::Range<usize>>,
+    otherwise: &SourceLocation,
+) -> SourceLocation {
+    span.map_or_else(|| otherwise.clone(), SourceLocation::Text)
 }
 
 impl<'a> Reader<'a> {
@@ -55,7 +58,7 @@ impl<'a> Reader<'a> {
         schema: &'static Section,
         title: String,
         item: &'a Item,
-        place: Place,
+        place: SourceLocation,
         report: &'a Report,
     ) -> Option<Reader<'a>> {
         let Some(table) = item.as_table_like() else {
@@ -75,7 +78,13 @@ impl<'a> Reader<'a> {
 
     /// An absent table: every key has its default.
     pub(crate) fn absent(schema: &'static Section, report: &'a Report) -> Reader<'a> {
-        Reader { schema, title: schema.path.to_owned(), table: None, place: Place::Whole, report }
+        Reader {
+            schema,
+            title: schema.path.to_owned(),
+            table: None,
+            place: SourceLocation::Whole,
+            report,
+        }
     }
 
     pub(crate) fn message(&self, write: impl Fn(&str) -> String) -> Message {
@@ -101,27 +110,27 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &SourceLocation {
         &self.place
     }
 
     /// Where the key `name` is written, or else its table.
-    pub(crate) fn key_place(&self, name: &str) -> Place {
+    pub(crate) fn key_place(&self, name: &str) -> SourceLocation {
         let span = self.table.and_then(|table| table.key(name)).and_then(|key| key.span());
         place_of(span, &self.place)
     }
 
     /// Where the value of the key `name` is written, or else the key or its table.
-    pub(crate) fn value_place(&self, name: &str) -> Place {
+    pub(crate) fn value_place(&self, name: &str) -> SourceLocation {
         place_of(self.item(name).and_then(Item::span), &self.key_place(name))
     }
 
     /// The table's keys and where each is written, in the order of the file.
-    pub(crate) fn keys_in_order(&self) -> Vec<(&'a str, Place)> {
+    pub(crate) fn keys_in_order(&self) -> Vec<(&'a str, SourceLocation)> {
         let names = self.table.into_iter().flat_map(|table| table.iter());
         let mut keys: Vec<_> = names.map(|(name, _)| (name, self.key_place(name))).collect();
         keys.sort_by_key(|(_, place)| match place {
-            Place::Text(span) => span.start,
+            SourceLocation::Text(span) => span.start,
             _ => 0,
         });
         keys
@@ -145,12 +154,12 @@ impl<'a> Reader<'a> {
     }
 
     /// The value of a key and where it is, if it is written.
-    fn value(&self, name: &str) -> Option<(&'a Item, Place)> {
+    fn value(&self, name: &str) -> Option<(&'a Item, SourceLocation)> {
         let item = self.item(name)?;
         Some((item, self.value_place(name)))
     }
 
-    fn wrong_type(&self, key: &Key, item: &Item, place: &Place) {
+    fn wrong_type(&self, key: &Key, item: &Item, place: &SourceLocation) {
         let message = format!("`{}` is {}", key.name, described(item.type_name()));
         self.report.error(place, message, key.kind.expected());
     }
@@ -472,7 +481,7 @@ mod tests {
                 continue;
             }
             let checked = match key.kind {
-                Kind::Flag => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
+                Kind::Boolean => key.default.parse::<bool>().map(drop).map_err(|e| e.to_string()),
                 Kind::Count(_) => {
                     count_in_range(key.default.parse().unwrap_or(-1), &key.kind).map(drop)
                 }

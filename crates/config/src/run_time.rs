@@ -1,7 +1,7 @@
 //! Volumes made at run time: the table of a volume without its device, checked as in a file.
 
 use super::check;
-use super::diagnostic::{Diagnostics, Located, Place, Report, Source};
+use super::diagnostic::{Diagnostics, Located, Report, Source, SourceLocation};
 use super::{Backing, Config, Subsystem, Volume, parse_toml, syntax_help};
 use crate::names::check_volume_name;
 
@@ -25,7 +25,7 @@ impl Config {
         let text = format!("[volume.\"{name}\"]\n{settings}");
         let source = Source::file("settings", &text);
         if let Err(error) = check_volume_name(name) {
-            report.error(&Place::Whole, "bad volume name", error);
+            report.error(&SourceLocation::Whole, "bad volume name", error);
         } else {
             refuse_others(name, &text, &report);
         }
@@ -47,7 +47,7 @@ impl Config {
         let mut raw = parse_toml(&text, report)?;
         raw.server.nvme.nqn_prefix.clone_from(&self.server.nvme.nqn_prefix);
         let limits = self.limits.iter().map(|shared| {
-            let name = Located { value: shared.name.clone(), place: Place::Whole };
+            let name = Located { value: shared.name.clone(), place: SourceLocation::Whole };
             (name, shared.limit.clone())
         });
         raw.limits = limits.collect();
@@ -64,7 +64,7 @@ fn refuse_others(name: &str, text: &str, report: &Report) {
         Ok(document) => document,
         Err(error) => {
             let message = format!("the settings are not TOML: {}", error.message());
-            return report.error(&Place::Whole, message, syntax_help(error.message()));
+            return report.error(&SourceLocation::Whole, message, syntax_help(error.message()));
         }
     };
     let root = document.as_table();
@@ -72,11 +72,15 @@ fn refuse_others(name: &str, text: &str, report: &Report) {
     let table = tables.and_then(|tables| tables.get(name)?.as_table_like());
     let only = root.len() == 1 && tables.is_some_and(|tables| tables.len() == 1);
     let Some(table) = table.filter(|_| only) else {
-        return report.error(&Place::Whole, "settings have no tables of their own", "remove them");
+        return report.error(
+            &SourceLocation::Whole,
+            "settings have no tables of their own",
+            "remove them",
+        );
     };
     for key in REFUSED.iter().filter(|key| table.contains_key(key)) {
         let help = "the pool stores its data: remove the key";
-        report.error(&Place::Whole, format!("a volume of a pool has no `{key}`"), help);
+        report.error(&SourceLocation::Whole, format!("a volume of a pool has no `{key}`"), help);
     }
 }
 

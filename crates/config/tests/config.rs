@@ -452,7 +452,7 @@ fn parser_accepts_schema_ranges_and_defaults() {
     for (section, key) in SECTIONS.iter().flat_map(|s| s.keys.iter().map(move |k| (s, k))) {
         let parse = |value: &str| Config::parse("f", &file_with(section.path, key.name, value));
         let (inside, outside) = match &key.kind {
-            Kind::Flag => (vec!["true".into(), "false".into()], vec!["1".into()]),
+            Kind::Boolean => (vec!["true".into(), "false".into()], vec!["1".into()]),
             Kind::Count(range) => (
                 vec![range.start().to_string(), range.end().to_string()],
                 vec![(i128::from(*range.start()) - 1).to_string(), (range.end() + 1).to_string()],

@@ -39,26 +39,26 @@ pub enum GuardVerdict {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{target} is not written to: {found}\n{remedy}")]
+#[error("{target} is not written to: {found}\n{advice}")]
 pub struct Guarded {
     /// The target, as it was named.
     pub target: String,
     pub found: String,
-    pub remedy: String,
+    pub advice: String,
 }
 
 impl Guarded {
     /// A refusal that the user's consent lifts.
     pub fn needs_consent(target: &str, found: impl Into<String>) -> Guarded {
-        let remedy = format!("if its data may be destroyed, say --destroy-data={target}");
-        Guarded { target: target.to_owned(), found: found.into(), remedy }
+        let advice = format!("if its data may be destroyed, say --destroy-data={target}");
+        Guarded { target: target.to_owned(), found: found.into(), advice }
     }
 }
 
 /// Checks a device or file. `name` is the target as the user named it.
 pub fn check_path(name: &str, path: &Path, access: GuardedAccess) -> Result<GuardVerdict, Guarded> {
-    let refused = |found: String, remedy: &str| {
-        Err(Guarded { target: name.to_owned(), found, remedy: remedy.to_owned() })
+    let refused = |found: String, advice: &str| {
+        Err(Guarded { target: name.to_owned(), found, advice: advice.to_owned() })
     };
     let found = match inspect(path) {
         Ok(found) => found,

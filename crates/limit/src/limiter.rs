@@ -103,11 +103,11 @@ impl Limiter {
     }
 
     /// Lets a command of the current flow start now (`None`), or returns its place in the queue.
-    pub(crate) fn enter(self: &Arc<Self>, class: Class, bytes: usize) -> Option<Place> {
+    pub(crate) fn enter(self: &Arc<Self>, class: Class, bytes: usize) -> Option<QueuedCommand> {
         let request = Request { class, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
         let flow = task::flow();
         let ticket = self.ask(flow, request)?;
-        Some(Place { limiter: self.clone(), flow, request, ticket })
+        Some(QueuedCommand { limiter: self.clone(), flow, request, ticket })
     }
 
     /// `None` if the command starts; otherwise its ticket, or none if it must wait outside the
@@ -282,8 +282,8 @@ impl Drop for Duty {
     }
 }
 
-/// Place of a waiting command. Resolves at its turn.
-pub(crate) struct Place {
+/// A waiting command. Resolves at its turn.
+pub(crate) struct QueuedCommand {
     limiter: Arc<Limiter>,
     flow: u64,
     request: Request,
@@ -291,7 +291,7 @@ pub(crate) struct Place {
     ticket: Option<Ticket>,
 }
 
-impl Place {
+impl QueuedCommand {
     /// Waits for the turn of the command.
     pub(crate) async fn turn(mut self) {
         let mut pauses = Backoff::new(OUTSIDE_PAUSE, OUTSIDE_PAUSE_MAX);
@@ -323,7 +323,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuedCommand {
     fn drop(&mut self) {
         let Some(ticket) = self.ticket else { return };
         let mut state = self.limiter.state.lock();

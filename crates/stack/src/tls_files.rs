@@ -17,7 +17,7 @@ use flagstone_config::device_spec::{DeviceSpec, NbdTlsSpec, NbdTlsTrust};
 use flagstone_config::{Config, Nbd};
 use flagstone_nbd::NbdTlsClient;
 use flagstone_runtime::tls::{
-    ClientIdentity, PskServer, TlsClient, TlsConfigError, TlsServer, Trust,
+    ClientIdentity, PskServer, ServerTrust, TlsClient, TlsConfigError, TlsServer,
 };
 use flagstone_transport::{PskChooser, PskKeys, tls_psk};
 use parking_lot::Mutex;
@@ -173,7 +173,7 @@ fn read_client(spec: &NbdTlsSpec, host: &str) -> Result<TlsClient, TlsFileError>
         }
         NbdTlsTrust::Certificates { folder } => {
             let has_own = folder.join("client-cert.pem").exists();
-            let trust = Trust {
+            let trust = ServerTrust {
                 authorities: Some(certificate(&folder.join("ca-cert.pem"))?),
                 server_name: spec.server_name.clone().unwrap_or_else(|| host.to_owned()),
                 identity: has_own.then(|| identity(folder, "client")).transpose()?,
@@ -182,7 +182,7 @@ fn read_client(spec: &NbdTlsSpec, host: &str) -> Result<TlsClient, TlsFileError>
         }
         NbdTlsTrust::System => {
             let server_name = spec.server_name.clone().unwrap_or_else(|| host.to_owned());
-            let trust = Trust { authorities: None, server_name, identity: None };
+            let trust = ServerTrust { authorities: None, server_name, identity: None };
             (PathBuf::from("the authorities of this system"), TlsClient::with_trust(&trust))
         }
     };

@@ -28,7 +28,7 @@ pub struct Key {
 /// Kind of a value, with its range.
 #[derive(Debug)]
 pub enum Kind {
-    Flag,
+    Boolean,
     Count(RangeInclusive<u64>),
     /// A size in bytes: text with a unit, or a whole number.
     Size(RangeInclusive<u64>, SizeRule),

@@ -60,9 +60,9 @@ pub static MIRROR: Section = Section {
             "Highest rate of a resync. Default: none.";
         "resync_min", THROUGHPUT, "16MiB/s" =>
             "Lowest rate of an adaptive resync.";
-        "resync_adaptive", Kind::Flag, "true" =>
+        "resync_adaptive", Kind::Boolean, "true" =>
             "A resync yields to hosts: at most about twice their usual latency.";
-        "resync_compare", Kind::Flag, "false" =>
+        "resync_compare", Kind::Boolean, "false" =>
             "A resync compares checksums and copies only blocks that differ. For links slower than the disks.";
         "granularity", Kind::Size(4 * KIB..=16 * MIB, SizeRule::PowerOfTwo), "64KiB" =>
             "Bytes per bit of the bitmap, the same on all nodes. Fixed by `flagstone mirror create`. A finer bitmap copies less and takes more space (2 MiB per TiB at 64KiB) and memory. Minimum: 8KiB beyond 32 TiB, 128KiB beyond 64 TiB (also the default there), doubling with the volume.";
@@ -80,7 +80,7 @@ pub static PEER: Section = Section {
             "Its NVMe/TCP address: `HOST`, `HOST:PORT` or `[IPv6]:PORT`; default port 4420. Required.";
         "key_file", Kind::Text("path"), "" =>
             "Key that both nodes prove to each other. Default: none: knowing the node's name is enough.";
-        "insecure", Kind::Flag, "false" =>
+        "insecure", Kind::Boolean, "false" =>
             "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
         "tls_key_file", Kind::Text("path"), "" =>
             "TLS key of both nodes (`flagstone key generate --tls`), without which the replica cannot be reached. Both listeners need `?tls=allowed` or `?tls=required`. Default: no TLS.";

@@ -21,14 +21,14 @@ pub static PROFILE: Section = Section {
             "`gcp-current`, `gcp-2019`, or the path of a file. Default: `gcp-current`.";
         "disks", Kind::Count(1..=flagstone_cloud::limits::MAX_DISKS as u64), "" =>
             "Number of striped disks. Default: the machine's, or 1.";
-        "regional", Kind::Flag, "" => "The disk is replicated in two zones. Default: false.";
+        "regional", Kind::Boolean, "" => "The disk is replicated in two zones. Default: false.";
         "provisioned_iops", IOPS, "" =>
             "IOPS bought for each disk. Default: the type's.";
         "provisioned_throughput", THROUGHPUT, "" =>
             "Throughput bought for each disk. Default: the type's.";
         "other_egress_gbps", Kind::Count(0..=10_000), "" =>
             "Other egress of the machine, Gbit/s. Default: 0.";
-        "tier1_networking", Kind::Flag, "" =>
+        "tier1_networking", Kind::Boolean, "" =>
             "The machine has Tier_1 networking. Default: false.";
     },
     profile: false,

@@ -38,7 +38,7 @@ pub static LISTEN: Section = Section {
     path: "server.listen",
     keys: keys! {
         "url", Kind::Text("listen address"), "" => "The address. Required.";
-        "insecure", Kind::Flag, "false" =>
+        "insecure", Kind::Boolean, "false" =>
             "Accept hosts and clients without keys: anyone who reaches the address can read and write its volumes. Log, status and a [metric](metrics.md) warn.";
     },
     profile: false,
@@ -89,8 +89,8 @@ pub static NVME: Section = Section {
             "Largest transfer of one command.";
         "max_connections", Kind::Count(1..=65536), "1024" =>
             "Connections (queues) of all hosts.";
-        "header_digest", Kind::Flag, "true" => "Grant digests on request.";
-        "data_digest", Kind::Flag, "true" => "Grant digests on request.";
+        "header_digest", Kind::Boolean, "true" => "Grant digests on request.";
+        "data_digest", Kind::Boolean, "true" => "Grant digests on request.";
         "handshake_timeout", time(100, 10 * MINUTE_MS), "10s" =>
             "Time limit until the Connect command completes.";
         "stall_timeout", time(100, DAY_MS), "30s" =>
@@ -107,7 +107,7 @@ pub static NBD: Section = Section {
             "Connections of all clients.";
         "tls_certificates", Kind::Text("directory"), "" =>
             "Directory with `server-cert.pem`, `server-key.pem` (mode 0600) and, for `tls_verify_clients`, `ca-cert.pem`.";
-        "tls_verify_clients", Kind::Flag, "false" =>
+        "tls_verify_clients", Kind::Boolean, "false" =>
             "Clients show a certificate that `ca-cert.pem` has signed.";
         "tls_psk_file", Kind::Text("path"), "" =>
             "Pre-shared keys (mode 0600), as `psktool` makes them: `NAME:HEX` on each line; two lines of a name while one key replaces the other.";

@@ -27,7 +27,7 @@ pub static VOLUME: Section = Section {
         "stripe", Kind::Table(&STRIPE), "" => "Several striped devices.";
         "block_size", Kind::Size(512..=4096, SizeRule::MinOrMax), "" =>
             "Logical block size. Default: the device's, 4096 for a file.";
-        "read_only", Kind::Flag, "false" => "Refuse writes, and open the device read-only.";
+        "read_only", Kind::Boolean, "false" => "Refuse writes, and open the device read-only.";
         "nqn", Kind::Text("NQN"), "" =>
             "NQN of its subsystem. Default: `nqn_prefix:NAME`.";
         "uuid", Kind::Text("UUID"), "" =>

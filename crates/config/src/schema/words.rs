@@ -13,7 +13,7 @@ impl Section {
         let mut items: Vec<(String, String)> = Vec::new();
         for key in self.keys {
             let values = match (&key.kind, key.kind.range()) {
-                (Kind::Flag, _) => key.kind.noun(),
+                (Kind::Boolean, _) => key.kind.noun(),
                 (Kind::Choice(_), range) => range,
                 (_, range) if range.is_empty() => key.kind.noun(),
                 (_, range) => format!("{}, {}", key.kind.noun(), range.replace(" to ", "–")),
@@ -41,7 +41,7 @@ impl Kind {
     /// The name of the kind, such as `size`.
     pub fn noun(&self) -> String {
         match self {
-            Kind::Flag => "boolean".into(),
+            Kind::Boolean => "boolean".into(),
             Kind::Count(_) => "number".into(),
             Kind::Size(..) => "size".into(),
             Kind::Rate(_) => "throughput".into(),
@@ -57,7 +57,7 @@ impl Kind {
     /// The accepted values, for people; empty where the name of the kind says it all.
     pub fn range(&self) -> String {
         match self {
-            Kind::Flag => "true or false".into(),
+            Kind::Boolean => "true or false".into(),
             Kind::Count(range) => ends(range, |n| n.to_string()),
             Kind::Size(range, SizeRule::MultipleOf(unit)) => {
                 format!("{}, a multiple of {}", ends(range, format_size), format_size(*unit))
@@ -80,7 +80,7 @@ impl Kind {
     /// Accepted values, for the help line of a diagnostic.
     pub fn expected(&self) -> String {
         match self {
-            Kind::Flag => "write true or false, without quotes".into(),
+            Kind::Boolean => "write true or false, without quotes".into(),
             Kind::Count(_) => format!("write a whole number from {}", self.range()),
             Kind::Size(range, _) => {
                 let example = format_size(4096_u64.clamp(*range.start(), *range.end()));
@@ -119,7 +119,7 @@ impl Kind {
     /// A value of this kind as it is written in the file.
     pub fn as_toml(&self, text: &str) -> String {
         match self {
-            Kind::Flag | Kind::Count(_) => text.to_owned(),
+            Kind::Boolean | Kind::Count(_) => text.to_owned(),
             _ => format!("\"{text}\""),
         }
     }

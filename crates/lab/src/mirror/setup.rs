@@ -18,7 +18,7 @@ pub(crate) const HOT_BYTES: u64 = 96 << 20;
 /// intent log.
 pub(crate) const COLD_BYTES: u64 = 384 << 20;
 /// Bytes of a cold volume that may be active: the minimum.
-const COLD_CRASH_RESYNC: &str = "128MiB";
+const SMALL_ACTIVITY_LOG: &str = "128MiB";
 /// Bytes of a device beyond those in use, for the mirror's metadata.
 const SPARE_BYTES: u64 = 16 << 20;
 
@@ -243,7 +243,7 @@ impl EmulatedDisks {
             text += ", intent_log_mode = \"every-write\"";
         }
         if !setup.hot {
-            let _ = write!(text, ", activity_log_size = \"{COLD_CRASH_RESYNC}\"");
+            let _ = write!(text, ", activity_log_size = \"{SMALL_ACTIVITY_LOG}\"");
         }
         Some(text + " }\n")
     }

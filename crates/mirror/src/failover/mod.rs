@@ -42,7 +42,7 @@ use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{
-    Exclusion, Situation, Standing, Step, Timing, compared_again_at, step,
+    PeerExclusion, Situation, Standing, Step, Timing, compared_again_at, step,
 };
 use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
@@ -217,13 +217,13 @@ impl Failover {
         let has_met = before.peers.iter().any(|peer| !peer.replica.is_none());
         match promotion {
             Promotion::Granted { .. } => {
-                Standing::Alone(Exclusion::Recorded { checked_ns: Inner::boot_ns() })
+                Standing::Alone(PeerExclusion::Recorded { checked_ns: Inner::boot_ns() })
             }
-            Promotion::Alone | Promotion::Overriding => Standing::Alone(Exclusion::Ordered),
-            _ if !has_met => Standing::Alone(Exclusion::Unshared),
+            Promotion::Alone | Promotion::Overriding => Standing::Alone(PeerExclusion::Ordered),
+            _ if !has_met => Standing::Alone(PeerExclusion::Unshared),
             // The order stands until it is recorded.
             Promotion::Resumed if before.arbiter.standing == RecordedStanding::Ordered => {
-                Standing::Alone(Exclusion::Ordered)
+                Standing::Alone(PeerExclusion::Ordered)
             }
             // Also if the record excluded the peer once: it may say otherwise by now.
             Promotion::Resumed | Promotion::Agreed | Promotion::HandedOver { .. } => {

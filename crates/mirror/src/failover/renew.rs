@@ -10,7 +10,7 @@ use flagstone_runtime::time;
 use crate::failover::Proof;
 use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
-use crate::state::arbitration::{Exclusion, Standing};
+use crate::state::arbitration::{PeerExclusion, Standing};
 use crate::state::prospect::Obstacle;
 use crate::wire::peer::{Offer, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession};
 
@@ -31,7 +31,7 @@ impl Inner {
     pub(crate) fn asks(&self, state: &State) -> bool {
         let allowed = match state.standing {
             // A grant is recorded, and excludes the peer.
-            Standing::Contested { .. } | Standing::Alone(Exclusion::Recorded { .. }) => true,
+            Standing::Contested { .. } | Standing::Alone(PeerExclusion::Recorded { .. }) => true,
             Standing::Manual | Standing::Alone(_) => false,
         };
         self.failover.is_automatic() && (allowed || !state.serving)

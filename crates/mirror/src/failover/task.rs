@@ -26,7 +26,7 @@ use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
 use crate::state::arbitration::{
-    Exclusion, Standing, Step, peer_may_have_served, step, stops_serving_at,
+    PeerExclusion, Standing, Step, peer_may_have_served, step, stops_serving_at,
 };
 use crate::state::machine::{Action, Event, Role, next};
 use crate::state::prospect::Obstacle;
@@ -132,8 +132,8 @@ impl Inner {
                 self.step_aside(Event::LeaseEnded).await;
             }
             Step::Publish { .. }
-            | Step::GoAlone
-            | Step::StayAlone
+            | Step::RunDegraded
+            | Step::StayDegraded
             | Step::Insist
             | Step::Watch
             | Step::Reclaim
@@ -167,8 +167,8 @@ impl Inner {
                 };
                 Goal::Publish { peer: in_sync.then_some(id(peer)), epoch, occasion }
             }
-            Step::GoAlone => Goal::GoAlone { epoch },
-            Step::StayAlone => Goal::StayAlone { epoch },
+            Step::RunDegraded => Goal::RunDegraded { epoch },
+            Step::StayDegraded => Goal::StayDegraded { epoch },
             Step::Insist => Goal::Insist { epoch },
             Step::Watch => Goal::Watch,
             Step::Reclaim => Goal::Reclaim { seen_epoch: epoch, rank: self.rank() },
@@ -313,11 +313,11 @@ impl Inner {
                 self.change(|state| {
                     if state.serving {
                         let checked_ns = Inner::boot_ns();
-                        let exclusion = Exclusion::Recorded { checked_ns };
+                        let exclusion = PeerExclusion::Recorded { checked_ns };
                         self.set_standing(state, Standing::Alone(exclusion));
                     }
                 });
-                if now == Step::GoAlone {
+                if now == Step::RunDegraded {
                     // Also without a write: after a restart this node then needs no arbiter.
                     let _ = self.ensure_new_generation().await;
                 }

@@ -16,7 +16,7 @@ use crate::intent_log::pages::{Pages, SET};
 use crate::intent_log::writer::LogStart;
 use crate::limits::{PAGE_WRITES_MAX, PAGES_PER_WRITE};
 use crate::ondisk::counter;
-use crate::ondisk::log_header::{LogHeader, Trust};
+use crate::ondisk::log_header::{LogHeader, LogTrust};
 use crate::ondisk::superblock::{LogProgress, Superblock};
 use crate::ondisk::{FormatError, newest};
 
@@ -91,9 +91,9 @@ pub(crate) async fn recover(
         return Err(UnusableLog::Moved);
     }
     match header.trust(*log, *replica, *incarnation, geometry) {
-        Trust::Own => {}
-        Trust::Stale => return Err(UnusableLog::Lost(LogLost::Stale)),
-        Trust::Foreign => return Err(UnusableLog::Lost(LogLost::Foreign)),
+        LogTrust::Own => {}
+        LogTrust::Stale => return Err(UnusableLog::Lost(LogLost::Stale)),
+        LogTrust::Foreign => return Err(UnusableLog::Lost(LogLost::Foreign)),
     }
     let slots = area.records(*log).await?;
     let newest_record = newest(slots, |record| record.sequence);

@@ -79,7 +79,7 @@ fn count(counter: &AtomicU64) {
 pub(crate) struct IntentLog {
     geometry: ReplicaGeometry,
     /// Changed under the FIFO lock.
-    place: Mutex<Place>,
+    place: Mutex<LogLocation>,
     data: SharedDevice,
     bits: Bitmap,
     pages: Pages,
@@ -98,7 +98,7 @@ pub(crate) struct IntentLog {
 
 /// Where the log is stored, and its name there.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct LogLocation {
     pub(crate) name: MirrorId,
     pub(crate) area: LogArea,
 }
@@ -150,7 +150,7 @@ impl IntentLog {
         };
         Arc::new(IntentLog {
             geometry,
-            place: Mutex::new(Place { name: start.name, area }),
+            place: Mutex::new(LogLocation { name: start.name, area }),
             data,
             bits: start.bits,
             pages: start.pages,
@@ -173,7 +173,7 @@ impl IntentLog {
         &self.geometry
     }
 
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> LogLocation {
         self.place.lock().clone()
     }
 
@@ -362,7 +362,7 @@ impl IntentLog {
         let sequence = counter::next(self.lock().sequence)?;
         self.check_not_retired()?;
         count(&self.counters.record_writes);
-        let Place { name, area } = self.place();
+        let LogLocation { name, area } = self.place();
         area.write_record(sequence, name, regions).await?;
         self.lock().sequence = sequence;
         Ok(())
@@ -433,7 +433,7 @@ impl IntentLog {
         let taken: Vec<u8> = run.clone().map(|page| self.pages.take(page)).collect();
         count(&self.counters.page_writes);
         let next = |page| self.pages.next_count(page);
-        let Place { name, area } = self.place();
+        let LogLocation { name, area } = self.place();
         let result = area.write_pages(name, run.clone(), &self.bits, next).await;
         match result {
             Ok(()) => self.pages.written(run),
@@ -460,7 +460,7 @@ impl IntentLog {
     }
 
     /// Copies the pages that have changed since they were last copied. Returns their number.
-    pub(crate) async fn copy_pages(&self, to: &Place) -> Result<u64, IoError> {
+    pub(crate) async fn copy_pages(&self, to: &LogLocation) -> Result<u64, IoError> {
         let (mut from, mut copied) = (0, 0);
         while let Some(run) = self.pages.next_run(from..self.pages.len(), UNCOPIED) {
             (from, copied) = (run.end, copied + run.end - run.start);
@@ -472,7 +472,7 @@ impl IntentLog {
     }
 
     /// Copies the latest record. The caller holds the lock.
-    pub(crate) async fn copy_record(&self, to: &Place) -> Result<(), IoError> {
+    pub(crate) async fn copy_record(&self, to: &LogLocation) -> Result<(), IoError> {
         let (sequence, regions) = {
             let state = self.lock();
             (state.sequence, state.active.record())
@@ -481,7 +481,7 @@ impl IntentLog {
     }
 
     /// From now on the log is at `to`, which has all that it had before. The caller holds the lock.
-    pub(crate) fn moved(&self, to: Place) {
+    pub(crate) fn moved(&self, to: LogLocation) {
         *self.place.lock() = to;
     }
 

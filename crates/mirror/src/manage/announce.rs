@@ -358,7 +358,7 @@ impl Inner {
     ) -> Result<(), SessionEnd> {
         let later = machine::later(claim(peers), claim(mine));
         let prevailing = (peers.is_serving && later).then_some(peers.view.epoch);
-        let event = Event::Met { plan: plan(mine, peers), prevailing };
+        let event = Event::HandshakeDone { plan: plan(mine, peers), prevailing };
         if next(&self.machine_state(), event).is_ok_and(|(_, actions)| actions.is_empty()) {
             return Ok(());
         }

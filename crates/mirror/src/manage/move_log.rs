@@ -25,7 +25,7 @@ use std::pin::pin;
 
 use super::*;
 use crate::intent_log::recover::{begin, complete};
-use crate::intent_log::writer::Place;
+use crate::intent_log::writer::LogLocation;
 use crate::limits::{LOCAL_IO_MS, LOG_PLACE_MAX, MOVE_LOG_PASSES, PAGES_PER_WRITE};
 use crate::mirror::Mirror;
 use crate::ondisk::newest;
@@ -208,7 +208,7 @@ impl Inner {
             |device| LogArea::new(device, at, self.log.geometry()).ok_or(ReplicaError::LogTooSmall);
         let (copied_to, in_use) = (area(copied_to)?, area(in_use)?);
         let name = begin(&copied_to).await?;
-        let to = Place { name, area: copied_to };
+        let to = LogLocation { name, area: copied_to };
         self.log.begin_copies();
         for _ in 0..MOVE_LOG_PASSES {
             if self.log.copy_pages(&to).await? <= PAGES_PER_WRITE {
@@ -228,7 +228,7 @@ impl Inner {
             }
         };
         self.name_log(&to, header_sequence, text).await?;
-        self.log.moved(Place { name, area: in_use });
+        self.log.moved(LogLocation { name, area: in_use });
         self.has_log_device.store(has_device, Ordering::Release);
         self.log_room_bytes.store(u64::MAX, Ordering::Relaxed);
         drop(log_guard);
@@ -237,7 +237,7 @@ impl Inner {
     }
 
     /// Step 2. Returns the sequence number of the latest header. The caller holds the log's lock.
-    async fn finish_copy(&self, to: &Place) -> Result<u64, IoError> {
+    async fn finish_copy(&self, to: &LogLocation) -> Result<u64, IoError> {
         self.log.copy_pages(to).await?;
         self.log.copy_record(to).await?;
         let (sequence, superblock) = {
@@ -253,7 +253,7 @@ impl Inner {
     /// Step 3. The caller holds the log's lock.
     async fn name_log(
         self: &Arc<Self>,
-        to: &Place,
+        to: &LogLocation,
         header_sequence: u64,
         text: String,
     ) -> Result<(), IoError> {

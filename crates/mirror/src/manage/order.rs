@@ -294,7 +294,7 @@ impl Inner {
                     self.deliver_queues(block, Duration::from_millis(limit_ms)).await;
                 self.leave_behind(&progress.undelivered).await;
             }
-            Action::Settle => self.drain().await,
+            Action::AwaitCalls => self.drain().await,
             Action::EndSessions => self.end_sessions(),
             Action::Record(role) => self.record_role(role, epoch).await.map_err(RoleError::Io)?,
             Action::PutAway(role) => self.record_unused(role, None).await.map_err(RoleError::Io)?,

@@ -62,7 +62,7 @@ impl LogHeader {
 
 /// Whether a replica can trust a log that it found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
+pub enum LogTrust {
     /// The replica's own log in its latest state.
     Own,
     /// The replica's own log in an earlier state, restored from a backup or snapshot.
@@ -89,17 +89,17 @@ impl LogHeader {
         replica: MirrorId,
         incarnation: u64,
         geometry: &ReplicaGeometry,
-    ) -> Trust {
+    ) -> LogTrust {
         let covers = ReplicaGeometry { usable_bytes: geometry.usable_bytes, ..self.geometry }
             == *geometry
             && self.geometry.usable_bytes >= geometry.usable_bytes;
         if self.log != log || self.replica != replica || !covers {
-            return Trust::Foreign;
+            return LogTrust::Foreign;
         }
         match self.incarnation.checked_sub(incarnation) {
-            Some(0 | 1) => Trust::Own,
+            Some(0 | 1) => LogTrust::Own,
             // Further ahead: the data device was restored from a backup.
-            Some(_) | None => Trust::Stale,
+            Some(_) | None => LogTrust::Stale,
         }
     }
 }
@@ -148,10 +148,10 @@ mod tests {
         #[test]
         fn only_latest_own_log_is_trusted(header in any_header(), expected in any::<u64>()) {
             let LogHeader { log, replica, incarnation, geometry, .. } = header.clone();
-            let trusted = header.trust(log, replica, expected, &geometry) == Trust::Own;
+            let trusted = header.trust(log, replica, expected, &geometry) == LogTrust::Own;
             prop_assert_eq!(trusted, incarnation.wrapping_sub(expected) < 2 && expected <= incarnation);
-            prop_assert_eq!(header.trust(log, MirrorId([0; 16]), incarnation, &geometry), Trust::Foreign);
-            prop_assert_eq!(header.trust(MirrorId([0; 16]), replica, incarnation, &geometry), Trust::Foreign);
+            prop_assert_eq!(header.trust(log, MirrorId([0; 16]), incarnation, &geometry), LogTrust::Foreign);
+            prop_assert_eq!(header.trust(MirrorId([0; 16]), replica, incarnation, &geometry), LogTrust::Foreign);
         }
     }
 }

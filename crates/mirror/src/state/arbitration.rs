@@ -43,12 +43,12 @@ pub enum Standing {
         peer_left: bool,
     },
     /// The peer may not take over.
-    Alone(Exclusion),
+    Alone(PeerExclusion),
 }
 
 /// Why the peer of a source that is alone may not take over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exclusion {
+pub enum PeerExclusion {
     /// The operator has ordered so, and the arbiter's record does not say so yet.
     Ordered,
     /// The arbiter's record says so. It is compared again now and then, because a store may be restored
@@ -148,9 +148,9 @@ pub enum Step {
     /// The peer does not answer: end its session.
     Disconnect,
     /// Ask for the right to run degraded.
-    GoAlone,
+    RunDegraded,
     /// Compare the record that excludes the peer.
-    StayAlone,
+    StayDegraded,
     /// An attached target: see whether the arbiter would grant the role.
     Watch,
     /// Ask for the role, if it was granted before and the answer lost.
@@ -228,11 +228,11 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
         Standing::Alone(_) if attached && phase == LegPhase::InSync => {
             Step::Publish { in_sync: true }
         }
-        Standing::Alone(Exclusion::Ordered) => Step::Insist,
-        Standing::Alone(Exclusion::Unshared) => Step::Wait(None),
-        Standing::Alone(Exclusion::Recorded { checked_ns }) => {
+        Standing::Alone(PeerExclusion::Ordered) => Step::Insist,
+        Standing::Alone(PeerExclusion::Unshared) => Step::Wait(None),
+        Standing::Alone(PeerExclusion::Recorded { checked_ns }) => {
             match compared_again_at(checked_ns) {
-                due if now_ns >= due => Step::StayAlone,
+                due if now_ns >= due => Step::StayDegraded,
                 due => Step::Wait(Some(due)),
             }
         }
@@ -249,9 +249,9 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                 },
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 // It was alone before it restarted, so its peer is no part of the decision.
-                _ if !attached && situation.mark.is_alone() => Step::GoAlone,
+                _ if !attached && situation.mark.is_alone() => Step::RunDegraded,
                 _ if !attached && (situation.write_waits || peer_left || now_ns >= ask_at) => {
-                    Step::GoAlone
+                    Step::RunDegraded
                 }
                 _ => Step::Wait(Some(ask_at)),
             }

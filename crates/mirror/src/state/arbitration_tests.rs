@@ -61,8 +61,8 @@ fn contested_source_asks_before_its_lease_ends() {
     assert_eq!(step(&compared), Step::Wait(Some(NOW + 1)), "the record is compared first");
     let lost = situation(SERVING, LegPhase::Disconnected);
     assert_eq!(step(&lost), Step::Wait(Some(ask_at)));
-    assert_eq!(step(&Situation { now_ns: ask_at, ..lost }), Step::GoAlone);
-    assert_eq!(step(&Situation { write_waits: true, ..lost }), Step::GoAlone);
+    assert_eq!(step(&Situation { now_ns: ask_at, ..lost }), Step::RunDegraded);
+    assert_eq!(step(&Situation { write_waits: true, ..lost }), Step::RunDegraded);
     let stop_at = lost.lease_until_ns + TIMING.grace_ns();
     assert_eq!(step(&Situation { now_ns: stop_at, ..lost }), Step::StopServing);
     assert_eq!(stops_serving_at(&lost), Some(stop_at));
@@ -71,7 +71,7 @@ fn contested_source_asks_before_its_lease_ends() {
 #[test]
 fn peer_is_recorded_as_soon_as_its_state_changes() {
     let in_sync = situation(SERVING, LegPhase::InSync);
-    let alone = Standing::Alone(Exclusion::Recorded { checked_ns: NOW });
+    let alone = Standing::Alone(PeerExclusion::Recorded { checked_ns: NOW });
     let publish = |in_sync| Step::Publish { in_sync };
     assert_eq!(step(&Situation { published_until_ns: None, ..in_sync }), publish(true));
     assert_eq!(step(&Situation { standing: alone, ..in_sync }), publish(true));
@@ -82,10 +82,10 @@ fn peer_is_recorded_as_soon_as_its_state_changes() {
     let lost = situation(SERVING, LegPhase::Disconnected);
     assert_eq!(step(&Situation { standing: alone, ..lost }), Step::Wait(again));
     let later = Situation { standing: alone, now_ns: NOW + 10 * SECOND, ..lost };
-    assert_eq!(step(&later), Step::StayAlone);
-    let unshared = Standing::Alone(Exclusion::Unshared);
+    assert_eq!(step(&later), Step::StayDegraded);
+    let unshared = Standing::Alone(PeerExclusion::Unshared);
     assert_eq!(step(&Situation { standing: unshared, ..later }), Step::Wait(None));
-    let forced = Standing::Alone(Exclusion::Ordered);
+    let forced = Standing::Alone(PeerExclusion::Ordered);
     assert_eq!(step(&Situation { standing: forced, ..lost }), Step::Insist);
 }
 
@@ -133,7 +133,7 @@ fn only_target_that_was_in_sync_takes_over() {
 fn restarted_lone_source_asks_at_once() {
     let lost = situation(SERVING, LegPhase::Disconnected);
     for mark in [RecordedStanding::Alone, RecordedStanding::Ordered] {
-        assert_eq!(step(&Situation { mark, ..lost }), Step::GoAlone);
+        assert_eq!(step(&Situation { mark, ..lost }), Step::RunDegraded);
     }
 }
 
@@ -143,7 +143,7 @@ fn successor_of_source_that_left_asks_at_once() {
     let standing = Standing::Contested { since_ns: NOW, peer_left: true };
     let lost =
         Situation { standing, lease_until_ns: 0, ..situation(SERVING, LegPhase::Disconnected) };
-    assert_eq!(step(&lost), Step::GoAlone);
+    assert_eq!(step(&lost), Step::RunDegraded);
     let attached = situation(SERVING, LegPhase::InSync);
     let back = Situation { standing, published_until_ns: None, ..attached };
     assert_eq!(step(&back), Step::Publish { in_sync: true });

@@ -67,7 +67,7 @@ pub fn next(state: &State, event: Event) -> Transition {
         Event::Granted => granted(state),
         Event::Outvoted { epoch } => Ok(outvoted(state, epoch)),
         Event::LeaseEnded => Ok(lease_ended(state)),
-        Event::Met { plan, prevailing } => Ok(met(state, plan, prevailing)),
+        Event::HandshakeDone { plan, prevailing } => Ok(met(state, plan, prevailing)),
         Event::Order(order) => ordered(state, order),
     }
 }

@@ -95,7 +95,7 @@ fn rows() -> Vec<Row> {
     let failover = |answers| order(Order::Failover { answers });
     let force = order(Order::ForceFailover { unverified: true });
     let desired = |desired| order(Order::SetDesired(0, desired));
-    let met = |plan, prevailing| Event::Met { plan, prevailing };
+    let met = |plan, prevailing| Event::HandshakeDone { plan, prevailing };
     let yields = Plan::Follow { step_down: true };
     vec![
         record("start; no peer met yet", Record::Unknown, Event::Opened),
@@ -460,7 +460,8 @@ fn deposed_source_refuses_before_it_waits() {
     all(|state, event| {
         let Ok((after, actions)) = next(state, event) else { return };
         let refuses = position(actions, |action| action == Action::RefuseHosts);
-        let waits = position(actions, |action| matches!(action, Action::Drain | Action::Settle));
+        let waits =
+            position(actions, |action| matches!(action, Action::Drain | Action::AwaitCalls));
         let by_consent = matches!(event, Event::Order(_) | Event::Transferred);
         if let (Some(refuses), Some(waits)) = (refuses, waits) {
             assert_eq!(refuses < waits, !by_consent, "{state:?} {event:?}");

@@ -3,7 +3,7 @@
 use flagstone_arbiter::NoAnswer;
 
 use super::super::arbitration::tests::{SERVING, TARGET, WAITING, situation};
-use super::super::arbitration::{Exclusion, Step, step};
+use super::super::arbitration::{PeerExclusion, Step, step};
 use super::super::status::LegPhase;
 use super::*;
 
@@ -95,7 +95,7 @@ fn lone_source_has_no_obstacle() {
     let denial = silent();
     let outlook = Outlook { denial: Some(&denial), ..OUTLOOK };
     let contested = situation(SERVING, LegPhase::Disconnected);
-    let standing = Standing::Alone(Exclusion::Unshared);
+    let standing = Standing::Alone(PeerExclusion::Unshared);
     assert_eq!(obstacle(&Situation { standing, ..contested }, &outlook), None);
 }
 

@@ -28,7 +28,7 @@ pub(crate) enum ReplyError {
 use ReplyError::Broken;
 
 /// Destination of reply data.
-struct Place {
+struct ReplyDestination {
     cookie: Cookie,
     /// Offset in the request's buffer, in bytes.
     at: u32,
@@ -92,7 +92,7 @@ fn chunk_without_data(
     kind: u16,
     len: u32,
     bytes: usize,
-) -> Result<Option<Place>, ReplyError> {
+) -> Result<Option<ReplyDestination>, ReplyError> {
     // Only an error with a long message is longer.
     let mut short = [0; 64];
     let mut long = Vec::new();
@@ -139,7 +139,7 @@ async fn simple(
     };
     if let Some(len) = data {
         cover(&mut link.slots.borrow_mut(), cookie, 0, len)?;
-        fill(&link.slots, rx, Place { cookie, at: 0, len }).await?;
+        fill(&link.slots, rx, ReplyDestination { cookie, at: 0, len }).await?;
     }
     finish(link, cookie)
 }
@@ -151,7 +151,7 @@ fn one_chunk(
     kind: u16,
     len: u32,
     body: &[u8],
-) -> Result<Option<Place>, ReplyError> {
+) -> Result<Option<ReplyDestination>, ReplyError> {
     let truncated = Broken("a truncated chunk");
     let slot = slots.find(cookie).ok_or(Broken("a chunk for an unknown request"))?;
     if kind & chunk::ERROR_BIT != 0 {
@@ -178,7 +178,7 @@ fn one_chunk(
     };
     cover(slots, cookie, at, len)?;
     if hole.is_none() {
-        return Ok(Some(Place { cookie, at, len }));
+        return Ok(Some(ReplyDestination { cookie, at, len }));
     }
     if let Some(RequestData::Read(buf)) = slots.find(cookie).map(|slot| &mut slot.data) {
         buf[at as usize..(at + len) as usize].fill(0);
@@ -192,7 +192,11 @@ fn cover(slots: &mut RequestSlots, cookie: Cookie, at: u32, len: u32) -> Result<
 }
 
 /// Moves data from the stream to its destination.
-async fn fill(slots: &RefCell<RequestSlots>, rx: &mut Rx, place: Place) -> Result<(), ReplyError> {
+async fn fill(
+    slots: &RefCell<RequestSlots>,
+    rx: &mut Rx,
+    place: ReplyDestination,
+) -> Result<(), ReplyError> {
     let (from, len) = (place.at as usize, place.len as usize);
     let taken = {
         let mut slots = slots.borrow_mut();

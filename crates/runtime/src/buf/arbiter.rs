@@ -5,7 +5,7 @@
 //! Invariants:
 //! - every connection has [`Arbiter::guaranteed`] bytes that no other connection can take;
 //! - everything beyond comes from one pot. The last [`RESERVE_PART`] of the pot goes only to
-//!   connections of [`Standing::Draining`];
+//!   connections of [`DrainState::Draining`];
 //! - a connection that holds some of the pot gets more only up to a fraction of what is free
 //!   (dynamic thresholds, as in the buffers of switches), a host only up to what is free, and a
 //!   protocol only up to [`PROTOCOL_PARTS`] of the pot. So some of the pot stays free for the next
@@ -35,9 +35,9 @@ pub enum Protocol {
     Nbd,
 }
 
-/// Standing of a connection.
+/// Whether the peer of a connection reads what it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum DrainState {
     /// Its peer has read or sent less than the sockets of both sides can hold, so it is unknown
     /// whether it reads.
     New,
@@ -60,7 +60,7 @@ pub(super) struct MemberId(u64);
 #[derive(Debug)]
 struct Request {
     target: usize,
-    standing: Standing,
+    standing: DrainState,
     since: Instant,
 }
 
@@ -164,7 +164,7 @@ impl Arbiter {
         &mut self,
         id: MemberId,
         target: usize,
-        standing: Standing,
+        standing: DrainState,
         now: Instant,
     ) -> bool {
         if self.try_ask(id, target, standing, now) {
@@ -187,7 +187,7 @@ impl Arbiter {
         &mut self,
         id: MemberId,
         target: usize,
-        standing: Standing,
+        standing: DrainState,
         now: Instant,
     ) -> bool {
         let blocked = self.queue.iter().take_while(|other| **other != id).any(|other| {
@@ -312,12 +312,12 @@ impl Arbiter {
     }
 
     /// True if the connection may hold `target` bytes of the pot now.
-    fn admits(&self, id: MemberId, target: usize, standing: Standing) -> bool {
+    fn admits(&self, id: MemberId, target: usize, standing: DrainState) -> bool {
         let Some(member) = self.members.get(&id) else { return false };
         let pot = self.pot_of(standing);
         let fraction = match standing {
-            Standing::New => 8,
-            Standing::Draining => 4,
+            DrainState::New => 8,
+            DrainState::Draining => 4,
         };
         // A request beyond the pot gets all of it.
         let target = target.min(pot);
@@ -335,10 +335,10 @@ impl Arbiter {
     }
 
     /// Bytes of the pot that connections of this standing may take.
-    fn pot_of(&self, standing: Standing) -> usize {
+    fn pot_of(&self, standing: DrainState) -> usize {
         match standing {
-            Standing::New => self.pot - self.pot / RESERVE_PART,
-            Standing::Draining => self.pot,
+            DrainState::New => self.pot - self.pot / RESERVE_PART,
+            DrainState::Draining => self.pot,
         }
     }
 
@@ -355,7 +355,7 @@ impl Arbiter {
     /// Grants requests that fit: draining connections first, then in order of arrival.
     fn serve(&mut self, now: Instant) -> Vec<MemberId> {
         let mut granted = Vec::new();
-        for standing in [Standing::Draining, Standing::New] {
+        for standing in [DrainState::Draining, DrainState::New] {
             let mut at = 0;
             while let Some(id) = self.queue.get(at).copied() {
                 let request = self.members.get(&id).and_then(|member| member.request.as_ref());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::arbiter::{Arbiter, MemberId, PeerProgress, Protocol, Standing};
+use super::arbiter::{Arbiter, DrainState, MemberId, PeerProgress, Protocol};
 use crate::limits::{OTHERS_WAIT, SHARE_BYTES_MIN, SHARE_LOOK, STALL_MIN};
 use crate::time::Instant;
 
@@ -19,7 +19,7 @@ fn stuck(arbiter: &mut Arbiter, id: MemberId, ms: u64) {
 }
 
 /// `count` connections of hosts of their own that each take as much as they get.
-fn greedy(arbiter: &mut Arbiter, count: usize, standing: Standing) -> Vec<MemberId> {
+fn greedy(arbiter: &mut Arbiter, count: usize, standing: DrainState) -> Vec<MemberId> {
     let join = |number| arbiter.join(Protocol::Nbd, format!("greedy-{number}"));
     let all: Vec<_> = (0..count).map(join).collect();
     for id in &all {
@@ -52,9 +52,9 @@ fn new_connections_leave_reserve_for_draining_ones() {
         for count in [1, 9, 100, 1000] {
             let mut arbiter = Arbiter::new(memory, 1280);
             let good = arbiter.join(Protocol::Nbd, "good".to_owned());
-            greedy(&mut arbiter, count, Standing::New);
+            greedy(&mut arbiter, count, DrainState::New);
             assert!(
-                arbiter.try_ask(good, 512 << 10, Standing::Draining, at(0)),
+                arbiter.try_ask(good, 512 << 10, DrainState::Draining, at(0)),
                 "{memory} {count}"
             );
         }
@@ -64,22 +64,22 @@ fn new_connections_leave_reserve_for_draining_ones() {
 #[test]
 fn protocol_and_host_cannot_take_all() {
     let mut arbiter = Arbiter::new(256 * MIB, 1280);
-    greedy(&mut arbiter, 1000, Standing::Draining);
+    greedy(&mut arbiter, 1000, DrainState::Draining);
     let host = arbiter.join(Protocol::Nvme, "other".to_owned());
-    assert!(arbiter.try_ask(host, 8 * MIB, Standing::Draining, at(0)));
+    assert!(arbiter.try_ask(host, 8 * MIB, DrainState::Draining, at(0)));
     let mut arbiter = Arbiter::new(256 * MIB, 1280);
     for _ in 0..1000 {
         let id = arbiter.join(Protocol::Nbd, "one".to_owned());
-        arbiter.try_ask(id, MIB, Standing::Draining, at(0));
+        arbiter.try_ask(id, MIB, DrainState::Draining, at(0));
     }
     let other = arbiter.join(Protocol::Nbd, "other".to_owned());
-    assert!(arbiter.try_ask(other, 8 * MIB, Standing::Draining, at(0)));
+    assert!(arbiter.try_ask(other, 8 * MIB, DrainState::Draining, at(0)));
 }
 
 #[test]
 fn stalled_connections_stay_while_nobody_waits() {
     let mut arbiter = Arbiter::new(64 * MIB, 1280);
-    let all = greedy(&mut arbiter, 20, Standing::New);
+    let all = greedy(&mut arbiter, 20, DrainState::New);
     for second in 0..100 {
         for id in &all {
             stuck(&mut arbiter, *id, second * 1000);
@@ -92,9 +92,9 @@ fn stalled_connections_stay_while_nobody_waits() {
 #[test]
 fn stalled_connection_ends_for_waiting_one() {
     let mut arbiter = Arbiter::new(64 * MIB, 1280);
-    let all = greedy(&mut arbiter, 20, Standing::New);
+    let all = greedy(&mut arbiter, 20, DrainState::New);
     let waits = arbiter.join(Protocol::Nbd, "late".to_owned());
-    assert!(!arbiter.ask(waits, MIB, Standing::New, at(0)));
+    assert!(!arbiter.ask(waits, MIB, DrainState::New, at(0)));
     let (mut ended, mut now) = (Vec::new(), 0);
     while ended.is_empty() {
         for (number, id) in all.iter().enumerate() {
@@ -117,9 +117,9 @@ fn stalled_connection_ends_for_waiting_one() {
 #[test]
 fn connection_that_waits_for_its_device_stays() {
     let mut arbiter = Arbiter::new(64 * MIB, 1280);
-    let all = greedy(&mut arbiter, 20, Standing::New);
+    let all = greedy(&mut arbiter, 20, DrainState::New);
     let waits = arbiter.join(Protocol::Nbd, "late".to_owned());
-    assert!(!arbiter.ask(waits, MIB, Standing::New, at(0)));
+    assert!(!arbiter.ask(waits, MIB, DrainState::New, at(0)));
     for now in (0..60_000).step_by(100) {
         for id in &all {
             arbiter.report(*id, PeerProgress { mark: 0, is_awaited: false }, at(now));
@@ -131,20 +131,20 @@ fn connection_that_waits_for_its_device_stays() {
 #[test]
 fn large_waiting_request_is_not_overtaken_forever() {
     let mut arbiter = Arbiter::new(64 * MIB, 1280);
-    let all = greedy(&mut arbiter, 100, Standing::New);
+    let all = greedy(&mut arbiter, 100, DrainState::New);
     let large = arbiter.join(Protocol::Nbd, "large".to_owned());
     let small = arbiter.join(Protocol::Nbd, "small".to_owned());
-    assert!(!arbiter.ask(large, 4 * MIB, Standing::New, at(0)));
+    assert!(!arbiter.ask(large, 4 * MIB, DrainState::New, at(0)));
     arbiter.leave(all[99], at(1));
     arbiter.leave(all[0], at(1));
-    assert!(arbiter.try_ask(small, 4096, Standing::New, at(1)));
-    assert!(!arbiter.try_ask(small, 8192, Standing::New, at(65_000)));
+    assert!(arbiter.try_ask(small, 4096, DrainState::New, at(1)));
+    assert!(!arbiter.try_ask(small, 8192, DrainState::New, at(65_000)));
     let mut granted = Vec::new();
     for id in &all[1..99] {
         granted.extend(arbiter.leave(*id, at(65_000)));
     }
     assert_eq!(granted, [large]);
-    assert!(arbiter.try_ask(small, 8192, Standing::New, at(65_000)));
+    assert!(arbiter.try_ask(small, 8192, DrainState::New, at(65_000)));
 }
 
 #[derive(Clone, Debug)]
@@ -191,7 +191,7 @@ proptest! {
                     granted = arbiter.leave(id, at(now));
                 },
                 Act::Ask(index, target, draining) => if let Some(index) = pick(index) {
-                    let standing = if draining { Standing::Draining } else { Standing::New };
+                    let standing = if draining { DrainState::Draining } else { DrainState::New };
                     let done = arbiter.ask(members[index].0, target, standing, at(now));
                     let (_, extra, waits) = &mut members[index];
                     if done { (*extra, *waits) = (target, None) } else { *waits = Some(target) }

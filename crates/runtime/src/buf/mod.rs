@@ -60,7 +60,7 @@ use crate::limits::{
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
 pub use quota::{ParkedMemory, ReceiveBudget, Reserve, SharedReserve};
-pub use share::{BufferShares, PeerProgress, Protocol, Share, ShareReport, Standing};
+pub use share::{BufferShares, DrainState, PeerProgress, Protocol, Share, ShareReport};
 
 thread_local! {
     static SPARE: Rc<SharedReserve> = Rc::new(SharedReserve::new(BUF_SHARED_RESERVE_BYTES));

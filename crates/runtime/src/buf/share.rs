@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use parking_lot::Mutex;
 
 use super::arbiter::{Arbiter, MemberId};
-pub use super::arbiter::{PeerProgress, Protocol, Standing};
+pub use super::arbiter::{DrainState, PeerProgress, Protocol};
 use crate::limits::{DRAINED_BYTES, SHARE_LOOK, SHARE_STEP_BYTES};
 use crate::sync::SharedNotify;
 use crate::time;
@@ -157,7 +157,7 @@ impl Share {
     #[cold]
     fn grow(&self, bytes: usize) -> bool {
         let standing =
-            if self.moved.get() >= DRAINED_BYTES { Standing::Draining } else { Standing::New };
+            if self.moved.get() >= DRAINED_BYTES { DrainState::Draining } else { DrainState::New };
         let (now, guaranteed) = (time::now(), self.guaranteed());
         let mut granted = None;
         self.shares.change(|state| {

@@ -123,7 +123,7 @@ pub struct ClientIdentity {
 
 /// How a client trusts a server with a certificate.
 #[derive(Clone)]
-pub struct Trust {
+pub struct ServerTrust {
     /// Certificates of authorities in PEM; `None` for the system's.
     pub authorities: Option<Vec<u8>>,
     /// Name in the server's certificate.
@@ -224,7 +224,7 @@ impl TlsClient {
     ///
     /// # Errors
     /// A certificate or key that cannot be used.
-    pub fn with_trust(trust: &Trust) -> Result<TlsClient, TlsConfigError> {
+    pub fn with_trust(trust: &ServerTrust) -> Result<TlsClient, TlsConfigError> {
         let mut builder = builder()?;
         match &trust.authorities {
             Some(authorities) => trust_only(&mut builder, authorities)?,

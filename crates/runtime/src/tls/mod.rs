@@ -31,7 +31,8 @@ mod stream;
 mod tests;
 
 pub use config::{
-    ClientIdentity, PskChoice, PskHash, PskRefusal, PskServer, TlsClient, TlsPsk, TlsServer, Trust,
+    ClientIdentity, PskChoice, PskHash, PskRefusal, PskServer, ServerTrust, TlsClient, TlsPsk,
+    TlsServer,
 };
 pub use error::{TlsConfigError, TlsFailure};
 pub use handshake::{CLIENT_HELLO_FIRST_BYTE, PeerIdentity};

@@ -225,7 +225,7 @@ async fn accept(
     options: ServerOptions,
     refused: mpsc::Sender<QueuedRefusal>,
 ) {
-    let places: Rc<RefCell<Places>> = Rc::default();
+    let places: Rc<RefCell<OpenConnections>> = Rc::default();
     for id in 0.. {
         let Accepted { stream, peer, address, user } = match socket.accept().await {
             Ok(accepted) => accepted,
@@ -264,7 +264,7 @@ async fn accept(
             }
             drop(place);
         });
-        let place = Place { address, clock, task: task.abort_handle() };
+        let place = OpenConnection { address, clock, task: task.abort_handle() };
         places.borrow_mut().0.insert(id, place);
     }
 }
@@ -304,9 +304,9 @@ async fn establish(
 
 /// Connections of a listener, by number.
 #[derive(Default)]
-struct Places(BTreeMap<u64, Place>);
+struct OpenConnections(BTreeMap<u64, OpenConnection>);
 
-struct Place {
+struct OpenConnection {
     address: Option<IpAddr>,
     clock: Rc<Clock>,
     task: AbortHandle,
@@ -314,7 +314,7 @@ struct Place {
 
 /// Removes a connection that has ended.
 struct Occupied {
-    places: Rc<RefCell<Places>>,
+    places: Rc<RefCell<OpenConnections>>,
     id: u64,
 }
 
@@ -333,7 +333,7 @@ enum Room {
     None,
 }
 
-impl Places {
+impl OpenConnections {
     fn room(&self, address: Option<IpAddr>, options: ServerOptions) -> Room {
         let open = self.0.iter().map(|(id, place)| (*id, place.address, place.clock.quiet_since()));
         room(&open.collect::<Vec<_>>(), address, options)

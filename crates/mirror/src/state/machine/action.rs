@@ -40,7 +40,7 @@ pub enum Action {
     /// Durable: peers whose queues are not empty, or that have lost queued writes, are out of date.
     LeaveBehind,
     /// Wait for calls in flight, which are refused already.
-    Settle,
+    AwaitCalls,
     /// End the sessions to the peers.
     EndSessions,
     /// Durable: the role, also if a crash follows.
@@ -99,7 +99,7 @@ impl std::fmt::Display for Action {
             Action::CheckDevices => "check that the devices answer",
             Action::DeliverQueues => "deliver the queues",
             Action::LeaveBehind => "**record what peers lack**",
-            Action::Settle => "wait for calls in flight",
+            Action::AwaitCalls => "wait for calls in flight",
             Action::EndSessions => "end the sessions",
             Action::Record(_) => "**record the role**",
             Action::PutAway(_) => "flush, **record the role and that it is unused**",

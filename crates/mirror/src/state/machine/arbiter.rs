@@ -35,7 +35,7 @@ pub(super) fn outvoted(state: &State, epoch: u64) -> (State, Actions) {
                 Action::RefuseHosts,
                 Action::EndSessions,
                 Action::RecordEpoch(seen),
-                Action::Settle,
+                Action::AwaitCalls,
                 put_away,
             ];
             state.to(target, &actions)
@@ -51,7 +51,7 @@ pub(super) fn lease_ended(state: &State) -> (State, Actions) {
     let actions = [
         Action::RefuseHosts,
         Action::EndSessions,
-        Action::Settle,
+        Action::AwaitCalls,
         Action::PutAway(ReplicaRole::Source),
     ];
     state.to(Role::Waiting { epoch, handed_over: false }, &actions)

@@ -134,7 +134,7 @@ pub enum Event {
     /// This source has no contact to its peer, and no answer of the arbiter.
     LeaseEnded,
     /// A handshake with a peer.
-    Met {
+    HandshakeDone {
         /// What to do about it.
         plan: Plan,
         /// Role epoch of the peer if it serves hosts and its claim is [`later`](super::later).

@@ -113,7 +113,7 @@ fn depose(state: &State, by: u64) -> (State, Actions) {
         Action::RefuseHosts,
         Action::Record(ReplicaRole::Deposed),
         Action::EndSessions,
-        Action::Settle,
+        Action::AwaitCalls,
         Action::PutAway(ReplicaRole::Deposed),
     ];
     let by = by.max(state.role.epoch());
@@ -128,7 +128,7 @@ pub(super) fn met(state: &State, plan: Plan, prevailing: Option<u64>) -> (State,
             let actions = [
                 Action::RefuseHosts,
                 Action::EndSessions,
-                Action::Settle,
+                Action::AwaitCalls,
                 Action::PutAway(ReplicaRole::Target),
             ];
             state.to(Role::Target { epoch, attached: false }, &actions)

@@ -181,7 +181,7 @@ fn one_of_two_racing_nodes_wins() {
             let other =
                 Ask { own: PEER, writer: 3, ..ask(Goal::TakeOver { seen_epoch: 5, rank: 1 }) };
             let results = tokio::join!(
-                decide(&one.bucket, ask(Goal::GoAlone { epoch: 5 })),
+                decide(&one.bucket, ask(Goal::RunDegraded { epoch: 5 })),
                 decide(&two.bucket, other)
             );
             let stored = fake.record().expect("a record");

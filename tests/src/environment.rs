@@ -1,4 +1,4 @@
-//! Place where a program runs: this machine as it is, or separate network and mount namespaces.
+//! Environment in which a program runs: this machine as it is, or separate network and mount namespaces.
 //!
 //! Namespaces need root. Each is held by a process that reads a pipe of the test. However the test
 //! ends, the pipe closes, that process ends, and the namespaces disappear with their last program.
@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 
 use crate::tools;
 
-/// Place where a program runs.
+/// Environment in which a program runs.
 #[derive(Clone, Debug, Default)]
-pub struct Place(Vec<String>);
+pub struct RunEnvironment(Vec<String>);
 
-impl Place {
+impl RunEnvironment {
     /// Command that runs `program` here. The spawned process is the program itself, so its process
     /// ID and signals are its own.
     pub fn command(&self, program: &Path) -> Command {
@@ -39,7 +39,7 @@ impl Place {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// As [`Place::try_run`], for a tool that must succeed.
+    /// As [`RunEnvironment::try_run`], for a tool that must succeed.
     ///
     /// # Panics
     ///
@@ -53,7 +53,7 @@ impl Place {
 #[derive(Debug)]
 pub struct Namespaces {
     holder: Child,
-    place: Place,
+    place: RunEnvironment,
 }
 
 impl Namespaces {
@@ -89,13 +89,13 @@ impl Namespaces {
             format!("--net={folder}/net"),
             format!("--mount={folder}/mnt"),
         ];
-        let made = Namespaces { holder, place: Place(words.into()) };
+        let made = Namespaces { holder, place: RunEnvironment(words.into()) };
         made.place.try_run("ip", &["link", "set", "lo", "up"])?;
         Ok(made)
     }
 
-    /// Place for programs in these namespaces.
-    pub fn place(&self) -> &Place {
+    /// Where programs run in these namespaces.
+    pub fn place(&self) -> &RunEnvironment {
         &self.place
     }
 
