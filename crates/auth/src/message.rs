@@ -47,7 +47,8 @@ impl std::fmt::Display for Explanation {
         f.write_str(match self {
             Self::Failed => "authentication failed",
             Self::ProtocolNotUsable => "no usable authentication protocol",
-            Self::ConcatenationMismatch => "secure channel concatenation does not match",
+            Self::ConcatenationMismatch => "secure channel concatenation is not possible: it needs TLS at the listener, the admin queue, \
+                 and a Diffie-Hellman group",
             Self::HashNotUsable => "no usable hash function",
             Self::GroupNotUsable => "no usable Diffie-Hellman group, or an invalid value",
             Self::IncorrectPayload => "incorrect payload",
@@ -70,7 +71,7 @@ pub struct Message {
 pub enum Body {
     /// AUTH_Negotiate, from the host: identifiers that it offers, the preferred first.
     Negotiate {
-        /// SC_C: 0 is no secure channel concatenation.
+        /// SC_C, as received: see [`Concatenation`](crate::Concatenation).
         concatenation: u8,
         /// Hash functions; unknown ones are left out.
         hashes: Vec<Hash>,

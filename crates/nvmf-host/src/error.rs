@@ -63,6 +63,9 @@ pub enum HostError {
     /// The target does not authenticate itself.
     #[error("the target does not prove its identity, although a key of it is configured")]
     NoProof,
+    /// The target does not authenticate, so there is no PSK for TLS.
+    #[error("secure concatenation needs a target that requires authentication")]
+    NoConcatenation,
     /// Authentication failed.
     #[error("authentication failed: {0}")]
     Authentication(HostFailure),

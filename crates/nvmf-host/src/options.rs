@@ -21,6 +21,9 @@ pub struct HostOptions {
     pub keys: Option<KeyPair>,
     /// TLS with the target; `None` for none.
     pub tls: Option<HostTls>,
+    /// Secure channel concatenation: authenticate with `keys` first, then connect all queues with
+    /// TLS by the PSK that this generates. Excludes `tls`.
+    pub concatenate: bool,
     /// Namespace identifier; the subsystem's first when `None`.
     pub nsid: Option<u32>,
     /// I/O queues per core that uses the device, 1 to 128.
@@ -65,6 +68,11 @@ impl HostOptions {
         if !(1..=QUEUE_DEPTH_MAX).contains(&self.queue_depth) {
             return Err(HostError::Options("the queue depth must be 1 to 1023"));
         }
+        if self.concatenate && (self.keys.is_none() || self.tls.is_some()) {
+            return Err(HostError::Options(
+                "secure concatenation needs a key for authentication, and no TLS key",
+            ));
+        }
         if self.host_id == Some([0; 16]) {
             return Err(HostError::Options("the host identifier must not be zero"));
         }
@@ -95,6 +103,7 @@ impl Default for HostOptions {
             host_id: None,
             keys: None,
             tls: None,
+            concatenate: false,
             nsid: None,
             queues: 1,
             queue_depth: 127,

@@ -14,6 +14,7 @@ use super::controller::{Controller, HostIdentity, NewController};
 use super::handshakes::{FailureReason, Handshake};
 use super::queue::{ControllerQueue, Hangup};
 use super::subsystem::{Subsystem, SubsystemKind};
+use super::tls::Channel;
 
 /// Queue that belongs to a connection. Drop it only when the queue has no command in flight,
 /// because the host may resend its commands as soon as the queue is released. Dropping the admin
@@ -80,7 +81,7 @@ impl From<Status> for ConnectRefusal {
 }
 
 /// Connects a queue. `local` is the address that the host connected to, and `source` its own.
-/// `proven` says that the host has proven its name by TLS, and `connection` is the handle that closes
+/// `channel` says what the host has proven by TLS, and `connection` is the handle that closes
 /// the connection from any thread.
 ///
 /// # Errors
@@ -90,7 +91,7 @@ pub(crate) fn connect(
     command: &ConnectCommand,
     data: &ConnectData,
     (local, source): (Option<SocketAddr>, Option<IpAddr>),
-    proven: bool,
+    channel: Channel,
     connection: Box<dyn Hangup>,
 ) -> Result<Connected, ConnectRefusal> {
     let refused =
@@ -113,16 +114,28 @@ pub(crate) fn connect(
     if target.is_draining() || subsystem.is_suspended() {
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     }
-    let handshake = match subsystem.requires_authentication() {
-        false => None,
+    let wanted = data.controller_id.get();
+    let qid = command.qid.get();
+    if qid != 0
+        && channel == Channel::Plain
+        && subsystem.controller(wanted).is_some_and(|one| one.has_generated_psk())
+    {
+        let reason = FailureReason::NoTls;
+        target.handshakes.failed(source, reason);
+        return Err(ConnectRefusal { reason: Some(reason), ..not_allowed() });
+    }
+    let has_key = subsystem.keys_of(&nqn).is_some();
+    let handshake = match (subsystem.requires_authentication(), channel) {
+        (false, _) => None,
         // Its TLS key is its proof, as it has no other.
-        true if proven && subsystem.keys_of(&nqn).is_none() => None,
-        true if subsystem.keys_of(&nqn).is_none() => {
+        (true, Channel::ConfiguredKey) if !has_key => None,
+        (true, Channel::GeneratedPsk) if has_key => None,
+        (true, _) if !has_key => {
             let reason = FailureReason::NoKey;
             target.handshakes.failed(source, reason);
             return Err(ConnectRefusal { reason: Some(reason), ..not_allowed() });
         }
-        true => {
+        (true, _) => {
             let busy = || ConnectRefusal {
                 reason: Some(FailureReason::Busy),
                 ..Status::CONNECT_CONTROLLER_BUSY.into()
@@ -130,12 +143,10 @@ pub(crate) fn connect(
             Some(target.handshakes.begin(source).ok_or_else(busy)?)
         }
     };
-    let qid = command.qid.get();
     let flow_control = !command.disables_flow_control();
     let entries = sqsize_0based + 1;
     let queue = ControllerQueue::new(qid, entries, flow_control, host.id, connection);
     let queue = Arc::new(queue);
-    let wanted = data.controller_id.get();
     let controller = if qid == 0 {
         let keep_alive_ms = command.keep_alive_ms.get();
         admin_controller(target, &subsystem, host, wanted, local, keep_alive_ms)?
@@ -145,7 +156,7 @@ pub(crate) fn connect(
     controller.attach(queue.clone())?;
     // From here on, dropping it releases the queue.
     controller.saw_traffic();
-    if proven && handshake.is_none() {
+    if channel != Channel::Plain && handshake.is_none() {
         controller.passed_authentication(qid);
     }
     let result = ConnectResult {

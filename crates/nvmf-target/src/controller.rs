@@ -65,6 +65,7 @@ pub(crate) struct Controller {
     write_through: AtomicBool,
     gone: AtomicBool,
     authenticated: AtomicBool,
+    generated_psk: AtomicBool,
 }
 
 /// Properties that change.
@@ -106,6 +107,7 @@ impl Controller {
             write_through: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             authenticated: AtomicBool::new(false),
+            generated_psk: AtomicBool::new(false),
         }
     }
 
@@ -144,6 +146,17 @@ impl Controller {
         if qid == 0 && !self.authenticated.swap(true, Ordering::Relaxed) {
             self.log_event(format_args!("host authenticated"));
         }
+    }
+
+    /// The host has asked for secure channel concatenation, and has its PSK.
+    pub(crate) fn generated_psk(&self) {
+        self.generated_psk.store(true, Ordering::Relaxed);
+        self.log_event(format_args!("TLS PSK generated: the host's next connections use TLS"));
+    }
+
+    /// True if I/O queues have to use TLS, because the host has a PSK for them.
+    pub(crate) fn has_generated_psk(&self) -> bool {
+        self.generated_psk.load(Ordering::Relaxed)
     }
 
     /// True if the host has proven its key on the admin queue.

@@ -24,6 +24,7 @@ mod error_log;
 mod event;
 mod fabrics;
 mod feature;
+mod generated_psks;
 mod handshakes;
 mod identify;
 mod io;

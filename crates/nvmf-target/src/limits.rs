@@ -61,6 +61,14 @@ pub(crate) const HANDSHAKES: usize = 128;
 /// others.
 pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 
+/// Time in which a PSK from secure channel concatenation opens connections: a host connects its
+/// queues right after it has the PSK, and authenticates again for its next controller.
+pub(crate) const GENERATED_PSK_LIFETIME: Duration = Duration::from_secs(300);
+
+/// Such PSKs of one host and subsystem, each of about 600 bytes: a controller for each core of a large
+/// host.
+pub(crate) const GENERATED_PSKS_PER_PAIR: usize = 128;
+
 /// TLS handshakes in flight of all hosts, and of one source address. Each holds about 100 KiB.
 pub(crate) const TLS_HANDSHAKES: usize = 128;
 

@@ -3,6 +3,7 @@
 //! Invariants:
 //! - a key opens one pair of host and subsystem, which its identity names, and the discovery
 //!   subsystem for that host. Connect has to give the same names (`connection::tls`);
+//! - so does a key that concatenation has generated, but for discovery (`generated_psks`);
 //! - handshakes are admitted by [`HandshakeAdmission`];
 //! - each failed handshake is counted once, with its reason.
 
@@ -16,6 +17,7 @@ use flagstone_runtime::tls::{PskRefusal, TlsFailure};
 use flagstone_transport::{HandshakeAdmission, InFlight, PskKeys, SharedDelays};
 use parking_lot::RwLock;
 
+use crate::generated_psks::GeneratedPsks;
 use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
 
 /// Encryption of a listener's connections.
@@ -142,6 +144,17 @@ pub(crate) struct ProvenNames {
     pub(crate) subsystem: Nqn,
 }
 
+/// What a connection's channel proves of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Channel {
+    /// Nothing: there is no TLS.
+    Plain,
+    /// That it has a configured TLS key.
+    ConfiguredKey,
+    /// That it has authenticated before, by secure channel concatenation.
+    GeneratedPsk,
+}
+
 impl ProvenNames {
     pub(crate) fn of(identity: &[u8]) -> Option<Self> {
         let identity = Identity::parse(identity)?;
@@ -157,6 +170,7 @@ type HostKeys = BTreeMap<Nqn, HostTls>;
 pub(crate) struct TlsKeys {
     /// By subsystem and host.
     keys: RwLock<BTreeMap<Nqn, HostKeys>>,
+    pub(crate) generated: GeneratedPsks,
     pub(crate) admission: HandshakeAdmission,
     succeeded: AtomicU64,
     failed: [AtomicU64; TlsFailureReason::ALL.len()],
@@ -168,6 +182,7 @@ impl TlsKeys {
         let in_flight = InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE);
         Self {
             keys: RwLock::default(),
+            generated: GeneratedPsks::default(),
             admission: HandshakeAdmission::new(in_flight, delays),
             succeeded: AtomicU64::default(),
             failed: Default::default(),
@@ -240,7 +255,9 @@ impl PskKeys for TlsKeys {
         else {
             return Vec::new();
         };
-        self.keys_of(names).iter().flat_map(|key| derived(key, &parsed)).collect()
+        let configured = self.keys_of(names);
+        let configured = configured.iter().flat_map(|key| derived(key, &parsed));
+        configured.chain(self.generated.find(identity)).collect()
     }
 }
 

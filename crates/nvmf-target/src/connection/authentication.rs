@@ -19,6 +19,7 @@ use super::Connection;
 use crate::CommandReply;
 use crate::admin::reply_data;
 use crate::handshakes::{FailureReason, Handshake};
+use crate::tls::Channel;
 
 /// Authentication of a queue.
 pub(crate) enum Authentication {
@@ -59,9 +60,14 @@ enum Step {
 }
 
 impl Authentication {
-    /// State after Connect: `handshake` if the subsystem has keys.
-    pub(super) fn new(handshake: Option<Handshake>) -> Authentication {
-        handshake.map_or(Self::NotRequired, |one| Self::Required(Stage::Admitted(one)))
+    /// State after Connect: `handshake` if the host has to authenticate. A generated PSK is the
+    /// result of an authentication, which may be repeated.
+    pub(super) fn new(handshake: Option<Handshake>, channel: Channel) -> Authentication {
+        match (handshake, channel) {
+            (Some(handshake), _) => Self::Required(Stage::Admitted(handshake)),
+            (None, Channel::GeneratedPsk) => Self::Passed(Stage::Idle),
+            (None, Channel::Plain | Channel::ConfiguredKey) => Self::NotRequired,
+        }
     }
 
     /// True if all commands are executed.
@@ -168,6 +174,7 @@ impl Connection {
         let out_of_order = Status::COMMAND_SEQUENCE_ERROR.dnr();
         let session = session.as_mut().ok_or(out_of_order)?;
         let controller = &session.connected.controller;
+        let concatenation = self.concatenation(session.connected.queue.qid);
         // A host that need not authenticate has no key to do it with.
         let stage = session.authentication.stage().ok_or(out_of_order)?;
         let begin = |handshake: Handshake| {
@@ -183,6 +190,7 @@ impl Connection {
                 own_secret: keys.controller.as_ref().and_then(auth::KeyRing::first),
                 hashes: Hash::ALL.into(),
                 groups: Group::ALL.into(),
+                concatenation,
             };
             let controller = auth::Controller::new(options, Randomness::from_words(random_u64));
             Ok(Box::new(Exchange { controller, handshake, began: time::now() }))
@@ -220,8 +228,13 @@ impl Connection {
         let Some(session) = session.as_mut() else { return };
         match progress {
             Progress::Authenticated => {
+                let controller = &session.connected.controller;
+                if let Some(psk) = exchange.controller.take_psk() {
+                    self.keep_psk(psk);
+                    controller.generated_psk();
+                }
                 exchange.handshake.succeed();
-                session.connected.controller.passed_authentication(session.connected.queue.qid);
+                controller.passed_authentication(session.connected.queue.qid);
                 session.authentication = Authentication::Passed(Stage::Idle);
             }
             Progress::Failed(_) => session.authentication = Authentication::Failed,

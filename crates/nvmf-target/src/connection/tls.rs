@@ -2,8 +2,11 @@
 //!
 //! The first byte decides: a TLS record with a ClientHello begins with 16h, an ICReq with 00h.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
+use flagstone_auth::Concatenation;
+use flagstone_auth::tls::Psk;
 use flagstone_nvme::Status;
 use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
@@ -15,7 +18,14 @@ use super::Connection;
 use crate::Target;
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
-use crate::tls::{ProvenNames, TlsFailureReason, TlsMode};
+use crate::tls::{Channel, ProvenNames, TlsFailureReason, TlsMode};
+
+/// What a host has proven by TLS.
+pub(super) struct TlsHost {
+    names: ProvenNames,
+    /// Identity of the PSK, if concatenation has generated it, or of the one in its place.
+    generated: Option<RefCell<Vec<u8>>>,
+}
 
 /// Socket of a connection, the names that its host has proven, and its receiver. `None` if the
 /// connection is refused, which is logged.
@@ -23,7 +33,7 @@ pub(super) async fn secure(
     target: &Arc<Target>,
     stream: &Stream,
     mode: TlsMode,
-) -> Option<(Socket, Option<ProvenNames>, Rx)> {
+) -> Option<(Socket, Option<TlsHost>, Rx)> {
     let mut rx = Rx::new(stream.clone());
     if mode == TlsMode::Off {
         return Some((stream.clone().into(), None, rx));
@@ -34,10 +44,10 @@ pub(super) async fn secure(
         Ok(Ok(())) if rx.front().first() == Some(&CLIENT_HELLO_FIRST_BYTE) => {
             let received = rx.unread(&mut Vec::new()).to_vec();
             match handshake(target, stream, &received).await {
-                Ok((socket, names)) => {
+                Ok((socket, host)) => {
                     target.tls.succeeded();
                     let rx = Rx::new(socket.clone());
-                    return Some((socket, Some(names), rx));
+                    return Some((socket, Some(host), rx));
                 }
                 Err(failed) => failed,
             }
@@ -69,6 +79,19 @@ impl Failed {
         let kind = Some(FailureKind::Unfinished);
         Failed { reason, text: None, name: Vec::new(), kind }
     }
+
+    /// Says more of an unknown identity of a host that may use concatenation.
+    fn explained(mut self, target: &Target) -> Failed {
+        let names = ProvenNames::of(&self.name);
+        if self.reason == TlsFailureReason::UnknownIdentity
+            && names.is_some_and(|names| target.has_key(&names.subsystem, &names.host))
+        {
+            let reason = self.reason;
+            let more = "if secure concatenation generated it, it has expired or was replaced";
+            self.text = Some(format!("{reason}; {more}"));
+        }
+        self
+    }
 }
 
 impl From<TlsFailure> for Failed {
@@ -86,7 +109,7 @@ async fn handshake(
     target: &Arc<Target>,
     stream: &Stream,
     received: &[u8],
-) -> Result<(Socket, ProvenNames), Failed> {
+) -> Result<(Socket, TlsHost), Failed> {
     let failed = Failed::of;
     let patience = target.config().handshake_timeout;
     let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), patience / 2).await;
@@ -96,13 +119,19 @@ async fn handshake(
             text: Some(error.to_string()),
             ..failed(TlsFailureReason::Protocol)
         })?;
-        let accepted = server.accept(stream.clone(), received).await?;
-        let names = match accepted.peer_identity() {
-            PeerIdentity::Psk(identity) => ProvenNames::of(identity),
+        target.tls.generated.expire(time::now());
+        let accepted = server.accept(stream.clone(), received).await;
+        let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target))?;
+        let host = match accepted.peer_identity() {
+            PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
+                let generated = target.tls.generated.find(identity);
+                let generated = generated.map(|psk| RefCell::new(psk.identity));
+                TlsHost { names, generated }
+            }),
             PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
         };
-        let names = names.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
-        Ok((accepted.into(), names))
+        let host = host.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
+        Ok((accepted.into(), host))
     };
     let accepted = admitted.run(patience, accepting, |failed: &Failed| failed.kind).await;
     accepted.unwrap_or_else(|| Err(failed(TlsFailureReason::Timeout)))
@@ -122,12 +151,39 @@ impl Connection {
         self.target.tls_refusals.refused(&self.stream.peer(), &[], &reason);
     }
 
+    /// What the channel proves.
+    pub(super) fn channel(&self) -> Channel {
+        match &self.tls_host {
+            None => Channel::Plain,
+            Some(TlsHost { generated: None, .. }) => Channel::ConfiguredKey,
+            Some(_) => Channel::GeneratedPsk,
+        }
+    }
+
+    /// Concatenation that the host may ask for on queue `qid`: a new PSK where its listener has TLS,
+    /// or another one instead of the generated PSK of this connection.
+    pub(super) fn concatenation(&self, qid: u16) -> Concatenation {
+        match self.channel() {
+            _ if qid != 0 => Concatenation::None,
+            Channel::Plain if self.tls_mode != TlsMode::Off => Concatenation::NewPsk,
+            Channel::GeneratedPsk => Concatenation::ReplacePsk,
+            Channel::Plain | Channel::ConfiguredKey => Concatenation::None,
+        }
+    }
+
+    /// Keeps a PSK that concatenation has generated.
+    pub(super) fn keep_psk(&self, psk: Psk) {
+        let own = self.tls_host.as_ref().and_then(|host| host.generated.as_ref());
+        let replaced = own.map(|own| own.replace(psk.identity.clone()));
+        self.target.tls.generated.insert(psk, replaced.as_deref(), time::now());
+    }
+
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one
     /// without TLS where it is required.
     pub(super) fn check_names(&self, data: &ConnectData) -> Result<(), ConnectRefusal> {
         let (subsystem, host) = data.check()?;
         let authenticates = host.is_some_and(|host| self.target.has_key(&subsystem, &host));
-        let (reason, field) = match &self.tls_host {
+        let (reason, field) = match self.tls_host.as_ref().map(|host| host.names) {
             Some(proven) if proven.subsystem != subsystem => {
                 (FailureReason::OtherIdentity, ConnectField::SubNqn)
             }

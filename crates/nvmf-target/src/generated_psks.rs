@@ -1,0 +1,122 @@
+//! Generated PSKs: the TLS PSKs of secure channel concatenation (Base 8.3.5.5.9), by identity.
+//!
+//! Invariants:
+//! - a PSK opens connections of the host and subsystem that made it by authentication, for
+//!   [`GENERATED_PSK_LIFETIME`];
+//! - each pair has at most [`GENERATED_PSKS_PER_PAIR`], of which the oldest gives way, so that a host
+//!   displaces its own alone. Pairs are bounded by the configured keys;
+//! - PSKs are erased when they end, and never printed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use flagstone_auth::tls::Psk;
+use flagstone_nvme::Nqn;
+use flagstone_runtime::time::Instant;
+use parking_lot::RwLock;
+
+use crate::limits::{GENERATED_PSK_LIFETIME, GENERATED_PSKS_PER_PAIR};
+use crate::tls::ProvenNames;
+
+struct Generated {
+    psk: Psk,
+    since: Instant,
+}
+
+/// See the module. Entries are ordered by age, the oldest first.
+#[derive(Default)]
+pub(crate) struct GeneratedPsks(RwLock<BTreeMap<(Nqn, Nqn), VecDeque<Generated>>>);
+
+impl GeneratedPsks {
+    /// Adds `psk`, instead of the one with the identity `replaced`.
+    pub(crate) fn insert(&self, psk: Psk, replaced: Option<&[u8]>, now: Instant) {
+        let Some(names) = ProvenNames::of(&psk.identity) else { return };
+        let mut pairs = self.0.write();
+        let pair = pairs.entry((names.host, names.subsystem)).or_default();
+        pair.retain(|known| Some(known.psk.identity.as_slice()) != replaced);
+        while pair.len() >= GENERATED_PSKS_PER_PAIR {
+            pair.pop_front();
+        }
+        pair.push_back(Generated { psk, since: now });
+    }
+
+    /// The PSK with this identity, on any thread. It may have expired since [`GeneratedPsks::expire`].
+    pub(crate) fn find(&self, identity: &[u8]) -> Option<Psk> {
+        let names = ProvenNames::of(identity)?;
+        let pairs = self.0.read();
+        let pair = pairs.get(&(names.host, names.subsystem))?;
+        Some(pair.iter().find(|known| known.psk.identity == identity)?.psk.clone())
+    }
+
+    /// Erases what has expired.
+    pub(crate) fn expire(&self, now: Instant) {
+        let is_over = |one: &Generated| now - one.since >= GENERATED_PSK_LIFETIME;
+        let any_over = |pair: &VecDeque<_>| pair.front().is_some_and(is_over);
+        if !self.0.read().values().any(any_over) {
+            return;
+        }
+        self.0.write().retain(|_, pair| {
+            pair.retain(|one| !is_over(one));
+            !pair.is_empty()
+        });
+    }
+}
+
+impl std::fmt::Debug for GeneratedPsks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let count: usize = self.0.read().values().map(VecDeque::len).sum();
+        write!(f, "GeneratedPsks({count})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_auth::tls::{PskHash, TlsKey, offered};
+    use flagstone_runtime::{block_on, time};
+
+    use super::*;
+
+    fn psk(host: &str, byte: u8) -> Psk {
+        let key = TlsKey::new(&[byte; 32], Some(PskHash::Sha256)).unwrap();
+        offered(&key, host, "nqn.2026-01.test:s").remove(0)
+    }
+
+    #[test]
+    fn flood_displaces_only_psks_of_its_own_pair() {
+        block_on(async {
+            let (all, now) = (GeneratedPsks::default(), time::now());
+            let other = psk("nqn.2026-01.test:other", 1);
+            all.insert(other.clone(), None, now);
+            let own: Vec<_> = (0..=GENERATED_PSKS_PER_PAIR as u8)
+                .map(|byte| psk("nqn.2026-01.test:h", byte))
+                .collect();
+            for one in &own {
+                all.insert(one.clone(), None, now);
+            }
+            assert_eq!(all.find(&own[0].identity), None);
+            assert!(own[1..].iter().chain([&other]).all(|one| all.find(&one.identity).is_some()));
+            let count = GENERATED_PSKS_PER_PAIR + 1;
+            assert_eq!(format!("{all:?}"), format!("GeneratedPsks({count})"));
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn replaced_and_expired_psks_open_nothing() {
+        block_on(async {
+            let (all, now) = (GeneratedPsks::default(), time::now());
+            let [old, new, late] = [1, 2, 3].map(|byte| psk("nqn.2026-01.test:h", byte));
+            all.insert(old.clone(), None, now);
+            all.insert(new.clone(), Some(&old.identity), now);
+            assert_eq!(
+                (all.find(&old.identity), all.find(&new.identity)),
+                (None, Some(new.clone()))
+            );
+            all.insert(late.clone(), None, now + GENERATED_PSK_LIFETIME / 2);
+            all.expire(now + GENERATED_PSK_LIFETIME);
+            assert_eq!((all.find(&new.identity), all.find(&late.identity)), (None, Some(late)));
+            all.expire(now + GENERATED_PSK_LIFETIME * 2);
+            assert_eq!(format!("{all:?}"), "GeneratedPsks(0)");
+        })
+        .unwrap();
+    }
+}
