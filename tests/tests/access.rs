@@ -341,7 +341,8 @@ fn secrets_stay_out_of_every_output() {
     assert_eq!(code, Some(0), "{made}");
     let api = Api::start(&format!(
         "[host.h]\nnqn = \"{HOST}\"\nkey_file = {right:?}\ntls_key_file = {for_tls:?}\n\
-         [host.without_tls_key]\nnqn = \"nqn.2026-01.test:keyless\"\nkey_file = {right:?}\n"
+         [host.without_tls_key]\nnqn = \"nqn.2026-01.test:keyless\"\nkey_file = {right:?}\n\
+         controller_key_file = {right:?}\n"
     ));
     let socket = api.server.api();
     let mut said = String::new();
@@ -355,9 +356,9 @@ fn secrets_stay_out_of_every_output() {
     said += &flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]).1;
     // A host whose TLS key is generated.
     let device = format!(
-        "{}?hostnqn=nqn.2026-01.test:keyless&key-file={}&concat",
+        "{}?hostnqn=nqn.2026-01.test:keyless&key-file={key}&controller-key-file={key}&concat",
         api.server.nvme_uri("db"),
-        right.display()
+        key = right.display()
     );
     let (code, concatenated) = flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]);
     assert_eq!(code, Some(0), "{concatenated}");

@@ -55,7 +55,10 @@ fn attach(server: &Server, key: Option<&Path>) -> Result<(), String> {
 /// The same with TLS by secure concatenation.
 fn attach_concatenated(server: &Server, key: &Path) -> Result<(), String> {
     let key = key.display();
-    let device = format!("{}?hostnqn={HOST}&key-file={key}&concat", server.nvme_uri("db"));
+    let device = format!(
+        "{}?hostnqn={HOST}&key-file={key}&controller-key-file={key}&concat",
+        server.nvme_uri("db")
+    );
     match flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]) {
         (true, _) => Ok(()),
         (false, text) => Err(text),
@@ -141,7 +144,7 @@ fn concatenation_gives_tls_to_a_host_without_a_tls_key() {
     let [key, other] = ["server.key", "other.key"].map(|name| generate(&scratch, name));
     let file = scratch.join("flagstone.toml");
     let text = format!(
-        "[host.db1]\nnqn = \"{HOST}\"\nkey_file = {key:?}\n\
+        "[host.db1]\nnqn = \"{HOST}\"\nkey_file = {key:?}\ncontroller_key_file = {key:?}\n\
          [volume.db]\ndevice = \"memory:16MiB\"\n"
     );
     fs::write(&file, text).expect("the configuration can be written");
@@ -160,8 +163,8 @@ fn concatenation_gives_tls_to_a_host_without_a_tls_key() {
 
     let plain = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0"], &[file]);
     let refused = attach_concatenated(&plain, &key).expect_err("a listener without TLS");
-    assert!(refused.contains("it needs TLS at the listener"), "{refused}");
-    assert!(plain.output().contains("it needs TLS at the listener"), "{}", plain.output());
+    assert!(refused.contains("a listener with optional TLS"), "{refused}");
+    assert!(plain.output().contains("a listener with optional TLS"), "{}", plain.output());
 }
 
 #[test]

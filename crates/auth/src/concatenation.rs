@@ -108,6 +108,17 @@ mod tests {
         }
     }
 
+    /// Linux up to 7.0 takes the shared secret itself as session key. HMAC hashes keys that are longer
+    /// than its block, so the PSK is the same.
+    #[test]
+    fn shared_secret_as_session_key_gives_the_same_psk() {
+        let shared = vec![7; Group::Ffdhe2048.value_bytes()];
+        for hash in [Hash::Sha256, Hash::Sha384] {
+            let hashed = generated(hash, &hash.digest(&shared), &[1; 32], &[2; 32]);
+            assert_eq!(hashed, generated(hash, &shared, &[1; 32], &[2; 32]));
+        }
+    }
+
     #[test]
     fn psk_needs_a_group_and_a_hash_of_tls() {
         let names = Names { host: "h".into(), subsystem: "s".into() };

@@ -101,7 +101,7 @@ enum State {
     OweSuccess { transaction: u16, hash: Hash, response: Option<Vec<u8>>, psk: Option<Psk> },
     AwaitSuccess2 { transaction: u16, psk: Option<Psk> },
     OweFailure { transaction: u16, explanation: Explanation },
-    Authenticated(Option<Psk>),
+    Authenticated { proven: bool, psk: Option<Psk> },
     Failed(Explanation),
 }
 
@@ -128,7 +128,7 @@ impl Controller {
             }
             State::OweChallenge(_) | State::OweSuccess { .. } => Progress::AwaitsFetch,
             State::OweFailure { explanation, .. } => Progress::Failing(explanation),
-            State::Authenticated(_) => Progress::Authenticated,
+            State::Authenticated { .. } => Progress::Authenticated,
             State::Failed(explanation) => Progress::Failed(explanation),
         }
     }
@@ -136,9 +136,14 @@ impl Controller {
     /// The PSK that the host asked for, once it is authenticated.
     pub fn take_psk(&mut self) -> Option<Psk> {
         match &mut self.state {
-            State::Authenticated(psk) => psk.take(),
+            State::Authenticated { psk, .. } => psk.take(),
             _ => None,
         }
+    }
+
+    /// True if the host is authenticated, and this side has proven its own key to it.
+    pub fn has_proven(&self) -> bool {
+        matches!(self.state, State::Authenticated { proven: true, .. })
     }
 
     /// Takes a message of the host, from AUTH Send. Whatever is wrong with it is kept for the
@@ -179,7 +184,7 @@ impl Controller {
             }
             (State::AwaitSuccess2 { transaction, psk }, Body::Success2) => {
                 same(transaction)?;
-                Ok(State::Authenticated(psk))
+                Ok(State::Authenticated { proven: true, psk })
             }
             (
                 State::AwaitReply(Selection { transaction, .. })
@@ -302,7 +307,7 @@ impl Controller {
                 let (digest_bytes, psk) = (hash.digest_bytes() as u8, psk.clone());
                 let next = match response {
                     Some(_) => State::AwaitSuccess2 { transaction: *transaction, psk },
-                    None => State::Authenticated(psk),
+                    None => State::Authenticated { proven: false, psk },
                 };
                 (*transaction, Body::Success1 { digest_bytes, response: response.clone() }, next)
             }

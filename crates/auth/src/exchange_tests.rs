@@ -277,42 +277,81 @@ fn message_that_does_not_fit_stays_to_be_fetched() {
     assert_eq!(controller.fetch(48).map(|message| message.len()), Some(48));
 }
 
-/// Host that asks for concatenation of `kind`, and offers `hashes` and `groups`.
-fn concatenating(kind: Concatenation, hashes: &[Hash], groups: &[Group], mutual: bool) -> Host {
+/// Host that asks for concatenation, and offers `hashes`.
+fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> Host {
     let options = HostOptions {
         names: names(),
         secret: secret(7),
-        controller_secrets: if mutual { vec![secret(9)] } else { Vec::new() },
+        controller_secrets,
         hashes: hashes.into(),
-        groups: groups.into(),
-        concatenation: kind,
+        groups: vec![Group::Null, Group::Ffdhe2048],
+        concatenation: Concatenation::NewPsk,
     };
     Host::new(options, 77, randomness(2))
 }
 
 #[test]
 fn concatenation_gives_both_sides_the_same_psk() {
-    let kind = Concatenation::NewPsk;
     for (hashes, bytes) in [(&Hash::ALL[..], 48), (&[Hash::Sha256], 32)] {
-        for mutual in [false, true] {
-            let mut controller = controller(vec![secret(7)], Some(secret(9)));
-            let groups = [Group::Null, Group::Ffdhe2048];
-            let mut host = concatenating(kind, hashes, &groups, mutual);
-            assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
-            assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
-            let shown = format!("{controller:?} {host:?}");
-            let psk = host.take_psk().expect("a PSK");
-            let secret = format!("{:?}", psk.secret.as_slice());
-            assert!(shown.contains("NVMe1R0") && !shown.contains(&secret[1..20]), "{shown}");
-            assert_eq!(psk.secret.len(), bytes);
-            assert_eq!(Some(psk), controller.take_psk());
-            assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
-        }
+        let mut controller = controller(vec![secret(7)], Some(secret(9)));
+        let mut host = concatenating(hashes, vec![secret(9)]);
+        assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
+        assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+        let shown = format!("{controller:?} {host:?}");
+        let psk = host.take_psk().expect("a PSK");
+        let secret = format!("{:?}", psk.secret.as_slice());
+        assert!(shown.contains("NVMe1R0") && !shown.contains(&secret[1..20]), "{shown}");
+        assert_eq!(psk.secret.len(), bytes);
+        assert_eq!(Some(psk), controller.take_psk());
+        assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
+        assert!(controller.has_proven());
     }
     let mut controller = controller(vec![secret(7)], None);
     let mut plain = host(secret(7), None, Group::Ffdhe2048, Hash::Sha256);
     assert_eq!(run(&mut plain, &mut controller), (Progress::Authenticated, Ok(())));
     assert_eq!((controller.take_psk(), plain.take_psk()), (None, None));
+    assert!(!controller.has_proven());
+}
+
+/// Somebody in between who has no key: nothing of the host's secret is in the PSK, so a host that took
+/// the PSK without a proof would give this side its data.
+#[test]
+fn host_without_a_controller_key_does_not_concatenate() {
+    let mut impostor = controller(vec![secret(1)], Some(secret(2)));
+    let mut host = concatenating(&Hash::ALL, Vec::new());
+    impostor.send(&host.negotiate());
+    let refused = host.fetched(&impostor.fetch(MESSAGE_BYTES).unwrap()).unwrap_err();
+    let unproven = HostFailure::Distrusted {
+        explanation: Explanation::ConcatenationMismatch,
+        farewell: Message {
+            transaction: 77,
+            body: Body::Failure2(Explanation::ConcatenationMismatch),
+        }
+        .encode(),
+    };
+    assert_eq!((refused, host.take_psk()), (unproven, None));
+}
+
+/// Linux sends C2 with sequence number 0, even with a key of the controller.
+#[test]
+fn linux_concatenates_without_a_proof_of_the_controller() {
+    let mut controller = controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
+    controller.send(&host.negotiate());
+    let Ok(HostStep::Reply(reply)) = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()) else {
+        panic!("a reply")
+    };
+    let mut reply = Message::parse(&reply).unwrap();
+    let Body::Reply { sequence, .. } = &mut reply.body else { panic!() };
+    *sequence = 0;
+    controller.send(&reply.encode());
+    let success = controller.fetch(MESSAGE_BYTES).unwrap();
+    assert_eq!(controller.progress(), Progress::Authenticated);
+    assert!(controller.take_psk().is_some() && !controller.has_proven());
+    // To our host, somebody in between cannot do the same.
+    let refused = host.fetched(&success).unwrap_err();
+    assert!(matches!(refused, HostFailure::Distrusted { explanation: Explanation::Failed, .. }));
+    assert_eq!(host.take_psk(), None);
 }
 
 /// What the queue does not permit, what SC_C does not mean, and what gives no PSK.
@@ -337,9 +376,8 @@ fn concatenation_that_cannot_be_is_refused() {
 /// Somebody in between who removes SC_C, so that the host goes on without TLS, or withholds C2.
 #[test]
 fn altered_concatenation_is_refused() {
-    let mut controller = controller(vec![secret(7)], None);
-    let groups = [Group::Ffdhe2048];
-    let mut host = concatenating(Concatenation::NewPsk, &[Hash::Sha256], &groups, false);
+    let mut controller = controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
     let mut downgraded = Message::parse(&host.negotiate()).unwrap();
     let Body::Negotiate { concatenation, .. } = &mut downgraded.body else { panic!() };
     *concatenation = 0;
@@ -352,8 +390,8 @@ fn altered_concatenation_is_refused() {
     assert_eq!(host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()).map(drop), refused);
     assert_eq!((host.take_psk(), controller.take_psk()), (None, None));
 
-    let mut controller = self::controller(vec![secret(7)], None);
-    let mut host = concatenating(Concatenation::NewPsk, &[Hash::Sha256], &groups, false);
+    let mut controller = self::controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
     controller.send(&host.negotiate());
     let Ok(HostStep::Reply(reply)) = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()) else {
         panic!("a reply")

@@ -27,7 +27,7 @@ pub struct HostOptions {
     pub hashes: Vec<Hash>,
     /// Groups that are offered, the preferred first.
     pub groups: Vec<Group>,
-    /// PSK that is asked for. SHA-512 and the null group are then not offered.
+    /// PSK that is asked for. It needs controller secrets, and rules out SHA-512 and the null group.
     pub concatenation: Concatenation,
 }
 
@@ -196,9 +196,13 @@ impl Host {
         let expected: Vec<Digest64> =
             secrets.map(|secret| question.controller_response(secret, names)).collect();
         let mutual = !expected.is_empty();
+        // No secret is part of the PSK: without a proof, anybody could have made it.
+        if psk.is_some() && !mutual {
+            return Err(Explanation::ConcatenationMismatch);
+        }
         let reply = self.encode(Body::Reply {
             response,
-            challenge: (mutual || psk.is_some()).then(|| own_challenge.to_vec()),
+            challenge: mutual.then(|| own_challenge.to_vec()),
             sequence: if mutual { own_sequence } else { 0 },
             public_value: group.public_value(&self.randomness.exponent),
         });

@@ -72,7 +72,7 @@ pub struct NvmeTcpSpec {
     pub controller_key_file: Option<PathBuf>,
     /// Absolute path of the key for TLS; `None` for no TLS, or for TLS by concatenation.
     pub tls_key_file: Option<PathBuf>,
-    /// TLS with the PSK that authentication with `key_file` generates.
+    /// TLS with the PSK that authentication with `key_file` and `controller_key_file` generates.
     pub concat: bool,
     /// The namespace identifier; `None` for the only one there is.
     pub namespace_id: Option<u32>,
@@ -333,12 +333,24 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
     for (key, value) in parse_query(parts.query)? {
         set_nvme_option(&mut spec, &key, value)?;
     }
-    if spec.concat && (spec.key_file.is_none() || spec.tls_key_file.is_some()) {
-        return Err(DeviceSpecError::OptionValue(
-            "concat generates the TLS key by authentication: it needs key-file, and no tls-key-file",
-        ));
+    if spec.concat {
+        check_concatenation(&spec)?;
     }
     Ok(spec)
+}
+
+/// The TLS key is made by authentication, which has to be of both sides: it contains no key of theirs.
+fn check_concatenation(spec: &NvmeTcpSpec) -> Result<(), DeviceSpecError> {
+    let problem = if spec.tls_key_file.is_some() {
+        "concat generates the TLS key: remove tls-key-file, or concat"
+    } else if spec.key_file.is_none() {
+        "concat generates the TLS key by authentication: add key-file"
+    } else if spec.controller_key_file.is_none() {
+        "concat needs a target that proves its identity: add controller-key-file"
+    } else {
+        return Ok(());
+    };
+    Err(DeviceSpecError::OptionValue(problem))
 }
 
 fn set_nvme_option(

@@ -62,7 +62,9 @@ fn nvme_tcp_with_and_without_options() {
     assert!(full.header_digest && full.data_digest);
     assert_eq!(full.namespace_id, Some(2));
 
-    let concat = parse(&format!("nvme-tcp://192.0.2.1/{nqn}?key-file=/k&concat")).unwrap();
+    let concat =
+        parse(&format!("nvme-tcp://192.0.2.1/{nqn}?key-file=/k&controller-key-file=/c&concat"))
+            .unwrap();
     assert_eq!(parse(&concat.to_string()), Ok(concat.clone()));
     assert!(matches!(concat, DeviceSpec::NvmeTcp(spec) if spec.concat));
 }
@@ -109,8 +111,12 @@ fn mistakes_are_explained() {
         ("nvme-tcp://h/nqn.2026-01.a:b?key-file=k", "an absolute path"),
         ("nvme-tcp://h/nqn.2026-01.a:b?controller-key-file=DHHC-1:00:x:", "this is a key"),
         ("nvme-tcp://h/nqn.2026-01.a:b?tls-key-file=NVMeTLSkey-1:01:x:", "this is a key"),
-        ("nvme-tcp://h/nqn.2026-01.a:b?concat", "needs key-file"),
-        ("nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k&tls-key-file=/t", "no tls-key-file"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?concat&controller-key-file=/c", "add key-file"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k", "add controller-key-file"),
+        (
+            "nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k&controller-key-file=/c&tls-key-file=/t",
+            "remove tls-key-file",
+        ),
         ("nvme-tcp://h/nqn.2026-01.a:b?concat=1&key-file=/k", "take no value"),
         ("nvme-tcp://h/nqn.2026-01.a:b?nsid=1&nsid=1", "twice"),
         ("nvme-tcp://h/nqn.2026-01.a:b?depth=1", "unknown option `depth`"),

@@ -219,6 +219,8 @@ async fn connect_queue(
     let mut psk = None;
     if result.authentication_required || result.secure_channel_required {
         psk = authenticate(&queue, params, concatenation).await?;
+    } else if concatenation != Concatenation::None {
+        return Err(HostError::NoConcatenation);
     } else if params.expects_proof() && generated.is_none() {
         // A generated PSK proves it, as the exchange that made it did.
         return Err(HostError::NoProof);

@@ -22,7 +22,7 @@ pub struct HostOptions {
     /// TLS with the target; `None` for none.
     pub tls: Option<HostTls>,
     /// Secure channel concatenation: authenticate with `keys` first, then connect all queues with
-    /// TLS by the PSK that this generates. Excludes `tls`.
+    /// TLS by the PSK that this generates. Needs a controller key, and excludes `tls`.
     pub concatenate: bool,
     /// Namespace identifier; the subsystem's first when `None`.
     pub nsid: Option<u32>,
@@ -68,10 +68,14 @@ impl HostOptions {
         if !(1..=QUEUE_DEPTH_MAX).contains(&self.queue_depth) {
             return Err(HostError::Options("the queue depth must be 1 to 1023"));
         }
-        if self.concatenate && (self.keys.is_none() || self.tls.is_some()) {
+        let proves = |keys: &KeyPair| keys.controller.is_some();
+        if self.concatenate && !self.keys.as_ref().is_some_and(proves) {
             return Err(HostError::Options(
-                "secure concatenation needs a key for authentication, and no TLS key",
+                "secure concatenation needs a key of this host and a key of the controller",
             ));
+        }
+        if self.concatenate && self.tls.is_some() {
+            return Err(HostError::Options("secure concatenation excludes a TLS key"));
         }
         if self.host_id == Some([0; 16]) {
             return Err(HostError::Options("the host identifier must not be zero"));

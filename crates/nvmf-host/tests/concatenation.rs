@@ -28,9 +28,8 @@ fn ring(byte: u8) -> KeyRing {
     KeyRing::new(vec![Secret::new(&[byte; 48], Some(Hash::Sha384)).unwrap()])
 }
 
-/// Keys of host `byte`, which it proves alone.
-fn one_way(byte: u8) -> KeyPair {
-    KeyPair { host: ring(byte), controller: None }
+fn keys(byte: u8) -> KeyPair {
+    KeyPair::shared(&ring(byte))
 }
 
 struct Listening {
@@ -42,7 +41,7 @@ struct Listening {
 /// Target with keys of hosts 1 and 2, and a listener of `mode`.
 fn listening(mode: TlsMode) -> Listening {
     let server = Server::start(memory(1 << 20, 512));
-    let keys = BTreeMap::from([1, 2].map(|byte| (host(byte), KeyPair::shared(&ring(byte)))));
+    let keys = BTreeMap::from([1, 2].map(|byte| (host(byte), keys(byte))));
     let (nqn, serial) = (locked(), "2".to_owned());
     let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
     server.target.add_subsystem(subsystem).unwrap();
@@ -82,8 +81,8 @@ fn all_queues_use_tls_after_one_authentication() {
     on_cores(1, async || {
         let listening = listening(TlsMode::Allowed);
         let mut connected = 0;
-        for keys in [one_way(1), KeyPair::shared(&ring(1))] {
-            let device = listening.connect(1, keys).await.unwrap();
+        for _ in 0..2 {
+            let device = listening.connect(1, keys(1)).await.unwrap();
             check_io(&device, 3).await;
             connected += 1;
             let target = &listening.server.target;
@@ -100,11 +99,11 @@ fn all_queues_use_tls_after_one_authentication() {
 fn two_hosts_have_psks_of_their_own() {
     on_cores(2, async || {
         let listening = listening(TlsMode::Allowed);
-        let first = listening.connect(1, one_way(1)).await.unwrap();
-        let second = listening.connect(2, one_way(2)).await.unwrap();
+        let first = listening.connect(1, keys(1)).await.unwrap();
+        let second = listening.connect(2, keys(2)).await.unwrap();
         check_io(&first, 1).await;
         check_io(&second, 2).await;
-        let impostor = listening.connect(2, one_way(1)).await.unwrap_err();
+        let impostor = listening.connect(2, keys(1)).await.unwrap_err();
         let failed = HostFailure::Refused(Explanation::Failed);
         assert!(matches!(&impostor, HostError::Authentication(why) if *why == failed));
         first.disconnect().await;
@@ -116,19 +115,22 @@ fn two_hosts_have_psks_of_their_own() {
 fn concatenation_without_its_conditions_says_why() {
     on_cores(1, async || {
         let off = listening(TlsMode::Off);
-        let refused = off.connect(1, one_way(1)).await.unwrap_err();
-        assert!(refused.to_string().contains("needs TLS at the listener"), "{refused}");
+        let refused = off.connect(1, keys(1)).await.unwrap_err();
+        assert!(refused.to_string().contains("a listener with optional TLS"), "{refused}");
         assert!(!refused.may_pass());
         let required = listening(TlsMode::Required);
-        let refused = required.connect(1, one_way(1)).await.unwrap_err();
+        let refused = required.connect(1, keys(1)).await.unwrap_err();
         assert!(matches!(refused, HostError::Closed | HostError::Broken(_)), "{refused}");
         // A subsystem without keys has nothing to make a PSK of.
-        let open = HostOptions { keys: Some(one_way(1)), concatenate: true, ..options() };
+        let open = HostOptions { keys: Some(keys(1)), concatenate: true, ..options() };
         let address = off.server.address.clone();
         let refused = RemoteDevice::connect(address.clone(), &common::subnqn(), open).await;
         assert!(matches!(refused, Err(HostError::NoConcatenation)), "{refused:?}");
-        let keyless = HostOptions { concatenate: true, ..options() };
-        let refused = RemoteDevice::connect(address, &locked(), keyless).await;
-        assert!(matches!(refused, Err(HostError::Options(_))), "{refused:?}");
+        for keys in [None, Some(KeyPair { host: ring(1), controller: None })] {
+            let unproven = HostOptions { keys, concatenate: true, ..options() };
+            let refused = RemoteDevice::connect(address.clone(), &locked(), unproven).await;
+            let refused = refused.unwrap_err().to_string();
+            assert!(refused.contains("a key of the controller"), "{refused}");
+        }
     });
 }

@@ -62,6 +62,11 @@ fn server(config: TargetConfig, keys: KeyPair) -> Server {
     server
 }
 
+/// Keys of both sides.
+fn both_keys() -> KeyPair {
+    KeyPair { controller: Some(KeyRing::new(vec![secret(2)])), ..one_key() }
+}
+
 fn one_key() -> KeyPair {
     KeyPair { host: KeyRing::new(vec![secret(1)]), controller: None }
 }
@@ -467,7 +472,7 @@ async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, Ho
     let options = auth::host::HostOptions {
         names,
         secret: secret(1),
-        controller_secrets: Vec::new(),
+        controller_secrets: vec![secret(2)],
         hashes: Hash::ALL.into(),
         groups: vec![Group::Null, Group::Ffdhe2048],
         concatenation: kind,
@@ -478,7 +483,11 @@ async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, Ho
         panic!("a reply")
     };
     assert_eq!(send(client, &reply).await, Status::SUCCESS);
-    host.fetched(&fetch(client).await.unwrap())?;
+    let HostStep::Authenticated(Some(farewell)) = host.fetched(&fetch(client).await.unwrap())?
+    else {
+        panic!("authenticated")
+    };
+    assert_eq!(send(client, &farewell).await, Status::SUCCESS);
     Ok(host.take_psk().expect("a PSK"))
 }
 
@@ -511,7 +520,7 @@ fn mismatch() -> HostFailure {
 #[test]
 fn host_that_asked_for_tls_gets_no_plain_io_queue() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), one_key());
+        let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);
         let (mut client, id) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
@@ -532,7 +541,7 @@ fn host_that_asked_for_tls_gets_no_plain_io_queue() {
 #[test]
 fn concatenation_is_refused_where_tls_cannot_follow() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), one_key());
+        let server = server(TargetConfig::default(), both_keys());
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let off = concatenate(&mut client, Concatenation::NewPsk).await;
         assert_eq!(off.unwrap_err(), mismatch());
@@ -555,7 +564,7 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
 #[test]
 fn psk_is_replaced_over_tls_alone() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), one_key());
+        let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);
         let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
@@ -583,7 +592,7 @@ fn psk_is_replaced_over_tls_alone() {
 #[test]
 fn expired_psk_opens_nothing() {
     in_simulation(1, async || {
-        let server = server(TargetConfig::default(), one_key());
+        let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
