@@ -51,6 +51,11 @@ impl ConnectRefusal {
     /// Do Not Retry.
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
         ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
+
+    /// The host may not connect like this.
+    pub(crate) fn not_allowed(reason: FailureReason) -> ConnectRefusal {
+        ConnectRefusal { reason: Some(reason), ..not_allowed() }
+    }
 }
 
 /// The reason, for the log.
@@ -91,7 +96,7 @@ pub(crate) fn connect(
     command: &ConnectCommand,
     data: &ConnectData,
     (local, source): (Option<SocketAddr>, Option<IpAddr>),
-    channel: Channel,
+    channel: Channel<'_>,
     connection: Box<dyn Hangup>,
 ) -> Result<Connected, ConnectRefusal> {
     let refused =
@@ -116,25 +121,22 @@ pub(crate) fn connect(
     }
     let wanted = data.controller_id.get();
     let qid = command.qid.get();
-    if qid != 0
-        && channel == Channel::Plain
-        && subsystem.controller(wanted).is_some_and(|one| one.has_generated_psk())
-    {
-        let reason = FailureReason::NoTls;
+    let has_psk = matches!(channel, Channel::GeneratedPsk(_));
+    let refuse = |reason| {
         target.handshakes.failed(source, reason);
-        return Err(ConnectRefusal { reason: Some(reason), ..not_allowed() });
+        ConnectRefusal::not_allowed(reason)
+    };
+    // Again when it is attached; a handshake would count as abandoned then.
+    if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(|one| one.needs_tls()) {
+        return Err(refuse(FailureReason::NoTls));
     }
     let has_key = subsystem.keys_of(&nqn).is_some();
     let handshake = match (subsystem.requires_authentication(), channel) {
         (false, _) => None,
         // Its TLS key is its proof, as it has no other.
         (true, Channel::ConfiguredKey) if !has_key => None,
-        (true, Channel::GeneratedPsk) if has_key => None,
-        (true, _) if !has_key => {
-            let reason = FailureReason::NoKey;
-            target.handshakes.failed(source, reason);
-            return Err(ConnectRefusal { reason: Some(reason), ..not_allowed() });
-        }
+        (true, Channel::GeneratedPsk(_)) if has_key => None,
+        (true, _) if !has_key => return Err(refuse(FailureReason::NoKey)),
         (true, _) => {
             let busy = || ConnectRefusal {
                 reason: Some(FailureReason::Busy),
@@ -153,10 +155,10 @@ pub(crate) fn connect(
     } else {
         io_controller(target, &subsystem, host, wanted, qid)?
     };
-    controller.attach(queue.clone())?;
+    controller.attach(queue.clone(), channel)?;
     // From here on, dropping it releases the queue.
     controller.saw_traffic();
-    if channel != Channel::Plain && handshake.is_none() {
+    if !matches!(channel, Channel::Plain) && handshake.is_none() {
         controller.passed_authentication(qid);
     }
     let result = ConnectResult {

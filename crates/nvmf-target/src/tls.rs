@@ -145,14 +145,15 @@ pub(crate) struct ProvenNames {
 }
 
 /// What a connection's channel proves of its host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Channel {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Channel<'a> {
     /// Nothing: there is no TLS.
     Plain,
     /// That it has a configured TLS key.
     ConfiguredKey,
-    /// That it has authenticated before, by secure channel concatenation.
-    GeneratedPsk,
+    /// That it has authenticated before: by secure channel concatenation, which made the PSK with this
+    /// identity.
+    GeneratedPsk(&'a [u8]),
 }
 
 impl ProvenNames {

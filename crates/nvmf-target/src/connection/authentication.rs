@@ -9,7 +9,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_auth::message::MESSAGE_BYTES;
-use flagstone_auth::{self as auth, ControllerOptions, Group, Hash, Names, Progress, Randomness};
+use flagstone_auth::{
+    self as auth, ControllerOptions, Explanation, Group, Hash, Names, Progress, Randomness,
+};
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::{FabricsType, Sqe, Status};
 use flagstone_runtime::time::{self, Instant};
@@ -62,10 +64,10 @@ enum Step {
 impl Authentication {
     /// State after Connect: `handshake` if the host has to authenticate. A generated PSK is the
     /// result of an authentication, which may be repeated.
-    pub(super) fn new(handshake: Option<Handshake>, channel: Channel) -> Authentication {
+    pub(super) fn new(handshake: Option<Handshake>, channel: Channel<'_>) -> Authentication {
         match (handshake, channel) {
             (Some(handshake), _) => Self::Required(Stage::Admitted(handshake)),
-            (None, Channel::GeneratedPsk) => Self::Passed(Stage::Idle),
+            (None, Channel::GeneratedPsk(_)) => Self::Passed(Stage::Idle),
             (None, Channel::Plain | Channel::ConfiguredKey) => Self::NotRequired,
         }
     }
@@ -174,7 +176,7 @@ impl Connection {
         let out_of_order = Status::COMMAND_SEQUENCE_ERROR.dnr();
         let session = session.as_mut().ok_or(out_of_order)?;
         let controller = &session.connected.controller;
-        let concatenation = self.concatenation(session.connected.queue.qid);
+        let concatenation = self.concatenation(controller, session.connected.queue.qid);
         // A host that need not authenticate has no key to do it with.
         let stage = session.authentication.stage().ok_or(out_of_order)?;
         let begin = |handshake: Handshake| {
@@ -214,7 +216,11 @@ impl Connection {
     /// Takes an exchange back after a step.
     fn exchanged(&self, mut exchange: Box<Exchange>) {
         let progress = exchange.controller.progress();
+        let refused = self.refuses_psk(&mut exchange.controller);
         let failure = match progress {
+            Progress::Authenticated if refused => {
+                Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
+            }
             Progress::AwaitsHost | Progress::AwaitsFetch | Progress::Authenticated => None,
             Progress::Failing(explanation) => Some(FailureReason::Refused(explanation)),
             Progress::Failed(_) => Some(FailureReason::Distrusted),
@@ -227,23 +233,28 @@ impl Connection {
         let mut session = self.session.borrow_mut();
         let Some(session) = session.as_mut() else { return };
         match progress {
-            Progress::Authenticated => {
-                let controller = &session.connected.controller;
-                if let Some(psk) = exchange.controller.take_psk() {
-                    self.keep_psk(psk);
-                    controller.generated_psk();
-                }
+            Progress::Authenticated if !refused => {
                 exchange.handshake.succeed();
-                controller.passed_authentication(session.connected.queue.qid);
+                session.connected.controller.passed_authentication(session.connected.queue.qid);
                 session.authentication = Authentication::Passed(Stage::Idle);
             }
-            Progress::Failed(_) => session.authentication = Authentication::Failed,
+            Progress::Authenticated | Progress::Failed(_) => {
+                session.authentication = Authentication::Failed;
+            }
             _ => {
                 if let Some(stage) = session.authentication.stage() {
                     *stage = Stage::Exchanging(exchange);
                 }
             }
         }
+    }
+
+    /// Keeps the PSK that the host has made, if it has. True if that cannot be: an I/O queue without TLS
+    /// came in between.
+    fn refuses_psk(&self, exchange: &mut auth::Controller) -> bool {
+        let Some(psk) = exchange.take_psk() else { return false };
+        let proven = exchange.has_proven();
+        self.with_controller(|controller, _| controller.keep_psk(psk, proven)) != Some(true)
     }
 
     fn log_failure(&self, reason: FailureReason) {

@@ -2,11 +2,9 @@
 //!
 //! The first byte decides: a TLS record with a ClientHello begins with 16h, an ICReq with 00h.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use flagstone_auth::Concatenation;
-use flagstone_auth::tls::Psk;
 use flagstone_nvme::Status;
 use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
@@ -15,16 +13,16 @@ use flagstone_runtime::tls::{CLIENT_HELLO_FIRST_BYTE, PeerIdentity, TlsFailure};
 use flagstone_transport::{FailureKind, Rx, failure_kind, source_of_peer};
 
 use super::Connection;
-use crate::Target;
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
 use crate::tls::{Channel, ProvenNames, TlsFailureReason, TlsMode};
+use crate::{Controller, Target};
 
 /// What a host has proven by TLS.
 pub(super) struct TlsHost {
     names: ProvenNames,
-    /// Identity of the PSK, if concatenation has generated it, or of the one in its place.
-    generated: Option<RefCell<Vec<u8>>>,
+    /// Identity of the PSK, if concatenation has generated it.
+    generated: Option<Vec<u8>>,
 }
 
 /// Socket of a connection, the names that its host has proven, and its receiver. `None` if the
@@ -125,7 +123,7 @@ async fn handshake(
         let host = match accepted.peer_identity() {
             PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
                 let generated = target.tls.generated.find(identity);
-                let generated = generated.map(|psk| RefCell::new(psk.identity));
+                let generated = generated.map(|psk| psk.identity);
                 TlsHost { names, generated }
             }),
             PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
@@ -152,30 +150,26 @@ impl Connection {
     }
 
     /// What the channel proves.
-    pub(super) fn channel(&self) -> Channel {
+    pub(super) fn channel(&self) -> Channel<'_> {
         match &self.tls_host {
             None => Channel::Plain,
             Some(TlsHost { generated: None, .. }) => Channel::ConfiguredKey,
-            Some(_) => Channel::GeneratedPsk,
+            Some(TlsHost { generated: Some(identity), .. }) => Channel::GeneratedPsk(identity),
         }
     }
 
     /// Concatenation that the host may ask for on queue `qid`: a new PSK where its listener has TLS,
-    /// or another one instead of the generated PSK of this connection.
-    pub(super) fn concatenation(&self, qid: u16) -> Concatenation {
+    /// before I/O queues that would stay without, or another one instead of the generated PSK of this
+    /// connection.
+    pub(super) fn concatenation(&self, controller: &Controller, qid: u16) -> Concatenation {
         match self.channel() {
             _ if qid != 0 => Concatenation::None,
-            Channel::Plain if self.tls_mode != TlsMode::Off => Concatenation::NewPsk,
-            Channel::GeneratedPsk => Concatenation::ReplacePsk,
+            Channel::Plain if self.tls_mode != TlsMode::Off && !controller.has_io_queues() => {
+                Concatenation::NewPsk
+            }
+            Channel::GeneratedPsk(_) => Concatenation::ReplacePsk,
             Channel::Plain | Channel::ConfiguredKey => Concatenation::None,
         }
-    }
-
-    /// Keeps a PSK that concatenation has generated.
-    pub(super) fn keep_psk(&self, psk: Psk) {
-        let own = self.tls_host.as_ref().and_then(|host| host.generated.as_ref());
-        let replaced = own.map(|own| own.replace(psk.identity.clone()));
-        self.target.tls.generated.insert(psk, replaced.as_deref(), time::now());
     }
 
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one

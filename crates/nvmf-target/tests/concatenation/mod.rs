@@ -1,0 +1,166 @@
+//! Secure channel concatenation: the target's side, with a raw host.
+
+use flagstone_auth::tls::Psk;
+use flagstone_nvmf_target::{TlsFailureReason, TlsMode};
+use flagstone_runtime::net::{Socket, Stream};
+use flagstone_runtime::tls::TlsClient;
+
+use super::*;
+
+/// Authenticates with concatenation of `kind`: SC_C.
+async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, HostFailure> {
+    let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
+    let options = auth::host::HostOptions {
+        names,
+        secret: secret(1),
+        controller_secrets: vec![secret(2)],
+        hashes: Hash::ALL.into(),
+        groups: vec![Group::Null, Group::Ffdhe2048],
+        concatenation: kind,
+    };
+    let mut host = auth::Host::new(options, 7, Randomness::from_words(random_u64));
+    assert_eq!(send(client, &host.negotiate()).await, Status::SUCCESS);
+    let HostStep::Reply(reply) = host.fetched(&fetch(client).await.unwrap())? else {
+        panic!("a reply")
+    };
+    assert_eq!(send(client, &reply).await, Status::SUCCESS);
+    let HostStep::Authenticated(Some(farewell)) = host.fetched(&fetch(client).await.unwrap())?
+    else {
+        panic!("authenticated")
+    };
+    assert_eq!(send(client, &farewell).await, Status::SUCCESS);
+    Ok(host.take_psk().expect("a PSK"))
+}
+
+/// Connection with TLS by this key; `None` if the handshake fails.
+async fn secured(server: &Server, psk: &Psk) -> Option<Socket> {
+    let client = TlsClient::with_psks(vec![flagstone_transport::tls_psk(psk.clone())]).unwrap();
+    let stream = Stream::connect(&server.address).await.unwrap();
+    Some(client.connect(stream, &[]).await.ok()?.into())
+}
+
+async fn handshakes(server: &Server, psk: &Psk) -> bool {
+    secured(server, psk).await.is_some()
+}
+
+/// Connects a queue over TLS, which needs no authentication.
+async fn connected_over(server: &Server, psk: &Psk, qid: u16, controller: u16) -> (Client, u16) {
+    let socket = secured(server, psk).await.expect("a handshake");
+    let mut client = Client::initialized_over(socket, &options()).await;
+    let connected = client.connect(&options(), qid, controller).await;
+    assert_eq!(connected.status(), Status::SUCCESS);
+    let result = ConnectResult::from_dw0(connected.dw0.get());
+    assert!(!result.authentication_required);
+    (client, result.controller_id)
+}
+
+fn mismatch() -> HostFailure {
+    HostFailure::Refused(Explanation::ConcatenationMismatch)
+}
+
+#[test]
+fn host_that_asked_for_tls_gets_no_plain_io_queue() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, id) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        // Linux's host enables the controller before it connects again.
+        assert_eq!(client.configure(enabled()).await, Status::SUCCESS);
+        let mut io = Client::initialized(&server, &options()).await;
+        let refused = io.connect(&options(), 1, id).await;
+        assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.dnr());
+        assert_eq!(failures(&server, FailureReason::NoTls), 1);
+        assert!(handshakes(&server, &psk).await);
+        // Nor does one with TLS get it.
+        let (mut secured_admin, id) = connected_over(&server, &psk, 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(secured_admin.configure(enabled()).await, Status::SUCCESS);
+        let mut io = Client::initialized(&server, &options()).await;
+        let refused = io.connect(&options(), 1, id).await;
+        assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.dnr());
+        assert_eq!(failures(&server, FailureReason::NoTls), 2);
+        drop(connected_over(&server, &psk, 1, id).await);
+        // Its other controllers are not concerned.
+        let (_other, other_id) = admin(&server).await;
+        drop(connected(&server, 1, other_id).await);
+        drop((client, io, secured_admin));
+    });
+}
+
+#[test]
+fn concatenation_is_refused_where_tls_cannot_follow() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let off = concatenate(&mut client, Concatenation::NewPsk).await;
+        assert_eq!(off.unwrap_err(), mismatch());
+        client.closed().await;
+        server.tls.set(TlsMode::Allowed);
+        // There is no PSK to replace.
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let plain = concatenate(&mut client, Concatenation::ReplacePsk).await;
+        assert_eq!(plain.unwrap_err(), mismatch());
+        client.closed().await;
+        let (mut admin, id) = admin(&server).await;
+        let (mut io, _) = connected(&server, 1, id).await;
+        assert_eq!(concatenate(&mut io, Concatenation::NewPsk).await.unwrap_err(), mismatch());
+        io.closed().await;
+        // I/O queues would stay without TLS.
+        let (io, _) = connected(&server, 2, id).await;
+        assert_eq!(concatenate(&mut admin, Concatenation::NewPsk).await.unwrap_err(), mismatch());
+        admin.closed().await;
+        drop(io);
+        let reason = FailureReason::Refused(Explanation::ConcatenationMismatch);
+        assert_eq!(failures(&server, reason), 4);
+    });
+}
+
+#[test]
+fn psk_is_replaced_over_tls_alone() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
+        drop(plain);
+        let (mut admin, id) = connected_over(&server, &first, 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(admin.configure(enabled()).await, Status::SUCCESS);
+        let second = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
+        let third = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
+        for replaced in [&first, &second] {
+            assert!(!handshakes(&server, replaced).await);
+        }
+        let (mut io, _) = connected_over(&server, &third, 1, id).await;
+        let data = pattern(1, 4096);
+        io.write(1, 0, 512, &data).await.unwrap();
+        assert_eq!(io.read(1, 0, 512, data.len()).await.unwrap(), data);
+        let new = concatenate(&mut admin, Concatenation::NewPsk).await;
+        assert_eq!(new.unwrap_err(), mismatch());
+        admin.closed().await;
+        drop(io);
+        is_sound(&server).await;
+    });
+}
+
+/// In simulation: time passes at once.
+#[test]
+fn expired_psk_opens_nothing() {
+    in_simulation(1, async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        assert!(handshakes(&server, &psk).await);
+        let mut other = psk.clone();
+        other.secret[0] ^= 1;
+        assert!(!handshakes(&server, &other).await);
+        time::sleep(Duration::from_secs(299)).await;
+        assert!(handshakes(&server, &psk).await);
+        time::sleep(Duration::from_secs(2)).await;
+        assert!(!handshakes(&server, &psk).await);
+        let at = |reason| TlsFailureReason::ALL.iter().position(|known| *known == reason).unwrap();
+        let failed = server.target.tls_totals().failed;
+        assert_eq!(failed[at(TlsFailureReason::WrongKey)], 1);
+        assert_eq!(failed[at(TlsFailureReason::UnknownIdentity)], 1);
+    });
+}
