@@ -17,7 +17,7 @@ pub(super) async fn connect(
     if let Some(psk) = generated {
         let client = TlsClient::with_psks(vec![tls_psk(psk.clone())]);
         let client = client.map_err(|_| HostError::Options("the PSK cannot be used"))?;
-        return Ok(client.connect(stream, &[]).await.map_err(HostError::Tls)?.into());
+        return Ok(client.connect(stream, &[]).await.map_err(HostError::GeneratedPsk)?.into());
     }
     let Some(tls) = &params.options.tls else { return Ok(stream.into()) };
     let key = tls.keys.first().ok_or(HostError::Options("there is no TLS key"))?;

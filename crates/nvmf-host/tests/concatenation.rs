@@ -3,18 +3,26 @@
 
 mod common;
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use common::{Server, any_port, memory, on_cores, options};
+use common::{any_port, memory, on_cores, options};
 use flagstone_auth::{Explanation, Hash, HostFailure, KeyPair, KeyRing, Secret};
 use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice};
-use flagstone_nvmf_target::{self as target, NamespaceConfig, SubsystemConfig, TlsMode};
+use flagstone_nvmf_target::{
+    self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode,
+};
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::{buf, spawn, spawn_detached};
+use flagstone_runtime::{buf, spawn, spawn_detached, time};
+
+/// Subsystem without keys.
+const OPEN: &str = "nqn.2026-01.io.flagstone:open";
 
 fn locked() -> Nqn {
     Nqn::new("nqn.2026-01.io.flagstone:locked").unwrap()
@@ -33,38 +41,76 @@ fn keys(byte: u8) -> KeyPair {
 }
 
 struct Listening {
-    server: Server,
+    target: Rc<RefCell<Arc<Target>>>,
+    /// Keys of hosts 1 and 2.
+    rings: [KeyRing; 2],
     address: Address,
+    /// Connections until the target restarts.
+    restart_after: Rc<Cell<Option<u32>>>,
     _accept: AbortOnDrop<()>,
 }
 
-/// Target with keys of hosts 1 and 2, and a listener of `mode`.
+/// Target with keys of hosts 1 and 2.
+fn target_with(rings: &[KeyRing; 2], address: &Address, mode: TlsMode) -> Arc<Target> {
+    let target = Target::new(TargetConfig::default()).unwrap();
+    let pairs = [1, 2].map(|byte| host(byte)).into_iter().zip(rings.iter().map(KeyPair::shared));
+    let open = Nqn::new(OPEN).unwrap();
+    for (nqn, serial, uuid, keys) in
+        [(locked(), "1", [8; 16], pairs.collect()), (open, "2", [9; 16], BTreeMap::new())]
+    {
+        let serial = serial.to_owned();
+        let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
+        target.add_subsystem(subsystem).unwrap();
+        let device = memory(1 << 20, 512);
+        let namespace = NamespaceConfig { nsid: None, device, uuid, read_only: false };
+        target.add_namespace(&nqn, namespace).unwrap();
+    }
+    target.add_tls_listener(address, mode).unwrap();
+    target
+}
+
 fn listening(mode: TlsMode) -> Listening {
-    let server = Server::start(memory(1 << 20, 512));
-    let keys = BTreeMap::from([1, 2].map(|byte| (host(byte), keys(byte))));
-    let (nqn, serial) = (locked(), "2".to_owned());
-    let subsystem = SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys };
-    server.target.add_subsystem(subsystem).unwrap();
-    let device = memory(1 << 20, 512);
-    let namespace = NamespaceConfig { nsid: None, device, uuid: [8; 16], read_only: false };
-    server.target.add_namespace(&locked(), namespace).unwrap();
+    let rings = [ring(1), ring(2)];
     let listener = Listener::bind(&any_port()).unwrap();
     let address = listener.address().clone();
-    server.target.add_tls_listener(&address, mode).unwrap();
-    let accepts = server.target.clone();
+    let target = Rc::new(RefCell::new(target_with(&rings, &address, mode)));
+    let restart_after = Rc::<Cell<Option<u32>>>::default();
+    let (current, after) = (target.clone(), restart_after.clone());
+    let (known, at) = (rings.clone(), address.clone());
     let accept = spawn(async move {
         while let Ok(stream) = listener.accept().await {
-            spawn_detached(target::serve_listener(accepts.clone(), stream, mode));
+            match after.get() {
+                Some(0) => {
+                    after.set(None);
+                    let old = current.replace(target_with(&known, &at, mode));
+                    old.disconnect_all();
+                }
+                Some(more) => after.set(Some(more - 1)),
+                None => {}
+            }
+            spawn_detached(target::serve_listener(current.borrow().clone(), stream, mode));
         }
     });
-    Listening { server, address, _accept: accept.abort_on_drop() }
+    let _accept = accept.abort_on_drop();
+    Listening { target, rings, address, restart_after, _accept }
 }
 
 impl Listening {
+    fn target(&self) -> Arc<Target> {
+        self.target.borrow().clone()
+    }
+
     async fn connect(&self, name: u8, keys: KeyPair) -> Result<Arc<RemoteDevice>, HostError> {
         let (host_nqn, keys) = (Some(host(name)), Some(keys));
         let options = HostOptions { host_nqn, queues: 2, keys, concatenate: true, ..options() };
         RemoteDevice::connect(self.address.clone(), &locked(), options).await
+    }
+
+    /// Waits until the last controller is gone.
+    async fn until_deserted(&self) {
+        while self.target().controllers() > 0 {
+            time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 
@@ -85,13 +131,13 @@ fn all_queues_use_tls_after_one_authentication() {
             let device = listening.connect(1, keys(1)).await.unwrap();
             check_io(&device, 3).await;
             connected += 1;
-            let target = &listening.server.target;
+            let target = listening.target();
             assert_eq!(target.authentication_totals().succeeded, connected);
             assert_eq!(target.tls_totals().succeeded, 3 * connected, "admin, and two for I/O");
             device.disconnect().await;
         }
         // The admin queue that authenticated, and the other controllers, are gone.
-        listening.server.until_deserted().await;
+        listening.until_deserted().await;
     });
 }
 
@@ -123,8 +169,8 @@ fn concatenation_without_its_conditions_says_why() {
         assert!(matches!(refused, HostError::Closed | HostError::Broken(_)), "{refused}");
         // A subsystem without keys has nothing to make a PSK of.
         let open = HostOptions { keys: Some(keys(1)), concatenate: true, ..options() };
-        let address = off.server.address.clone();
-        let refused = RemoteDevice::connect(address.clone(), &common::subnqn(), open).await;
+        let address = off.address.clone();
+        let refused = RemoteDevice::connect(address.clone(), &Nqn::new(OPEN).unwrap(), open).await;
         assert!(matches!(refused, Err(HostError::NoConcatenation)), "{refused:?}");
         for keys in [None, Some(KeyPair { host: ring(1), controller: None })] {
             let unproven = HostOptions { keys, concatenate: true, ..options() };
@@ -132,5 +178,29 @@ fn concatenation_without_its_conditions_says_why() {
             let refused = refused.unwrap_err().to_string();
             assert!(refused.contains("a key of the controller"), "{refused}");
         }
+    });
+}
+
+/// It has forgotten the PSK. A restart is no mistake of an operator, so hosts try again.
+#[test]
+fn target_that_restarts_in_between_is_tried_again() {
+    on_cores(1, async || {
+        let listening = listening(TlsMode::Allowed);
+        listening.restart_after.set(Some(1));
+        let forgotten = listening.connect(1, keys(1)).await.unwrap_err();
+        assert!(matches!(forgotten, HostError::GeneratedPsk(_)), "{forgotten}");
+        assert!(forgotten.may_pass() && forgotten.to_string().contains("generated"), "{forgotten}");
+        // Between the admin queue and I/O queues.
+        listening.restart_after.set(Some(3));
+        let forgotten = listening.connect(1, keys(1)).await.unwrap_err();
+        assert!(forgotten.may_pass(), "{forgotten}");
+        let device = listening.connect(1, keys(1)).await.unwrap();
+        check_io(&device, 4).await;
+        // While it is attached: the host authenticates anew by itself.
+        listening.restart_after.set(Some(0));
+        listening.target().disconnect_all();
+        check_io(&device, 5).await;
+        assert_eq!(listening.target().authentication_totals().succeeded, 1);
+        device.disconnect().await;
     });
 }
