@@ -73,7 +73,7 @@ pub use queue::IoTotals;
 pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
 pub use subsystem::SubsystemConfig;
 use subsystem::{Subsystem, SubsystemKind};
-use tls::TlsKeys;
+use tls::{HandshakeKeys, TlsKeys};
 pub use tls::{HostTls, TlsFailureReason, TlsMode, TlsTotals};
 pub use vendor::{
     Charge, CommandReply, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorSession,
@@ -473,12 +473,13 @@ impl Target {
         self.controllers.load(Ordering::Acquire)
     }
 
-    fn tls_server(&self) -> Result<TlsServer, TlsConfigError> {
+    /// Server for a handshake with `keys`.
+    fn tls_server(&self, keys: Arc<HandshakeKeys>) -> Result<TlsServer, TlsConfigError> {
         if let Some(server) = self.tls_server.get() {
-            return Ok(server.clone());
+            return Ok(server.choosing(keys));
         }
         let made = TlsServer::with_psks(Arc::new(PskChooser(self.tls.clone())))?;
-        Ok(self.tls_server.get_or_init(|| made).clone())
+        Ok(self.tls_server.get_or_init(|| made).choosing(keys))
     }
 
     fn is_draining(&self) -> bool {

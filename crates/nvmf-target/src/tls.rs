@@ -3,19 +3,23 @@
 //! Invariants:
 //! - a key opens one pair of host and subsystem, which its identity names, and the discovery
 //!   subsystem for that host. Connect has to give the same names (`connection::tls`);
-//! - so does a key that concatenation has generated, but for discovery (`generated_psks`);
+//! - so does a key that concatenation has generated, but for discovery (`generated_psks`), and only on
+//!   listeners with optional TLS;
 //! - handshakes are admitted by [`HandshakeAdmission`];
 //! - each failed handshake is counted once, with its reason.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{Identity, Psk, TlsKey, derived};
 use flagstone_nvme::Nqn;
-use flagstone_runtime::tls::{PskRefusal, TlsFailure};
-use flagstone_transport::{HandshakeAdmission, InFlight, PskKeys, SharedDelays};
-use parking_lot::RwLock;
+use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure};
+use flagstone_transport::{
+    HandshakeAdmission, InFlight, PskKeys, SharedDelays, proven_psk, psk_choice,
+};
+use parking_lot::{Mutex, RwLock};
 
 use crate::generated_psks::GeneratedPsks;
 use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
@@ -215,6 +219,11 @@ impl TlsKeys {
         }
     }
 
+    /// True if there is a configured key of the pair.
+    pub(crate) fn has_key(&self, subsystem: &Nqn, host: &Nqn) -> bool {
+        self.keys.read().get(subsystem).is_some_and(|hosts| hosts.contains_key(host))
+    }
+
     /// Keys of the pair; for the discovery subsystem, all keys of the host.
     fn keys_of(&self, names: ProvenNames) -> Vec<TlsKey> {
         let keys = self.keys.read();
@@ -250,15 +259,60 @@ impl TlsKeys {
     }
 }
 
+/// Configured keys alone.
 impl PskKeys for TlsKeys {
     fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
         let (Some(names), Some(parsed)) = (ProvenNames::of(identity), Identity::parse(identity))
         else {
             return Vec::new();
         };
-        let configured = self.keys_of(names);
-        let configured = configured.iter().flat_map(|key| derived(key, &parsed));
-        configured.chain(self.generated.find(identity)).collect()
+        self.keys_of(names).iter().flat_map(|key| derived(key, &parsed)).collect()
+    }
+}
+
+/// Origin of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyOrigin {
+    Configured,
+    Generated,
+}
+
+/// Keys of one handshake, which knows afterwards where the one came from that the host has proven.
+#[derive(Debug)]
+pub(crate) struct HandshakeKeys {
+    keys: Arc<TlsKeys>,
+    /// Whether generated PSKs are accepted: a listener with required TLS rules out the plain
+    /// connections that they come from.
+    generated: bool,
+    used: Mutex<Option<KeyOrigin>>,
+}
+
+impl HandshakeKeys {
+    /// Keys for connections of a listener.
+    pub(crate) fn new(keys: Arc<TlsKeys>, mode: TlsMode) -> Self {
+        Self { keys, generated: mode == TlsMode::Allowed, used: Mutex::default() }
+    }
+
+    /// Origin of the key that the host has proven.
+    pub(crate) fn used(&self) -> Option<KeyOrigin> {
+        *self.used.lock()
+    }
+
+    fn candidates(&self, identity: &[u8]) -> Vec<(Psk, KeyOrigin)> {
+        let configured = self.keys.candidates(identity).into_iter();
+        let generated = self.generated.then(|| self.keys.generated.find(identity)).flatten();
+        let configured = configured.map(|psk| (psk, KeyOrigin::Configured));
+        configured.chain(generated.map(|psk| (psk, KeyOrigin::Generated))).collect()
+    }
+}
+
+impl PskServer for HandshakeKeys {
+    fn choose(&self, hello: &[u8]) -> PskChoice {
+        let proven = proven_psk(hello, |identity| self.candidates(identity));
+        psk_choice(proven.map(|(psk, origin)| {
+            *self.used.lock() = Some(origin);
+            psk
+        }))
     }
 }
 

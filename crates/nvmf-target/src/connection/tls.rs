@@ -15,7 +15,7 @@ use flagstone_transport::{FailureKind, Rx, failure_kind, source_of_peer};
 use super::Connection;
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
-use crate::tls::{Channel, ProvenNames, TlsFailureReason, TlsMode};
+use crate::tls::{Channel, HandshakeKeys, KeyOrigin, ProvenNames, TlsFailureReason, TlsMode};
 use crate::{Controller, Target};
 
 /// What a host has proven by TLS.
@@ -41,7 +41,7 @@ pub(super) async fn secure(
     let failed = match first {
         Ok(Ok(())) if rx.front().first() == Some(&CLIENT_HELLO_FIRST_BYTE) => {
             let received = rx.unread(&mut Vec::new()).to_vec();
-            match handshake(target, stream, &received).await {
+            match handshake(target, stream, mode, &received).await {
                 Ok((socket, host)) => {
                     target.tls.succeeded();
                     let rx = Rx::new(socket.clone());
@@ -106,6 +106,7 @@ impl From<TlsFailure> for Failed {
 async fn handshake(
     target: &Arc<Target>,
     stream: &Stream,
+    mode: TlsMode,
     received: &[u8],
 ) -> Result<(Socket, TlsHost), Failed> {
     let failed = Failed::of;
@@ -113,7 +114,8 @@ async fn handshake(
     let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), patience / 2).await;
     let admitted = admitted.ok_or_else(|| failed(TlsFailureReason::Busy))?;
     let accepting = async {
-        let server = target.tls_server().map_err(|error| Failed {
+        let keys = Arc::new(HandshakeKeys::new(target.tls.clone(), mode));
+        let server = target.tls_server(keys.clone()).map_err(|error| Failed {
             text: Some(error.to_string()),
             ..failed(TlsFailureReason::Protocol)
         })?;
@@ -122,9 +124,8 @@ async fn handshake(
         let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target))?;
         let host = match accepted.peer_identity() {
             PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
-                let generated = target.tls.generated.find(identity);
-                let generated = generated.map(|psk| psk.identity);
-                TlsHost { names, generated }
+                let is_generated = keys.used() == Some(KeyOrigin::Generated);
+                TlsHost { names, generated: is_generated.then(|| identity.clone()) }
             }),
             PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
         };
@@ -158,18 +159,24 @@ impl Connection {
         }
     }
 
-    /// Concatenation that the host may ask for on queue `qid`: a new PSK where its listener has TLS,
-    /// before I/O queues that would stay without, or another one instead of the generated PSK of this
-    /// connection.
+    /// Concatenation that the host may ask for on queue `qid`: a new PSK, or another one instead of the
+    /// generated PSK of this connection.
     pub(super) fn concatenation(&self, controller: &Controller, qid: u16) -> Concatenation {
         match self.channel() {
             _ if qid != 0 => Concatenation::None,
-            Channel::Plain if self.tls_mode != TlsMode::Off && !controller.has_io_queues() => {
-                Concatenation::NewPsk
-            }
             Channel::GeneratedPsk(_) => Concatenation::ReplacePsk,
+            Channel::Plain if self.may_concatenate(controller) => Concatenation::NewPsk,
             Channel::Plain | Channel::ConfiguredKey => Concatenation::None,
         }
+    }
+
+    /// True if the host may connect with TLS next. I/O queues would stay without, and a host that has a
+    /// TLS key is to use it.
+    fn may_concatenate(&self, controller: &Controller) -> bool {
+        let (subsystem, host) = (&controller.subsystem.nqn, &controller.host.nqn);
+        self.tls_mode == TlsMode::Allowed
+            && !controller.has_io_queues()
+            && !self.target.tls.has_key(subsystem, host)
     }
 
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one

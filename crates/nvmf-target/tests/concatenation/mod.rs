@@ -1,7 +1,8 @@
 //! Secure channel concatenation: the target's side, with a raw host.
 
-use flagstone_auth::tls::Psk;
-use flagstone_nvmf_target::{TlsFailureReason, TlsMode};
+use flagstone_auth::TlsRing;
+use flagstone_auth::tls::{Psk, TlsKey};
+use flagstone_nvmf_target::{HostTls, TlsFailureReason, TlsMode};
 use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::tls::TlsClient;
 
@@ -162,5 +163,37 @@ fn expired_psk_opens_nothing() {
         let failed = server.target.tls_totals().failed;
         assert_eq!(failed[at(TlsFailureReason::WrongKey)], 1);
         assert_eq!(failed[at(TlsFailureReason::UnknownIdentity)], 1);
+    });
+}
+
+/// A PSK comes from a plain connection, which a listener with required TLS has ruled out.
+#[test]
+fn generated_psk_opens_no_listener_with_required_tls() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        server.tls.set(TlsMode::Required);
+        assert!(!handshakes(&server, &psk).await);
+        server.tls.set(TlsMode::Allowed);
+        assert!(handshakes(&server, &psk).await);
+        drop(client);
+    });
+}
+
+/// Its TLS key says more than a PSK that anybody with its other key can make.
+#[test]
+fn host_with_a_tls_key_makes_no_psk() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let keys = TlsRing::new(vec![TlsKey::new(&[9; 32], None).unwrap()]);
+        let tls = HostTls { keys, required: false };
+        server.target.set_tls_keys(&locked(), BTreeMap::from([(options().host, tls)]));
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let refused = concatenate(&mut client, Concatenation::NewPsk).await;
+        assert_eq!(refused.unwrap_err(), mismatch());
+        client.closed().await;
     });
 }
