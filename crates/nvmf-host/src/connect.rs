@@ -120,8 +120,8 @@ pub(super) struct AdminController {
     pub(super) queue: Rc<HostQueue>,
     pub(super) end: Rc<AssociationEnd>,
     admission: Rc<Admission>,
-    /// PSK of the queues, from concatenation.
-    generated: Option<Psk>,
+    /// PSK for the I/O queues, from concatenation, until they are connected.
+    generated: RefCell<Option<Psk>>,
     controller_id: u16,
     capabilities: Capabilities,
     version: Version,
@@ -247,7 +247,7 @@ impl AdminController {
             queue: connected.queue,
             end,
             admission,
-            generated,
+            generated: RefCell::new(generated),
             controller_id: connected.result.controller_id,
             capabilities: Capabilities::default(),
             version: Version::default(),
@@ -399,9 +399,10 @@ impl AdminController {
         let depth = controller.depth(params.options.queue_depth);
         let count = self.grant(params.options.queues).await?;
         let mut queues = IoQueues(Vec::with_capacity(count.into()));
+        let generated = self.generated.take();
         for qid in 1..=count {
             let as_io = (qid, depth + 1, self.controller_id);
-            let channel = Channel::of(self.generated.as_ref());
+            let channel = Channel::of(generated.as_ref());
             let connected = connect_queue(params, channel, &self.admission, &self.end, as_io);
             let queue = connected.await?.queue;
             queue.set_in_capsule_bytes(controller.in_capsule_bytes);

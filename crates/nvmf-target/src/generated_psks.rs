@@ -22,6 +22,12 @@ struct Generated {
     since: Instant,
 }
 
+impl Generated {
+    fn is_valid(&self, now: Instant) -> bool {
+        now - self.since < GENERATED_PSK_LIFETIME
+    }
+}
+
 /// See the module. Entries are ordered by age, the oldest first.
 #[derive(Default)]
 pub(crate) struct GeneratedPsks(RwLock<BTreeMap<(Nqn, Nqn), VecDeque<Generated>>>);
@@ -39,32 +45,36 @@ impl GeneratedPsks {
         pair.push_back(Generated { psk, since: now });
     }
 
-    /// The PSK with this identity, on any thread. It may have expired since [`GeneratedPsks::expire`].
-    pub(crate) fn find(&self, identity: &[u8]) -> Option<Psk> {
+    /// The PSK with this identity, if it is still valid at `now`. On any thread.
+    pub(crate) fn find(&self, identity: &[u8], now: Instant) -> Option<Psk> {
         let names = ProvenNames::of(identity)?;
         let pairs = self.0.read();
         let pair = pairs.get(&(names.host, names.subsystem))?;
-        Some(pair.iter().find(|known| known.psk.identity == identity)?.psk.clone())
+        let found = pair.iter().find(|known| known.psk.identity == identity)?;
+        found.is_valid(now).then(|| found.psk.clone())
     }
 
-    /// Erases what has expired.
-    pub(crate) fn expire(&self, now: Instant) {
-        let is_over = |one: &Generated| now - one.since >= GENERATED_PSK_LIFETIME;
-        let any_over = |pair: &VecDeque<_>| pair.front().is_some_and(is_over);
-        if !self.0.read().values().any(any_over) {
+    /// Erases those that are not valid any more.
+    pub(crate) fn erase_invalid(&self, now: Instant) {
+        let any_invalid = |pair: &VecDeque<Generated>| pair.iter().any(|one| !one.is_valid(now));
+        if !self.0.read().values().any(any_invalid) {
             return;
         }
         self.0.write().retain(|_, pair| {
-            pair.retain(|one| !is_over(one));
+            pair.retain(|one| one.is_valid(now));
             !pair.is_empty()
         });
+    }
+
+    /// Number of PSKs.
+    pub(crate) fn count(&self) -> usize {
+        self.0.read().values().map(VecDeque::len).sum()
     }
 }
 
 impl std::fmt::Debug for GeneratedPsks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let count: usize = self.0.read().values().map(VecDeque::len).sum();
-        write!(f, "GeneratedPsks({count})")
+        write!(f, "GeneratedPsks({})", self.count())
     }
 }
 
@@ -92,10 +102,12 @@ mod tests {
             for one in &own {
                 all.insert(one.clone(), None, now);
             }
-            assert_eq!(all.find(&own[0].identity), None);
-            assert!(own[1..].iter().chain([&other]).all(|one| all.find(&one.identity).is_some()));
+            assert_eq!(all.find(&own[0].identity, now), None);
+            assert!(
+                own[1..].iter().chain([&other]).all(|one| all.find(&one.identity, now).is_some())
+            );
             let count = GENERATED_PSKS_PER_PAIR + 1;
-            assert_eq!(format!("{all:?}"), format!("GeneratedPsks({count})"));
+            assert_eq!(all.count(), count);
         })
         .unwrap();
     }
@@ -108,14 +120,16 @@ mod tests {
             all.insert(old.clone(), None, now);
             all.insert(new.clone(), Some(&old.identity), now);
             assert_eq!(
-                (all.find(&old.identity), all.find(&new.identity)),
+                (all.find(&old.identity, now), all.find(&new.identity, now)),
                 (None, Some(new.clone()))
             );
             all.insert(late.clone(), None, now + GENERATED_PSK_LIFETIME / 2);
-            all.expire(now + GENERATED_PSK_LIFETIME);
-            assert_eq!((all.find(&new.identity), all.find(&late.identity)), (None, Some(late)));
-            all.expire(now + GENERATED_PSK_LIFETIME * 2);
-            assert_eq!(format!("{all:?}"), "GeneratedPsks(0)");
+            let end = now + GENERATED_PSK_LIFETIME;
+            assert_eq!(all.find(&new.identity, end), None);
+            all.erase_invalid(end);
+            assert_eq!((all.count(), all.find(&late.identity, end)), (1, Some(late)));
+            all.erase_invalid(end + GENERATED_PSK_LIFETIME);
+            assert_eq!(all.count(), 0);
         })
         .unwrap();
     }

@@ -56,7 +56,7 @@ use flagstone_runtime::tls::{TlsConfigError, TlsServer};
 use flagstone_runtime::{cores, time};
 use parking_lot::Mutex;
 
-use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
+use crate::limits::{DRAIN_PERIOD, GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
 use flagstone_transport::{PskChooser, RefusalLog, grace_period};
 
 pub(crate) use admin::admin_data_bytes;
@@ -456,6 +456,20 @@ impl Target {
     /// that are made afterwards use them.
     pub fn set_tls_keys(&self, nqn: &Nqn, keys: BTreeMap<Nqn, HostTls>) {
         self.tls.set(nqn, keys);
+    }
+
+    /// Erases generated PSKs soon after they have become invalid, until it is dropped. Run it once
+    /// beside listeners with optional TLS.
+    pub async fn erase_generated_psks(&self) {
+        loop {
+            time::sleep(GENERATED_PSK_PERIOD).await;
+            self.tls.generated.erase_invalid(time::now());
+        }
+    }
+
+    /// Number of generated PSKs in memory.
+    pub fn generated_psks(&self) -> usize {
+        self.tls.generated.count()
     }
 
     /// Results of TLS handshakes since the start.

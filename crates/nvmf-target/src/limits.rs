@@ -65,6 +65,9 @@ pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 /// queues right after it has the PSK, and authenticates again for its next controller.
 pub(crate) const GENERATED_PSK_LIFETIME: Duration = Duration::from_secs(300);
 
+/// Interval at which invalid ones are erased.
+pub(crate) const GENERATED_PSK_PERIOD: Duration = Duration::from_secs(10);
+
 /// Such PSKs of one host and subsystem, each of about 600 bytes: a controller for each core of a large
 /// host.
 pub(crate) const GENERATED_PSKS_PER_PAIR: usize = 128;

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{Identity, Psk, TlsKey, derived};
 use flagstone_nvme::Nqn;
+use flagstone_runtime::time::Instant;
 use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure};
 use flagstone_transport::{
     HandshakeAdmission, InFlight, PskKeys, SharedDelays, proven_psk, psk_choice,
@@ -281,16 +282,17 @@ pub(crate) enum KeyOrigin {
 #[derive(Debug)]
 pub(crate) struct HandshakeKeys {
     keys: Arc<TlsKeys>,
-    /// Whether generated PSKs are accepted: a listener with required TLS rules out the plain
-    /// connections that they come from.
-    generated: bool,
+    /// Generated PSKs that are valid at this time; `None` for none, as a listener with required TLS
+    /// rules out the plain connections that they come from.
+    generated: Option<Instant>,
     used: Mutex<Option<KeyOrigin>>,
 }
 
 impl HandshakeKeys {
-    /// Keys for connections of a listener.
-    pub(crate) fn new(keys: Arc<TlsKeys>, mode: TlsMode) -> Self {
-        Self { keys, generated: mode == TlsMode::Allowed, used: Mutex::default() }
+    /// Keys for a connection of a listener that begins TLS now.
+    pub(crate) fn new(keys: Arc<TlsKeys>, mode: TlsMode, now: Instant) -> Self {
+        let generated = (mode == TlsMode::Allowed).then_some(now);
+        Self { keys, generated, used: Mutex::default() }
     }
 
     /// Origin of the key that the host has proven.
@@ -300,7 +302,7 @@ impl HandshakeKeys {
 
     fn candidates(&self, identity: &[u8]) -> Vec<(Psk, KeyOrigin)> {
         let configured = self.keys.candidates(identity).into_iter();
-        let generated = self.generated.then(|| self.keys.generated.find(identity)).flatten();
+        let generated = self.generated.and_then(|now| self.keys.generated.find(identity, now));
         let configured = configured.map(|psk| (psk, KeyOrigin::Configured));
         configured.chain(generated.map(|psk| (psk, KeyOrigin::Generated))).collect()
     }

@@ -114,12 +114,11 @@ async fn handshake(
     let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), patience / 2).await;
     let admitted = admitted.ok_or_else(|| failed(TlsFailureReason::Busy))?;
     let accepting = async {
-        let keys = Arc::new(HandshakeKeys::new(target.tls.clone(), mode));
+        let keys = Arc::new(HandshakeKeys::new(target.tls.clone(), mode, time::now()));
         let server = target.tls_server(keys.clone()).map_err(|error| Failed {
             text: Some(error.to_string()),
             ..failed(TlsFailureReason::Protocol)
         })?;
-        target.tls.generated.expire(time::now());
         let accepted = server.accept(stream.clone(), received).await;
         let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target))?;
         let host = match accepted.peer_identity() {

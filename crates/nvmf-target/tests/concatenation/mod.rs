@@ -197,3 +197,20 @@ fn host_with_a_tls_key_makes_no_psk() {
         client.closed().await;
     });
 }
+
+/// In simulation: time passes at once.
+#[test]
+fn expired_psk_is_erased_though_nobody_asks() {
+    in_simulation(1, async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let target = server.target.clone();
+        let _erasing = spawn(async move { target.erase_generated_psks().await }).abort_on_drop();
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        time::sleep(Duration::from_secs(299)).await;
+        assert_eq!(server.target.generated_psks(), 1);
+        time::sleep(Duration::from_secs(12)).await;
+        assert_eq!(server.target.generated_psks(), 0);
+    });
+}
