@@ -33,5 +33,5 @@ pub use hash::Hash;
 pub use host::{Host, HostFailure, HostStep};
 pub use message::{Explanation, Message};
 pub use response::Names;
-pub use ring::{KeyPair, KeyRing, RING_SECRETS, Ring, TlsRing};
+pub use ring::{KeyPair, KeyRing, KeyVersion, RING_SECRETS, Ring, TlsRing};
 pub use secret::{Secret, SecretError};

@@ -15,7 +15,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flagstone_auth::tls::Psk;
 use flagstone_nvme::Nqn;
 use flagstone_nvme::command::{Cqe, Sqe};
 use flagstone_nvme::property::{
@@ -30,6 +29,7 @@ use super::connect::ConnectRefusal;
 use super::error_log::ErrorLog;
 use super::event::Events;
 use super::feature::Features;
+use super::generated_psks::NewPsk;
 use super::handshakes::FailureReason;
 use super::keep_alive::KeepAlive;
 use super::namespace::NamespaceTable;
@@ -166,11 +166,10 @@ impl Controller {
         }
     }
 
-    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. `proven` says
-    /// that this side has proven its key. False if the controller is gone, or has I/O queues without
-    /// TLS: the PSK opens nothing then.
-    pub(crate) fn keep_psk(&self, psk: Psk, proven: bool) -> bool {
-        let identity = psk.identity.clone();
+    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if the
+    /// controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
+    pub(crate) fn keep_psk(&self, new: NewPsk) -> bool {
+        let (identity, proven) = (new.psk.identity.clone(), new.proven);
         let queues = self.queues.lock();
         if self.gone.load(Ordering::Acquire) {
             return false;
@@ -182,7 +181,7 @@ impl Controller {
             Concatenated::No => (Concatenated::Made(identity), None),
             Concatenated::Made(last) => (Concatenated::Made(identity), Some(last)),
         };
-        self.target.tls.generated.insert(psk, last.as_deref(), time::now());
+        self.target.tls.generated.insert(new, last.as_deref(), time::now());
         *concatenated = next;
         drop((concatenated, queues));
         let trust = if proven { "" } else { "; the host did not ask for a proof of this side" };

@@ -2,13 +2,14 @@
 //!
 //! Invariants:
 //! - a PSK opens connections of the host and subsystem that made it by authentication, for
-//!   [`GENERATED_PSK_LIFETIME`];
+//!   [`GENERATED_PSK_LIFETIME`], unless the keys of that are replaced before;
 //! - each pair has at most [`GENERATED_PSKS_PER_PAIR`], of which the oldest gives way, so that a host
 //!   displaces its own alone. Pairs are bounded by the configured keys;
 //! - PSKs are erased when they end, and never printed.
 
 use std::collections::{BTreeMap, VecDeque};
 
+use flagstone_auth::KeyVersion;
 use flagstone_auth::tls::Psk;
 use flagstone_nvme::Nqn;
 use flagstone_runtime::time::Instant;
@@ -19,13 +20,23 @@ use crate::tls::ProvenNames;
 
 struct Generated {
     psk: Psk,
+    keys: KeyVersion,
     since: Instant,
 }
 
 impl Generated {
     fn is_valid(&self, now: Instant) -> bool {
-        now - self.since < GENERATED_PSK_LIFETIME
+        now - self.since < GENERATED_PSK_LIFETIME && self.keys.is_current()
     }
+}
+
+/// PSK of an exchange that has succeeded.
+pub(crate) struct NewPsk {
+    pub(crate) psk: Psk,
+    /// Keys that the exchange began with.
+    pub(crate) keys: KeyVersion,
+    /// This side has proven its key, too.
+    pub(crate) proven: bool,
 }
 
 /// See the module. Entries are ordered by age, the oldest first.
@@ -33,8 +44,9 @@ impl Generated {
 pub(crate) struct GeneratedPsks(RwLock<BTreeMap<(Nqn, Nqn), VecDeque<Generated>>>);
 
 impl GeneratedPsks {
-    /// Adds `psk`, instead of the one with the identity `replaced`.
-    pub(crate) fn insert(&self, psk: Psk, replaced: Option<&[u8]>, now: Instant) {
+    /// Adds `new`, instead of the one with the identity `replaced`.
+    pub(crate) fn insert(&self, new: NewPsk, replaced: Option<&[u8]>, now: Instant) {
+        let NewPsk { psk, keys, .. } = new;
         let Some(names) = ProvenNames::of(&psk.identity) else { return };
         let mut pairs = self.0.write();
         let pair = pairs.entry((names.host, names.subsystem)).or_default();
@@ -42,7 +54,7 @@ impl GeneratedPsks {
         while pair.len() >= GENERATED_PSKS_PER_PAIR {
             pair.pop_front();
         }
-        pair.push_back(Generated { psk, since: now });
+        pair.push_back(Generated { psk, keys, since: now });
     }
 
     /// The PSK with this identity, if it is still valid at `now`. On any thread.
@@ -81,6 +93,7 @@ impl std::fmt::Debug for GeneratedPsks {
 #[cfg(test)]
 mod tests {
     use flagstone_auth::tls::{PskHash, TlsKey, offered};
+    use flagstone_auth::{KeyPair, KeyRing};
     use flagstone_runtime::{block_on, time};
 
     use super::*;
@@ -90,17 +103,22 @@ mod tests {
         offered(&key, host, "nqn.2026-01.test:s").remove(0)
     }
 
+    fn made(psk: &Psk) -> NewPsk {
+        let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
+        NewPsk { psk: psk.clone(), keys, proven: true }
+    }
+
     #[test]
     fn flood_displaces_only_psks_of_its_own_pair() {
         block_on(async {
             let (all, now) = (GeneratedPsks::default(), time::now());
             let other = psk("nqn.2026-01.test:other", 1);
-            all.insert(other.clone(), None, now);
+            all.insert(made(&other), None, now);
             let own: Vec<_> = (0..=GENERATED_PSKS_PER_PAIR as u8)
                 .map(|byte| psk("nqn.2026-01.test:h", byte))
                 .collect();
             for one in &own {
-                all.insert(one.clone(), None, now);
+                all.insert(made(one), None, now);
             }
             assert_eq!(all.find(&own[0].identity, now), None);
             assert!(
@@ -117,13 +135,13 @@ mod tests {
         block_on(async {
             let (all, now) = (GeneratedPsks::default(), time::now());
             let [old, new, late] = [1, 2, 3].map(|byte| psk("nqn.2026-01.test:h", byte));
-            all.insert(old.clone(), None, now);
-            all.insert(new.clone(), Some(&old.identity), now);
+            all.insert(made(&old), None, now);
+            all.insert(made(&new), Some(&old.identity), now);
             assert_eq!(
                 (all.find(&old.identity, now), all.find(&new.identity, now)),
                 (None, Some(new.clone()))
             );
-            all.insert(late.clone(), None, now + GENERATED_PSK_LIFETIME / 2);
+            all.insert(made(&late), None, now + GENERATED_PSK_LIFETIME / 2);
             let end = now + GENERATED_PSK_LIFETIME;
             assert_eq!(all.find(&new.identity, end), None);
             all.erase_invalid(end);

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::{
-    self as auth, ControllerOptions, Explanation, Group, Hash, Names, Progress, Randomness,
+    self as auth, ControllerOptions, Explanation, Group, Hash, KeyVersion, Names, Progress,
+    Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::{FabricsType, Sqe, Status};
@@ -20,6 +21,7 @@ use flagstone_runtime::{Buf, BufMut, compute, random_u64, spawn_detached};
 use super::Connection;
 use crate::CommandReply;
 use crate::admin::reply_data;
+use crate::generated_psks::NewPsk;
 use crate::handshakes::{FailureReason, Handshake};
 use crate::tls::Channel;
 
@@ -50,6 +52,7 @@ pub(crate) enum Stage {
 /// An exchange that has begun.
 pub(crate) struct Exchange {
     controller: auth::Controller,
+    keys: KeyVersion,
     handshake: Handshake,
     began: Instant,
 }
@@ -182,6 +185,8 @@ impl Connection {
         let begin = |handshake: Handshake| {
             let keys = controller.subsystem.keys_of(&controller.host.nqn);
             let keys = keys.ok_or(out_of_order)?;
+            // Before the secrets are read: a replacement in between ends what they make.
+            let version = keys.version();
             let secrets = |ring: &auth::KeyRing| ring.secrets();
             let options = ControllerOptions {
                 names: Names {
@@ -195,7 +200,7 @@ impl Connection {
                 concatenation,
             };
             let controller = auth::Controller::new(options, Randomness::from_words(random_u64));
-            Ok(Box::new(Exchange { controller, handshake, began: time::now() }))
+            Ok(Box::new(Exchange { controller, keys: version, handshake, began: time::now() }))
         };
         let exchange = match (std::mem::replace(stage, Stage::Idle), step) {
             (Stage::Exchanging(exchange), _) => exchange,
@@ -216,7 +221,7 @@ impl Connection {
     /// Takes an exchange back after a step.
     fn exchanged(&self, mut exchange: Box<Exchange>) {
         let progress = exchange.controller.progress();
-        let refused = self.refuses_psk(&mut exchange.controller);
+        let refused = self.refuses_psk(&mut exchange);
         let failure = match progress {
             Progress::Authenticated if refused => {
                 Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
@@ -251,10 +256,11 @@ impl Connection {
 
     /// Keeps the PSK that the host has made, if it has. True if that cannot be: an I/O queue without TLS
     /// came in between.
-    fn refuses_psk(&self, exchange: &mut auth::Controller) -> bool {
-        let Some(psk) = exchange.take_psk() else { return false };
-        let proven = exchange.has_proven();
-        self.with_controller(|controller, _| controller.keep_psk(psk, proven)) != Some(true)
+    fn refuses_psk(&self, exchange: &mut Exchange) -> bool {
+        let Some(psk) = exchange.controller.take_psk() else { return false };
+        let (keys, proven) = (exchange.keys.clone(), exchange.controller.has_proven());
+        let new = NewPsk { psk, keys, proven };
+        self.with_controller(|controller, _| controller.keep_psk(new)) != Some(true)
     }
 
     fn log_failure(&self, reason: FailureReason) {

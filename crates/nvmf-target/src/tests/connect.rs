@@ -1,6 +1,7 @@
 //! Connect: every check, and the state left by an ended queue.
 
 use flagstone_auth::tls::{TlsKey, offered};
+use flagstone_auth::{KeyPair, KeyRing};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
 use flagstone_nvme::property::Property;
 use flagstone_nvme::status::Status;
@@ -8,6 +9,7 @@ use flagstone_nvme::wire::{U16, U32};
 use flagstone_runtime::block_on;
 
 use super::*;
+use crate::generated_psks::NewPsk;
 
 fn invalid(field: ConnectField) -> ConnectRefusal {
     field.into()
@@ -47,18 +49,24 @@ fn controller_with_plain_io_queues_has_no_generated_psk() {
         let host = TestHost::connect(&target, &volume());
         let io = Attempt::io(host.id(), 1).send(&target).unwrap();
         let key = TlsKey::new(&[1; 32], None).unwrap();
-        let psk = offered(&key, "nqn.2026-01.test:h", "nqn.2026-01.test:s").remove(0);
-        assert!(!host.controller().keep_psk(psk.clone(), true) && !host.controller().needs_tls());
+        let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
+        let made = |host| {
+            let psk = offered(&key, host, "nqn.2026-01.test:s").remove(0);
+            NewPsk { psk, keys: keys.clone(), proven: true }
+        };
+        assert!(
+            !host.controller().keep_psk(made("nqn.2026-01.test:h"))
+                && !host.controller().needs_tls()
+        );
         assert_eq!(target.generated_psks(), 0);
         drop(io);
-        assert!(host.controller().keep_psk(psk.clone(), true));
+        assert!(host.controller().keep_psk(made("nqn.2026-01.test:h")));
         let refused = Attempt::io(host.id(), 1).send(&target).unwrap_err();
         assert_eq!(refused.reason, Some(FailureReason::NoTls));
         // A controller that is gone makes none.
         let controller = host.controller().clone();
         drop(host);
-        let late = offered(&key, "nqn.2026-01.test:late", "nqn.2026-01.test:s").remove(0);
-        assert!(!controller.keep_psk(late, true));
+        assert!(!controller.keep_psk(made("nqn.2026-01.test:late")));
     })
     .unwrap();
 }

@@ -8,8 +8,8 @@ use flagstone_runtime::tls::TlsClient;
 
 use super::*;
 
-/// Authenticates with concatenation of `kind`: SC_C.
-async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, HostFailure> {
+/// Host that asks for concatenation of `kind`: SC_C.
+fn concatenating(kind: Concatenation) -> auth::Host {
     let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
     let options = auth::host::HostOptions {
         names,
@@ -19,8 +19,17 @@ async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, Ho
         groups: vec![Group::Null, Group::Ffdhe2048],
         concatenation: kind,
     };
-    let mut host = auth::Host::new(options, 7, Randomness::from_words(random_u64));
+    auth::Host::new(options, 7, Randomness::from_words(random_u64))
+}
+
+async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, HostFailure> {
+    let mut host = concatenating(kind);
     assert_eq!(send(client, &host.negotiate()).await, Status::SUCCESS);
+    continued(client, &mut host).await
+}
+
+/// The rest of an exchange, after its first message.
+async fn continued(client: &mut Client, host: &mut auth::Host) -> Result<Psk, HostFailure> {
     let HostStep::Reply(reply) = host.fetched(&fetch(client).await.unwrap())? else {
         panic!("a reply")
     };
@@ -212,5 +221,32 @@ fn expired_psk_is_erased_though_nobody_asks() {
         assert_eq!(server.target.generated_psks(), 1);
         time::sleep(Duration::from_secs(12)).await;
         assert_eq!(server.target.generated_psks(), 0);
+    });
+}
+
+/// By a reload: whoever had the old key, and that alone, could have made the PSK.
+#[test]
+fn psk_of_a_replaced_key_opens_nothing() {
+    on_each_driver(async || {
+        let keys = both_keys();
+        let server = server(TargetConfig::default(), keys.clone());
+        server.tls.set(TlsMode::Allowed);
+        let [mut one, mut other] = [
+            connected(&server, 0, CONTROLLER_ID_DYNAMIC).await.0,
+            connected(&server, 0, CONTROLLER_ID_DYNAMIC).await.0,
+        ];
+        let psk = concatenate(&mut one, Concatenation::NewPsk).await.unwrap();
+        let mut begun = concatenating(Concatenation::NewPsk);
+        assert_eq!(send(&mut other, &begun.negotiate()).await, Status::SUCCESS);
+        assert!(handshakes(&server, &psk).await);
+        keys.host.replace(vec![secret(1), secret(3)]);
+        assert!(!handshakes(&server, &psk).await);
+        // Nor does one of an exchange that has begun with the old key.
+        let late = continued(&mut other, &mut begun).await.unwrap();
+        assert!(!handshakes(&server, &late).await);
+        let (mut again, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let new = concatenate(&mut again, Concatenation::NewPsk).await.unwrap();
+        assert!(handshakes(&server, &new).await);
+        drop((one, other, again));
     });
 }
