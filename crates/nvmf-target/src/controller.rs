@@ -189,6 +189,15 @@ impl Controller {
         true
     }
 
+    /// Ends the PSK that this controller has used. One that its host has only made is for the host's next
+    /// controller.
+    fn drop_psk(&self) {
+        let _queues = self.queues.lock();
+        if let Concatenated::Secured(identity) = std::mem::take(&mut *self.concatenated.lock()) {
+            self.target.tls.generated.remove(&identity);
+        }
+    }
+
     /// True if I/O queues have to use TLS, because the host has a PSK for them.
     pub(crate) fn needs_tls(&self) -> bool {
         let _queues = self.queues.lock();
@@ -338,6 +347,7 @@ impl Controller {
             self.ready.store(false, Ordering::Release);
         }
         self.cut_queues(0);
+        self.drop_psk();
         self.end_vendor_sessions();
         self.events.reset();
         self.subsystem.remove_controller(self.id);
@@ -410,6 +420,7 @@ impl Controller {
         let mut concatenated = self.concatenated.lock();
         match (queue.qid, channel, &*concatenated) {
             (0, Channel::GeneratedPsk(identity), _) => {
+                self.target.tls.generated.mark_used(identity);
                 *concatenated = Concatenated::Secured(identity.to_vec());
             }
             (0, ..) | (_, Channel::GeneratedPsk(_), _) | (.., Concatenated::No) => {}

@@ -68,9 +68,9 @@ pub(crate) const GENERATED_PSK_LIFETIME: Duration = Duration::from_secs(300);
 /// Interval at which invalid ones are erased.
 pub(crate) const GENERATED_PSK_PERIOD: Duration = Duration::from_secs(10);
 
-/// Such PSKs of one host and subsystem, each of about 600 bytes: a controller for each core of a large
-/// host.
-pub(crate) const GENERATED_PSKS_PER_PAIR: usize = 128;
+/// Such PSKs of one host, each of about 600 bytes: more controllers than one host connects at a time, as
+/// [`HANDSHAKES`] bounds that.
+pub(crate) const GENERATED_PSKS_PER_HOST: usize = 128;
 
 /// TLS handshakes in flight of all hosts, and of one source address. Each holds about 100 KiB.
 pub(crate) const TLS_HANDSHAKES: usize = 128;

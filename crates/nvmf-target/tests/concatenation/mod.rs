@@ -250,3 +250,24 @@ fn psk_of_a_replaced_key_opens_nothing() {
         drop((one, other, again));
     });
 }
+
+/// The admin queue that made it ends before: its host connects anew with TLS.
+#[test]
+fn psk_ends_with_the_controller_that_uses_it() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
+        drop(plain);
+        eventually("the plain controller ends", || server.target.controllers() == 0).await;
+        let (mut admin, _) = connected_over(&server, &first, 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(server.target.generated_psks(), 1);
+        let second = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
+        assert!(handshakes(&server, &second).await);
+        drop(admin);
+        eventually("the controller ends", || server.target.controllers() == 0).await;
+        assert_eq!(server.target.generated_psks(), 0);
+        assert!(!handshakes(&server, &second).await);
+    });
+}
