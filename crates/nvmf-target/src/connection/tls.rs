@@ -78,17 +78,35 @@ impl Failed {
         Failed { reason, text: None, name: Vec::new(), kind }
     }
 
-    /// Says more of an unknown identity of a host that may use concatenation.
+    /// Says more of a key that concatenation has made, or may have.
     fn explained(mut self, target: &Target) -> Failed {
+        let known = target.tls.generated.find(&self.name, time::now()).is_some();
         let names = ProvenNames::of(&self.name);
-        if self.reason == TlsFailureReason::UnknownIdentity
-            && names.is_some_and(|names| target.has_key(&names.subsystem, &names.host))
-        {
+        let authenticates =
+            names.is_some_and(|names| target.has_key(&names.subsystem, &names.host));
+        if let Some(more) = hint(self.reason, known, authenticates) {
             let reason = self.reason;
-            let more = "if secure concatenation generated it, it has expired or was replaced";
             self.text = Some(format!("{reason}; {more}"));
         }
         self
+    }
+}
+
+/// What `reason` means for a host that may `authenticate`, and so concatenate. `known` says that this
+/// side has a generated PSK with its identity. The identity contains a digest of the generated PSK, so
+/// both sides have made the same, of which TLS gets a key that is derived from it.
+fn hint(reason: TlsFailureReason, known: bool, authenticates: bool) -> Option<&'static str> {
+    match reason {
+        TlsFailureReason::WrongKey if known => {
+            Some("secure concatenation made it, and Linux before 6.18 derives another one")
+        }
+        TlsFailureReason::UnknownIdentity if known => {
+            Some("secure concatenation made it, and this listener requires a configured key")
+        }
+        TlsFailureReason::UnknownIdentity if authenticates => {
+            Some("if secure concatenation made it, it has ended")
+        }
+        _ => None,
     }
 }
 
@@ -201,5 +219,21 @@ impl Connection {
             result: field.result(),
             reason: Some(reason),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_say_what_is_known_of_a_generated_psk() {
+        let (wrong, unknown) = (TlsFailureReason::WrongKey, TlsFailureReason::UnknownIdentity);
+        assert!(hint(wrong, true, true).is_some_and(|text| text.contains("Linux before 6.18")));
+        assert!(hint(unknown, true, true).is_some_and(|text| text.contains("requires")));
+        assert!(hint(unknown, false, true).is_some_and(|text| text.contains("has ended")));
+        // A host with a configured key alone.
+        assert_eq!((hint(wrong, false, true), hint(unknown, false, false)), (None, None));
+        assert_eq!(hint(TlsFailureReason::Closed, true, true), None);
     }
 }
