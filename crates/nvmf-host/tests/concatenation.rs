@@ -40,13 +40,19 @@ fn keys(byte: u8) -> KeyPair {
     KeyPair::shared(&ring(byte))
 }
 
+/// What happens at the target between two connections.
+#[derive(Clone, Copy)]
+enum Event {
+    Restart,
+    /// The keys of host 1 are read again: a new one is accepted besides.
+    Reload,
+}
+
 struct Listening {
     target: Rc<RefCell<Arc<Target>>>,
-    /// Keys of hosts 1 and 2.
-    rings: [KeyRing; 2],
     address: Address,
-    /// Connections until the target restarts.
-    restart_after: Rc<Cell<Option<u32>>>,
+    /// Number of connections before an event.
+    event_after: Rc<Cell<Option<(u32, Event)>>>,
     _accept: AbortOnDrop<()>,
 }
 
@@ -74,25 +80,30 @@ fn listening(mode: TlsMode) -> Listening {
     let listener = Listener::bind(&any_port()).unwrap();
     let address = listener.address().clone();
     let target = Rc::new(RefCell::new(target_with(&rings, &address, mode)));
-    let restart_after = Rc::<Cell<Option<u32>>>::default();
-    let (current, after) = (target.clone(), restart_after.clone());
+    let event_after = Rc::<Cell<Option<(u32, Event)>>>::default();
+    let (current, after) = (target.clone(), event_after.clone());
     let (known, at) = (rings.clone(), address.clone());
     let accept = spawn(async move {
         while let Ok(stream) = listener.accept().await {
-            match after.get() {
-                Some(0) => {
-                    after.set(None);
+            let due = after.take();
+            after.set(due.and_then(|(more, event)| Some((more.checked_sub(1)?, event))));
+            match due {
+                Some((0, Event::Restart)) => {
                     let old = current.replace(target_with(&known, &at, mode));
                     old.disconnect_all();
                 }
-                Some(more) => after.set(Some(more - 1)),
-                None => {}
+                Some((0, Event::Reload)) => {
+                    assert!(
+                        known[0].replace([1, 3].map(|byte| ring(byte).first().unwrap()).into())
+                    );
+                }
+                _ => {}
             }
             spawn_detached(target::serve_listener(current.borrow().clone(), stream, mode));
         }
     });
     let _accept = accept.abort_on_drop();
-    Listening { target, rings, address, restart_after, _accept }
+    Listening { target, address, event_after, _accept }
 }
 
 impl Listening {
@@ -106,9 +117,9 @@ impl Listening {
         RemoteDevice::connect(self.address.clone(), &locked(), options).await
     }
 
-    /// Waits until the last controller is gone.
-    async fn until_deserted(&self) {
-        while self.target().controllers() > 0 {
+    /// Waits until no more controllers than these are left.
+    async fn until_controllers(&self, left: u32) {
+        while self.target().controllers() > left {
             time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -137,7 +148,7 @@ fn all_queues_use_tls_after_one_authentication() {
             device.disconnect().await;
         }
         // The admin queue that authenticated, and the other controllers, are gone.
-        listening.until_deserted().await;
+        listening.until_controllers(0).await;
     });
 }
 
@@ -186,21 +197,45 @@ fn concatenation_without_its_conditions_says_why() {
 fn target_that_restarts_in_between_is_tried_again() {
     on_cores(1, async || {
         let listening = listening(TlsMode::Allowed);
-        listening.restart_after.set(Some(1));
+        listening.event_after.set(Some((1, Event::Restart)));
         let forgotten = listening.connect(1, keys(1)).await.unwrap_err();
         assert!(matches!(forgotten, HostError::GeneratedPsk(_)), "{forgotten}");
         assert!(forgotten.may_pass() && forgotten.to_string().contains("generated"), "{forgotten}");
         // Between the admin queue and I/O queues.
-        listening.restart_after.set(Some(3));
+        listening.event_after.set(Some((3, Event::Restart)));
         let forgotten = listening.connect(1, keys(1)).await.unwrap_err();
         assert!(forgotten.may_pass(), "{forgotten}");
         let device = listening.connect(1, keys(1)).await.unwrap();
         check_io(&device, 4).await;
         // While it is attached: the host authenticates anew by itself.
-        listening.restart_after.set(Some(0));
+        listening.event_after.set(Some((0, Event::Restart)));
         listening.target().disconnect_all();
         check_io(&device, 5).await;
         assert_eq!(listening.target().authentication_totals().succeeded, 1);
         device.disconnect().await;
+    });
+}
+
+/// Between authentication and TLS, and while a host is attached.
+#[test]
+fn target_that_reloads_a_key_in_between_is_tried_again() {
+    on_cores(1, async || {
+        let listening = listening(TlsMode::Allowed);
+        let other = listening.connect(2, keys(2)).await.unwrap();
+        listening.event_after.set(Some((1, Event::Reload)));
+        let replaced = listening.connect(1, keys(1)).await.unwrap_err();
+        assert!(matches!(replaced, HostError::GeneratedPsk(_)), "{replaced}");
+        for byte in [1, 3] {
+            let pair = KeyPair { host: ring(byte), controller: Some(ring(1)) };
+            let device = listening.connect(1, pair).await.unwrap();
+            check_io(&device, byte).await;
+            device.disconnect().await;
+        }
+        check_io(&other, 4).await;
+        listening.until_controllers(1).await;
+        assert_eq!(listening.target().generated_psks(), 1, "that of the other host");
+        other.disconnect().await;
+        listening.until_controllers(0).await;
+        assert_eq!(listening.target().generated_psks(), 0);
     });
 }

@@ -126,8 +126,9 @@ pub(crate) fn connect(
         target.handshakes.failed(source, reason);
         ConnectRefusal::not_allowed(reason)
     };
-    // Again when it is attached; a handshake would count as abandoned then.
-    if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(|one| one.needs_tls()) {
+    // Checked again when it is attached, where a handshake would count as abandoned.
+    let needs_tls = |one: Arc<Controller>| one.host.nqn == nqn && one.needs_tls();
+    if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(needs_tls) {
         return Err(refuse(FailureReason::NoTls));
     }
     let has_key = subsystem.keys_of(&nqn).is_some();
