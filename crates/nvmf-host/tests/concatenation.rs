@@ -59,7 +59,7 @@ struct Listening {
 /// Target with keys of hosts 1 and 2.
 fn target_with(rings: &[KeyRing; 2], address: &Address, mode: TlsMode) -> Arc<Target> {
     let target = Target::new(TargetConfig::default()).unwrap();
-    let pairs = [1, 2].map(|byte| host(byte)).into_iter().zip(rings.iter().map(KeyPair::shared));
+    let pairs = [1, 2].map(host).into_iter().zip(rings.iter().map(KeyPair::shared));
     let open = Nqn::new(OPEN).unwrap();
     for (nqn, serial, uuid, keys) in
         [(locked(), "1", [8; 16], pairs.collect()), (open, "2", [9; 16], BTreeMap::new())]
