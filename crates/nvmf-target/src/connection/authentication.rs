@@ -1,7 +1,8 @@
 //! Authentication of a queue: its state, and the commands Authentication Send and Receive
 //! (Base 6.1, 6.2, 8.3.5).
 //!
-//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands.
+//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands; and
+//! again after it has made a PSK in plain text, because its host connects anew.
 //! A host may authenticate again later; a failure ends the connection then too. The group operations
 //! run off this core.
 
@@ -221,7 +222,8 @@ impl Connection {
     /// Takes an exchange back after a step.
     fn exchanged(&self, mut exchange: Box<Exchange>) {
         let progress = exchange.controller.progress();
-        let refused = self.refuses_psk(&mut exchange);
+        let psk = self.keep_psk(&mut exchange);
+        let refused = psk == Some(false);
         let failure = match progress {
             Progress::Authenticated if refused => {
                 Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
@@ -241,7 +243,11 @@ impl Connection {
             Progress::Authenticated if !refused => {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
-                session.authentication = Authentication::Passed(Stage::Idle);
+                session.authentication = match (psk, self.channel()) {
+                    // The host connects anew, with TLS. It has no other command to send before.
+                    (Some(_), Channel::Plain) => Authentication::Required(Stage::Idle),
+                    _ => Authentication::Passed(Stage::Idle),
+                };
             }
             Progress::Authenticated | Progress::Failed(_) => {
                 session.authentication = Authentication::Failed;
@@ -254,13 +260,13 @@ impl Connection {
         }
     }
 
-    /// Keeps the PSK that the host has made, if it has. True if that cannot be: an I/O queue without TLS
-    /// came in between.
-    fn refuses_psk(&self, exchange: &mut Exchange) -> bool {
-        let Some(psk) = exchange.controller.take_psk() else { return false };
+    /// Keeps the PSK that the host has made; `None` if it has made none. False if that cannot be: an I/O
+    /// queue without TLS came in between.
+    fn keep_psk(&self, exchange: &mut Exchange) -> Option<bool> {
+        let psk = exchange.controller.take_psk()?;
         let (keys, proven) = (exchange.keys.clone(), exchange.controller.has_proven());
         let new = NewPsk { psk, keys, proven };
-        self.with_controller(|controller, _| controller.keep_psk(new)) != Some(true)
+        self.with_controller(|controller, _| controller.keep_psk(new)).or(Some(false))
     }
 
     fn log_failure(&self, reason: FailureReason) {
