@@ -7,8 +7,8 @@ use flagstone_auth::host::HostOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::{Hello, IDENTITIES, Identity, TlsKey, derived};
 use flagstone_auth::{
-    Controller, ControllerOptions, Group, Hash, Host, HostStep, Message, Names, Progress,
-    Randomness, Secret,
+    Concatenation, Controller, ControllerOptions, Group, Hash, Host, HostStep, Message, Names,
+    Progress, Randomness, Secret,
 };
 
 /// Takes the messages.
@@ -17,7 +17,7 @@ pub fn run(input: &[u8]) {
     match choice % 6 {
         0 => round_trip(data),
         1 => controller(data),
-        2 => host(data),
+        2 => host(data, if *choice < 128 { Concatenation::None } else { Concatenation::NewPsk }),
         3 => secret(data),
         4 => hello(data),
         _ => tls_key(data),
@@ -68,6 +68,7 @@ fn controller(data: &[u8]) {
         own_secret: Some(known(2)),
         hashes: Hash::ALL.into(),
         groups: vec![Group::Null, Group::Ffdhe2048],
+        concatenation: Concatenation::NewPsk,
     };
     let mut controller = Controller::new(options, randomness(1));
     for message in messages(data) {
@@ -76,24 +77,27 @@ fn controller(data: &[u8]) {
             assert!(Message::parse(&answer).is_ok());
         }
         assert_ne!(controller.progress(), Progress::Authenticated);
+        assert_eq!(controller.take_psk(), None);
     }
 }
 
 /// No target is trusted without its key.
-fn host(data: &[u8]) {
+fn host(data: &[u8], concatenation: Concatenation) {
     let options = HostOptions {
         names: names(),
         secret: known(1),
         controller_secrets: vec![known(2)],
         hashes: Hash::ALL.into(),
         groups: vec![Group::Null, Group::Ffdhe2048],
+        concatenation,
     };
     let mut host = Host::new(options, 7, randomness(2));
+    assert!(Message::parse(&host.negotiate()).is_ok());
     for message in messages(data) {
         match host.fetched(message) {
             Ok(HostStep::Reply(reply)) => assert!(Message::parse(&reply).is_ok()),
             Ok(HostStep::Authenticated(_)) => panic!("authenticated without the key"),
-            Err(_) => {}
+            Err(_) => assert_eq!(host.take_psk(), None),
         }
     }
 }

@@ -103,7 +103,8 @@ impl Api {
              [volume.db]\nlimit.iops = 100\ndevice = \"memory:8MiB\"\n{more}"
         );
         fs::write(&file, config).expect("it can be written");
-        let mut server = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0"], &[text(&file)]);
+        let mut server =
+            Server::start_with(&[], &["nvme-tcp://127.0.0.1:0?tls=allowed"], &[text(&file)]);
         let url = format!("https://{}", server.printed_after("API on https://"));
         Api { scratch, server, url, ca }
     }
@@ -339,7 +340,9 @@ fn secrets_stay_out_of_every_output() {
     let (code, made) = flagstone(&["key", "generate", "--tls", text(&for_tls)]);
     assert_eq!(code, Some(0), "{made}");
     let api = Api::start(&format!(
-        "[host.h]\nnqn = \"{HOST}\"\nkey_file = {right:?}\ntls_key_file = {for_tls:?}\n"
+        "[host.h]\nnqn = \"{HOST}\"\nkey_file = {right:?}\ntls_key_file = {for_tls:?}\n\
+         [host.without_tls_key]\nnqn = \"nqn.2026-01.test:keyless\"\nkey_file = {right:?}\n\
+         controller_key_file = {right:?}\n"
     ));
     let socket = api.server.api();
     let mut said = String::new();
@@ -351,6 +354,15 @@ fn secrets_stay_out_of_every_output() {
     let device =
         format!("{}?hostnqn={HOST}&tls-key-file={}", api.server.nvme_uri("db"), for_tls.display());
     said += &flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]).1;
+    // A host whose TLS key is generated.
+    let device = format!(
+        "{}?hostnqn=nqn.2026-01.test:keyless&key-file={key}&controller-key-file={key}&concat",
+        api.server.nvme_uri("db"),
+        key = right.display()
+    );
+    let (code, concatenated) = flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]);
+    assert_eq!(code, Some(0), "{concatenated}");
+    said += &concatenated;
     for user in ["alice", "stranger"] {
         said += &api.with_token(&["status", "db", "--json"], user).1;
         said += &api.with_token(&ORDER, user).1;

@@ -52,6 +52,19 @@ fn attach(server: &Server, key: Option<&Path>) -> Result<(), String> {
     }
 }
 
+/// The same with TLS by secure concatenation.
+fn attach_concatenated(server: &Server, key: &Path) -> Result<(), String> {
+    let key = key.display();
+    let device = format!(
+        "{}?hostnqn={HOST}&key-file={key}&controller-key-file={key}&concat",
+        server.nvme_uri("db")
+    );
+    match flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]) {
+        (true, _) => Ok(()),
+        (false, text) => Err(text),
+    }
+}
+
 fn reload(server: &Server) {
     let pid = Pid::from_raw(server.pid() as i32).expect("a process");
     kill_process(pid, Signal::HUP).expect("it runs");
@@ -123,6 +136,35 @@ fn hosts_attach_with_the_right_key_alone() {
             assert!(!text.contains(&canary), "a secret is in: {text}");
         }
     }
+}
+
+#[test]
+fn concatenation_gives_tls_to_a_host_without_a_tls_key() {
+    let scratch = Scratch::new();
+    let [key, other] = ["server.key", "other.key"].map(|name| generate(&scratch, name));
+    let file = scratch.join("flagstone.toml");
+    let text = format!(
+        "[host.db1]\nnqn = \"{HOST}\"\nkey_file = {key:?}\ncontroller_key_file = {key:?}\n\
+         [volume.db]\ndevice = \"memory:16MiB\"\n"
+    );
+    fs::write(&file, text).expect("the configuration can be written");
+    let file = file.to_str().expect("UTF-8");
+    let server = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0?tls=allowed"], &[file]);
+    attach_concatenated(&server, &key).expect("the right key");
+    let output = server.output();
+    assert!(output.contains("TLS PSK generated"), "{output}");
+    let metrics = flagstone_tests::http::ask(&server.api(), "GET", "/metrics").body;
+    let handshakes =
+        metrics.lines().find(|line| line.starts_with("flagstone_tls_handshakes_total"));
+    assert!(handshakes.is_some_and(|line| !line.ends_with(" 0")), "{metrics}");
+    let wrong = attach_concatenated(&server, &other).expect_err("a wrong key");
+    assert!(wrong.contains("authentication failed"), "{wrong}");
+    drop(server);
+
+    let plain = Server::start_with(&[], &["nvme-tcp://127.0.0.1:0"], &[file]);
+    let refused = attach_concatenated(&plain, &key).expect_err("a listener without TLS");
+    assert!(refused.contains("a listener with optional TLS"), "{refused}");
+    assert!(plain.output().contains("a listener with optional TLS"), "{}", plain.output());
 }
 
 #[test]

@@ -5,11 +5,13 @@ use std::mem;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-use crate::group::{EXPONENT_BYTES, Group};
+use crate::concatenation::{self, Concatenation};
+use crate::group::{EXPONENT_BYTES, Group, SharedSecret};
 use crate::hash::{Hash, MAX_DIGEST_BYTES};
 use crate::message::{Body, Explanation, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
+use crate::tls::Psk;
 
 /// Secrets and rules by which a controller authenticates a host.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub struct ControllerOptions {
     pub hashes: Vec<Hash>,
     /// Groups that are accepted.
     pub groups: Vec<Group>,
+    /// Concatenation that the host may ask for on this queue.
+    pub concatenation: Concatenation,
 }
 
 /// Bytes that must be random and used once.
@@ -80,15 +84,24 @@ pub enum Progress {
     Failed(Explanation),
 }
 
+/// What AUTH_Negotiate and the challenge settle.
+#[derive(Clone, Copy, Debug)]
+struct Selection {
+    transaction: u16,
+    hash: Hash,
+    group: Group,
+    concatenation: Concatenation,
+}
+
 #[derive(Debug)]
 enum State {
     AwaitNegotiate,
-    OweChallenge { transaction: u16, hash: Hash, group: Group },
-    AwaitReply { transaction: u16, hash: Hash, group: Group },
-    OweSuccess { transaction: u16, hash: Hash, response: Option<Vec<u8>> },
-    AwaitSuccess2 { transaction: u16 },
+    OweChallenge(Selection),
+    AwaitReply(Selection),
+    OweSuccess { transaction: u16, hash: Hash, response: Option<Vec<u8>>, psk: Option<Psk> },
+    AwaitSuccess2 { transaction: u16, psk: Option<Psk> },
     OweFailure { transaction: u16, explanation: Explanation },
-    Authenticated,
+    Authenticated { proven: bool, psk: Option<Psk> },
     Failed(Explanation),
 }
 
@@ -110,23 +123,35 @@ impl Controller {
     /// How far the exchange is.
     pub fn progress(&self) -> Progress {
         match self.state {
-            State::AwaitNegotiate | State::AwaitReply { .. } | State::AwaitSuccess2 { .. } => {
+            State::AwaitNegotiate | State::AwaitReply(_) | State::AwaitSuccess2 { .. } => {
                 Progress::AwaitsHost
             }
-            State::OweChallenge { .. } | State::OweSuccess { .. } => Progress::AwaitsFetch,
+            State::OweChallenge(_) | State::OweSuccess { .. } => Progress::AwaitsFetch,
             State::OweFailure { explanation, .. } => Progress::Failing(explanation),
-            State::Authenticated => Progress::Authenticated,
+            State::Authenticated { .. } => Progress::Authenticated,
             State::Failed(explanation) => Progress::Failed(explanation),
         }
+    }
+
+    /// The PSK that the host asked for, once it is authenticated.
+    pub fn take_psk(&mut self) -> Option<Psk> {
+        match &mut self.state {
+            State::Authenticated { psk, .. } => psk.take(),
+            _ => None,
+        }
+    }
+
+    /// True if the host is authenticated, and this side has proven its own key to it.
+    pub fn has_proven(&self) -> bool {
+        matches!(self.state, State::Authenticated { proven: true, .. })
     }
 
     /// Takes a message of the host, from AUTH Send. Whatever is wrong with it is kept for the
     /// host's next AUTH Receive.
     pub fn send(&mut self, bytes: &[u8]) {
         let mut transaction = match self.state {
-            State::AwaitReply { transaction, .. } | State::AwaitSuccess2 { transaction } => {
-                transaction
-            }
+            State::AwaitReply(Selection { transaction, .. })
+            | State::AwaitSuccess2 { transaction, .. } => transaction,
             _ => 0,
         };
         let parsed = Message::parse(bytes).inspect(|message| {
@@ -150,19 +175,20 @@ impl Controller {
                 self.select(message.transaction, concatenation, &hashes, &groups)
             }
             (
-                State::AwaitReply { transaction, hash, group },
+                State::AwaitReply(selection),
                 Body::Reply { response, challenge, sequence, public_value },
             ) => {
-                same(transaction)?;
+                same(selection.transaction)?;
                 let reply = Reply { response, challenge, sequence, public_value };
-                self.check_reply(transaction, hash, group, &reply)
+                self.check_reply(selection, &reply)
             }
-            (State::AwaitSuccess2 { transaction }, Body::Success2) => {
+            (State::AwaitSuccess2 { transaction, psk }, Body::Success2) => {
                 same(transaction)?;
-                Ok(State::Authenticated)
+                Ok(State::Authenticated { proven: true, psk })
             }
             (
-                State::AwaitReply { transaction, .. } | State::AwaitSuccess2 { transaction },
+                State::AwaitReply(Selection { transaction, .. })
+                | State::AwaitSuccess2 { transaction, .. },
                 Body::Failure2(explanation),
             ) => {
                 same(transaction)?;
@@ -174,7 +200,7 @@ impl Controller {
 
     /// Selects the strongest hash function that both sides accept, and the host's first group that
     /// this side accepts, as each costs the host more. The null group is the last resort wherever
-    /// the host lists it: Linux lists it first.
+    /// the host lists it: Linux lists it first. Concatenation rules out the null group and SHA-512.
     fn select(
         &self,
         transaction: u16,
@@ -182,29 +208,30 @@ impl Controller {
         hashes: &[Hash],
         groups: &[Group],
     ) -> Result<State, Explanation> {
-        if concatenation != 0 {
+        let concatenation = Concatenation::from_id(concatenation)
+            .filter(|kind| [Concatenation::None, self.options.concatenation].contains(kind))
+            .ok_or(Explanation::ConcatenationMismatch)?;
+        let fits =
+            |hash: &Hash| self.options.hashes.contains(hash) && concatenation.fits_hash(*hash);
+        let hash = hashes.iter().copied().filter(fits).max();
+        let hash = hash.ok_or(Explanation::HashNotUsable)?;
+        if !groups.iter().any(|group| concatenation.fits_group(*group)) && !groups.is_empty() {
             return Err(Explanation::ConcatenationMismatch);
         }
-        let hash = hashes.iter().copied().filter(|hash| self.options.hashes.contains(hash)).max();
-        let hash = hash.ok_or(Explanation::HashNotUsable)?;
-        let accepted = |group: &Group| self.options.groups.contains(group);
+        let accepted =
+            |group: &Group| self.options.groups.contains(group) && concatenation.fits_group(*group);
         let usable = || groups.iter().copied().filter(accepted);
         let group = usable().find(|group| *group != Group::Null).or_else(|| usable().next());
         let group = group.ok_or(Explanation::GroupNotUsable)?;
-        Ok(State::OweChallenge { transaction, hash, group })
+        Ok(State::OweChallenge(Selection { transaction, hash, group, concatenation }))
     }
 
     fn challenge(&self, hash: Hash) -> &[u8] {
         &self.randomness.challenge[..hash.digest_bytes()]
     }
 
-    fn check_reply(
-        &self,
-        transaction: u16,
-        hash: Hash,
-        group: Group,
-        reply: &Reply,
-    ) -> Result<State, Explanation> {
+    fn check_reply(&self, selection: Selection, reply: &Reply) -> Result<State, Explanation> {
+        let Selection { transaction, hash, group, concatenation } = selection;
         if reply.response.len() != hash.digest_bytes() {
             return Err(Explanation::IncorrectPayload);
         }
@@ -221,6 +248,7 @@ impl Controller {
             challenge: self.challenge(hash),
             sequence: self.randomness.sequence,
             transaction,
+            concatenation,
             shared_secret: shared_secret.as_ref(),
         };
         // All secrets are tried, so that time does not say which one it was.
@@ -240,14 +268,32 @@ impl Controller {
             }
             _ => None,
         };
-        Ok(State::OweSuccess { transaction, hash, response })
+        let psk = match concatenation {
+            Concatenation::None => None,
+            _ => Some(self.psk(hash, shared_secret.as_ref(), reply)?),
+        };
+        Ok(State::OweSuccess { transaction, hash, response, psk })
+    }
+
+    /// The PSK, for which the host has to send a challenge, even if it wants no response.
+    fn psk(
+        &self,
+        hash: Hash,
+        shared_secret: Option<&SharedSecret>,
+        reply: &Reply,
+    ) -> Result<Psk, Explanation> {
+        let theirs = reply.challenge.as_deref().ok_or(Explanation::IncorrectPayload)?;
+        let challenges = (self.challenge(hash), theirs);
+        concatenation::tls_psk(hash, shared_secret, challenges, &self.options.names)
+            .ok_or(Explanation::ConcatenationMismatch)
     }
 
     /// The message that the host fetches with AUTH Receive of `room` bytes. `None` if there is
     /// nothing to fetch, or it does not fit; the exchange then stays as it is.
     pub fn fetch(&mut self, room: usize) -> Option<Vec<u8>> {
         let (transaction, body, next) = match &self.state {
-            &State::OweChallenge { transaction, hash, group } => {
+            &State::OweChallenge(selection) => {
+                let Selection { transaction, hash, group, .. } = selection;
                 let body = Body::Challenge {
                     hash,
                     group,
@@ -255,13 +301,13 @@ impl Controller {
                     challenge: self.challenge(hash).to_vec(),
                     public_value: group.public_value(&self.randomness.exponent),
                 };
-                (transaction, body, State::AwaitReply { transaction, hash, group })
+                (transaction, body, State::AwaitReply(selection))
             }
-            State::OweSuccess { transaction, hash, response } => {
-                let digest_bytes = hash.digest_bytes() as u8;
+            State::OweSuccess { transaction, hash, response, psk } => {
+                let (digest_bytes, psk) = (hash.digest_bytes() as u8, psk.clone());
                 let next = match response {
-                    Some(_) => State::AwaitSuccess2 { transaction: *transaction },
-                    None => State::Authenticated,
+                    Some(_) => State::AwaitSuccess2 { transaction: *transaction, psk },
+                    None => State::Authenticated { proven: false, psk },
                 };
                 (*transaction, Body::Success1 { digest_bytes, response: response.clone() }, next)
             }

@@ -5,6 +5,7 @@
 
 use proptest::prelude::*;
 
+use crate::concatenation::Concatenation;
 use crate::controller::{Controller, ControllerOptions, Progress, Randomness};
 use crate::group::Group;
 use crate::hash::Hash;
@@ -38,6 +39,7 @@ fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controll
         own_secret,
         hashes: Hash::ALL.into(),
         groups: Group::ALL.into(),
+        concatenation: Concatenation::NewPsk,
     };
     Controller::new(options, randomness(1))
 }
@@ -49,6 +51,7 @@ fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: H
         controller_secrets: controller_secret.into_iter().collect(),
         hashes: vec![hash],
         groups: vec![group],
+        concatenation: Concatenation::None,
     };
     Host::new(options, 77, randomness(2))
 }
@@ -106,6 +109,7 @@ fn responses_match_known_answers() {
         challenge: &challenge,
         sequence: 5,
         transaction: 77,
+        concatenation: Concatenation::None,
         shared_secret,
     };
     let (plain, augmented) = (question(None), question(shared.as_ref()));
@@ -217,6 +221,7 @@ fn replayed_reply_is_refused() {
             own_secret: None,
             hashes: Hash::ALL.into(),
             groups: Group::ALL.into(),
+            concatenation: Concatenation::None,
         },
         randomness(3),
     );
@@ -237,6 +242,7 @@ fn selection_outside_the_offer_is_refused() {
             controller_secrets: Vec::new(),
             hashes: vec![Hash::Sha384],
             groups,
+            concatenation: Concatenation::None,
         };
         Host::new(options, 77, randomness(2))
     };
@@ -269,6 +275,132 @@ fn message_that_does_not_fit_stays_to_be_fetched() {
     assert_eq!(controller.fetch(47), None);
     assert_eq!(controller.progress(), Progress::AwaitsFetch);
     assert_eq!(controller.fetch(48).map(|message| message.len()), Some(48));
+}
+
+/// Host that asks for concatenation, and offers `hashes`.
+fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> Host {
+    let options = HostOptions {
+        names: names(),
+        secret: secret(7),
+        controller_secrets,
+        hashes: hashes.into(),
+        groups: vec![Group::Null, Group::Ffdhe2048],
+        concatenation: Concatenation::NewPsk,
+    };
+    Host::new(options, 77, randomness(2))
+}
+
+#[test]
+fn concatenation_gives_both_sides_the_same_psk() {
+    for (hashes, bytes) in [(&Hash::ALL[..], 48), (&[Hash::Sha256], 32)] {
+        let mut controller = controller(vec![secret(7)], Some(secret(9)));
+        let mut host = concatenating(hashes, vec![secret(9)]);
+        assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
+        assert_eq!(run(&mut host, &mut controller), (Progress::Authenticated, Ok(())));
+        let shown = format!("{controller:?} {host:?}");
+        let psk = host.take_psk().expect("a PSK");
+        let secret = format!("{:?}", psk.secret.as_slice());
+        assert!(shown.contains("NVMe1R0") && !shown.contains(&secret[1..20]), "{shown}");
+        assert_eq!(psk.secret.len(), bytes);
+        assert_eq!(Some(psk), controller.take_psk());
+        assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
+        assert!(controller.has_proven());
+    }
+    let mut controller = controller(vec![secret(7)], None);
+    let mut plain = host(secret(7), None, Group::Ffdhe2048, Hash::Sha256);
+    assert_eq!(run(&mut plain, &mut controller), (Progress::Authenticated, Ok(())));
+    assert_eq!((controller.take_psk(), plain.take_psk()), (None, None));
+    assert!(!controller.has_proven());
+}
+
+/// Somebody in between who has no key: nothing of the host's secret is in the PSK, so a host that took
+/// the PSK without a proof would give this side its data.
+#[test]
+fn host_without_a_controller_key_does_not_concatenate() {
+    let mut impostor = controller(vec![secret(1)], Some(secret(2)));
+    let mut host = concatenating(&Hash::ALL, Vec::new());
+    impostor.send(&host.negotiate());
+    let refused = host.fetched(&impostor.fetch(MESSAGE_BYTES).unwrap()).unwrap_err();
+    let unproven = HostFailure::Distrusted {
+        explanation: Explanation::ConcatenationMismatch,
+        farewell: Message {
+            transaction: 77,
+            body: Body::Failure2(Explanation::ConcatenationMismatch),
+        }
+        .encode(),
+    };
+    assert_eq!((refused, host.take_psk()), (unproven, None));
+}
+
+/// Linux sends C2 with sequence number 0, even with a key of the controller.
+#[test]
+fn linux_concatenates_without_a_proof_of_the_controller() {
+    let mut controller = controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
+    controller.send(&host.negotiate());
+    let Ok(HostStep::Reply(reply)) = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()) else {
+        panic!("a reply")
+    };
+    let mut reply = Message::parse(&reply).unwrap();
+    let Body::Reply { sequence, .. } = &mut reply.body else { panic!() };
+    *sequence = 0;
+    controller.send(&reply.encode());
+    let success = controller.fetch(MESSAGE_BYTES).unwrap();
+    assert_eq!(controller.progress(), Progress::Authenticated);
+    assert!(controller.take_psk().is_some() && !controller.has_proven());
+    // To our host, somebody in between cannot do the same.
+    let refused = host.fetched(&success).unwrap_err();
+    assert!(matches!(refused, HostFailure::Distrusted { explanation: Explanation::Failed, .. }));
+    assert_eq!(host.take_psk(), None);
+}
+
+/// What the queue does not permit, what SC_C does not mean, and what gives no PSK.
+#[test]
+fn concatenation_that_cannot_be_is_refused() {
+    let negotiate = |concatenation, hashes: &[Hash], groups: &[Group]| {
+        let mut controller = controller(vec![secret(7)], None);
+        let body = Body::Negotiate { concatenation, hashes: hashes.into(), groups: groups.into() };
+        controller.send(&Message { transaction: 1, body }.encode());
+        controller.progress()
+    };
+    let mismatch = Progress::Failing(Explanation::ConcatenationMismatch);
+    for kind in [1, 3, 4, 255] {
+        assert_eq!(negotiate(kind, &Hash::ALL, &Group::ALL), mismatch, "{kind}");
+    }
+    assert_eq!(negotiate(2, &Hash::ALL, &[Group::Null]), mismatch);
+    let no_hash = Progress::Failing(Explanation::HashNotUsable);
+    assert_eq!(negotiate(2, &[Hash::Sha512], &Group::ALL), no_hash);
+    assert_eq!(negotiate(2, &Hash::ALL, &Group::ALL), Progress::AwaitsFetch);
+}
+
+/// Somebody in between who removes SC_C, so that the host goes on without TLS, or withholds C2.
+#[test]
+fn altered_concatenation_is_refused() {
+    let mut controller = controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
+    let mut downgraded = Message::parse(&host.negotiate()).unwrap();
+    let Body::Negotiate { concatenation, .. } = &mut downgraded.body else { panic!() };
+    *concatenation = 0;
+    controller.send(&downgraded.encode());
+    let refused = Err(HostFailure::Refused(Explanation::Failed));
+    let Ok(HostStep::Reply(reply)) = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()) else {
+        panic!("a reply")
+    };
+    controller.send(&reply);
+    assert_eq!(host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()).map(drop), refused);
+    assert_eq!((host.take_psk(), controller.take_psk()), (None, None));
+
+    let mut controller = self::controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
+    controller.send(&host.negotiate());
+    let Ok(HostStep::Reply(reply)) = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()) else {
+        panic!("a reply")
+    };
+    let mut reply = Message::parse(&reply).unwrap();
+    let Body::Reply { challenge, .. } = &mut reply.body else { panic!() };
+    *challenge = None;
+    controller.send(&reply.encode());
+    assert_eq!(controller.progress(), Progress::Failing(Explanation::IncorrectPayload));
 }
 
 proptest! {

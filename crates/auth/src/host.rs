@@ -4,12 +4,14 @@ use std::mem;
 
 use subtle::ConstantTimeEq;
 
+use crate::concatenation::{self, Concatenation};
 use crate::controller::Randomness;
 use crate::group::Group;
 use crate::hash::{Digest64, Hash};
 use crate::message::{Body, Explanation, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
+use crate::tls::Psk;
 
 /// Proof that a host gives, and proof that it demands.
 #[derive(Clone, Debug)]
@@ -25,6 +27,8 @@ pub struct HostOptions {
     pub hashes: Vec<Hash>,
     /// Groups that are offered, the preferred first.
     pub groups: Vec<Group>,
+    /// PSK that is asked for. It needs controller secrets, and rules out SHA-512 and the null group.
+    pub concatenation: Concatenation,
 }
 
 /// Why the exchange ended without success.
@@ -51,7 +55,9 @@ enum State {
     AwaitSuccess {
         expected: Vec<Digest64>,
         digest_bytes: usize,
+        psk: Option<Psk>,
     },
+    Authenticated(Option<Psk>),
     Ended,
 }
 
@@ -75,17 +81,28 @@ pub struct Host {
 
 impl Host {
     /// Exchange with identifier `transaction`, which no other exchange of the queue has.
-    pub fn new(options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
+    pub fn new(mut options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
+        let kind = options.concatenation;
+        options.hashes.retain(|hash| kind.fits_hash(*hash));
+        options.groups.retain(|group| kind.fits_group(*group));
         Self { options, randomness, transaction, state: State::AwaitChallenge }
     }
 
     /// The first message.
     pub fn negotiate(&self) -> Vec<u8> {
         self.encode(Body::Negotiate {
-            concatenation: 0,
+            concatenation: self.options.concatenation.id(),
             hashes: self.options.hashes.clone(),
             groups: self.options.groups.clone(),
         })
+    }
+
+    /// The PSK that was asked for, once both sides are satisfied.
+    pub fn take_psk(&mut self) -> Option<Psk> {
+        match &mut self.state {
+            State::Authenticated(psk) => psk.take(),
+            _ => None,
+        }
     }
 
     /// Takes a message of the controller.
@@ -123,14 +140,14 @@ impl Host {
                 self.answer(hash, group, sequence, &challenge, &public_value)
             }
             (
-                State::AwaitSuccess { expected, digest_bytes },
+                State::AwaitSuccess { expected, digest_bytes, psk },
                 Body::Success1 { digest_bytes: theirs, response },
             ) => {
                 if usize::from(theirs) != digest_bytes {
                     return Err(Explanation::HashNotUsable);
                 }
                 if expected.is_empty() {
-                    return Ok((State::Ended, HostStep::Authenticated(None)));
+                    return Ok((State::Authenticated(psk), HostStep::Authenticated(None)));
                 }
                 let response = response.ok_or(Explanation::Failed)?;
                 let known = expected
@@ -140,7 +157,7 @@ impl Host {
                     return Err(Explanation::Failed);
                 }
                 let farewell = self.encode(Body::Success2);
-                Ok((State::Ended, HostStep::Authenticated(Some(farewell))))
+                Ok((State::Authenticated(psk), HostStep::Authenticated(Some(farewell))))
             }
             _ => Err(Explanation::IncorrectMessage),
         }
@@ -160,15 +177,29 @@ impl Host {
         let names = &self.options.names;
         let transaction = self.transaction;
         let shared_secret = shared_secret.as_ref();
-        let question = Question { hash, challenge, sequence, transaction, shared_secret };
+        let concatenation = self.options.concatenation;
+        let question =
+            Question { hash, challenge, sequence, transaction, concatenation, shared_secret };
         let response = question.host_response(&self.options.secret, names).to_vec();
         let own_challenge = &self.randomness.challenge[..hash.digest_bytes()];
         let own_sequence = self.randomness.sequence;
+        let psk = match concatenation {
+            Concatenation::None => None,
+            _ => {
+                let challenges = (challenge, own_challenge);
+                let psk = concatenation::tls_psk(hash, shared_secret, challenges, names);
+                Some(psk.ok_or(Explanation::ConcatenationMismatch)?)
+            }
+        };
         let question = Question { challenge: own_challenge, sequence: own_sequence, ..question };
         let secrets = self.options.controller_secrets.iter();
         let expected: Vec<Digest64> =
             secrets.map(|secret| question.controller_response(secret, names)).collect();
         let mutual = !expected.is_empty();
+        // No secret is part of the PSK: without a proof, anybody could have made it.
+        if psk.is_some() && !mutual {
+            return Err(Explanation::ConcatenationMismatch);
+        }
         let reply = self.encode(Body::Reply {
             response,
             challenge: mutual.then(|| own_challenge.to_vec()),
@@ -176,7 +207,7 @@ impl Host {
             public_value: group.public_value(&self.randomness.exponent),
         });
         let digest_bytes = hash.digest_bytes();
-        Ok((State::AwaitSuccess { expected, digest_bytes }, HostStep::Reply(reply)))
+        Ok((State::AwaitSuccess { expected, digest_bytes, psk }, HostStep::Reply(reply)))
     }
 
     fn encode(&self, body: Body) -> Vec<u8> {

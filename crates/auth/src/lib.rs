@@ -9,9 +9,10 @@
 //! The exponentiations in [`Controller`] and [`Host`] take up to some tens of milliseconds of CPU,
 //! so callers run them off the data path.
 //!
-//! Reading order: [`secret`], `ring`, `hash`, [`group`], `response` (the formula), [`message`], [`controller`]
-//! and [`host`] (the exchange).
+//! Reading order: [`secret`], `ring`, `hash`, [`group`], `response` and
+//! `concatenation` (the formulas), [`message`], [`controller`] and [`host`] (the exchange).
 
+mod concatenation;
 pub mod controller;
 pub mod group;
 mod hash;
@@ -25,11 +26,12 @@ pub mod tls;
 #[cfg(test)]
 mod exchange_tests;
 
+pub use concatenation::Concatenation;
 pub use controller::{Controller, ControllerOptions, Progress, Randomness};
 pub use group::Group;
 pub use hash::Hash;
 pub use host::{Host, HostFailure, HostStep};
 pub use message::{Explanation, Message};
 pub use response::Names;
-pub use ring::{KeyPair, KeyRing, RING_SECRETS, Ring, TlsRing};
+pub use ring::{KeyPair, KeyRing, KeyVersion, RING_SECRETS, Ring, TlsRing};
 pub use secret::{Secret, SecretError};

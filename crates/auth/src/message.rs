@@ -47,7 +47,10 @@ impl std::fmt::Display for Explanation {
         f.write_str(match self {
             Self::Failed => "authentication failed",
             Self::ProtocolNotUsable => "no usable authentication protocol",
-            Self::ConcatenationMismatch => "secure channel concatenation does not match",
+            Self::ConcatenationMismatch => {
+                "secure concatenation is not possible: it needs a listener with optional TLS, an admin \
+                 queue before I/O queues, a host without a TLS key, and a Diffie-Hellman group"
+            }
             Self::HashNotUsable => "no usable hash function",
             Self::GroupNotUsable => "no usable Diffie-Hellman group, or an invalid value",
             Self::IncorrectPayload => "incorrect payload",
@@ -70,7 +73,7 @@ pub struct Message {
 pub enum Body {
     /// AUTH_Negotiate, from the host: identifiers that it offers, the preferred first.
     Negotiate {
-        /// SC_C: 0 is no secure channel concatenation.
+        /// SC_C, as received: see [`Concatenation`](crate::Concatenation).
         concatenation: u8,
         /// Hash functions; unknown ones are left out.
         hashes: Vec<Hash>,

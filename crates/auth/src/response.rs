@@ -1,5 +1,6 @@
 //! Responses of DH-HMAC-CHAP (Base 8.3.5.5.5, 8.3.5.5.6): the proof that a side knows its secret.
 
+use crate::concatenation::Concatenation;
 use crate::group::SharedSecret;
 use crate::hash::{Digest64, Hash};
 use crate::secret::Secret;
@@ -19,6 +20,7 @@ pub(crate) struct Question<'a> {
     pub(crate) challenge: &'a [u8],
     pub(crate) sequence: u32,
     pub(crate) transaction: u16,
+    pub(crate) concatenation: Concatenation,
     pub(crate) shared_secret: Option<&'a SharedSecret>,
 }
 
@@ -44,8 +46,7 @@ impl Question<'_> {
                 challenge,
                 &self.sequence.to_le_bytes(),
                 &self.transaction.to_le_bytes(),
-                // SC_C: no secure channel concatenation.
-                &[0],
+                &[self.concatenation.id()],
                 label,
                 own.as_bytes(),
                 &[0],

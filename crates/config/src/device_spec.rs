@@ -6,7 +6,7 @@
 //! null:1TiB                                   reads zeroes, forgets writes
 //! nvme-tcp://HOST[:4420][,HOST…]/NQN[?QUERY]  a namespace of an NVMe/TCP subsystem, by its paths
 //!       QUERY: queues=4 & header-digest & data-digest & hostnqn=NQN & key-file=PATH &
-//!              controller-key-file=PATH & tls-key-file=PATH & nsid=1
+//!              controller-key-file=PATH & tls-key-file=PATH & concat & nsid=1
 //! nbd://HOST[:10809]/[EXPORT]                 an NBD export (the NBD URI specification)
 //! nbd+unix:///[EXPORT]?socket=PATH            the same over a Unix socket
 //! nbds://[NAME@]HOST[:10809]/[EXPORT][?QUERY] the same with TLS
@@ -70,8 +70,10 @@ pub struct NvmeTcpSpec {
     pub key_file: Option<PathBuf>,
     /// Absolute path of the key that the target has to prove.
     pub controller_key_file: Option<PathBuf>,
-    /// Absolute path of the key for TLS; `None` for no TLS.
+    /// Absolute path of the key for TLS; `None` for no TLS, or for TLS by concatenation.
     pub tls_key_file: Option<PathBuf>,
+    /// TLS with the PSK that authentication with `key_file` and `controller_key_file` generates.
+    pub concat: bool,
     /// The namespace identifier; `None` for the only one there is.
     pub namespace_id: Option<u32>,
 }
@@ -325,12 +327,30 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
         key_file: None,
         controller_key_file: None,
         tls_key_file: None,
+        concat: false,
         namespace_id: None,
     };
     for (key, value) in parse_query(parts.query)? {
         set_nvme_option(&mut spec, &key, value)?;
     }
+    if spec.concat {
+        check_concatenation(&spec)?;
+    }
     Ok(spec)
+}
+
+/// The TLS key is made by authentication, which has to be of both sides: it contains no key of theirs.
+fn check_concatenation(spec: &NvmeTcpSpec) -> Result<(), DeviceSpecError> {
+    let problem = if spec.tls_key_file.is_some() {
+        "concat generates the TLS key: remove tls-key-file, or concat"
+    } else if spec.key_file.is_none() {
+        "concat generates the TLS key by authentication: add key-file"
+    } else if spec.controller_key_file.is_none() {
+        "concat needs a target that proves its identity: add controller-key-file"
+    } else {
+        return Ok(());
+    };
+    Err(DeviceSpecError::OptionValue(problem))
 }
 
 fn set_nvme_option(
@@ -352,9 +372,10 @@ fn set_nvme_option(
         }
         ("header-digest", None) => spec.header_digest = true,
         ("data-digest", None) => spec.data_digest = true,
-        ("header-digest" | "data-digest", Some(_)) => {
+        ("concat", None) => spec.concat = true,
+        ("header-digest" | "data-digest" | "concat", Some(_)) => {
             return Err(OptionValue(
-                "header-digest and data-digest take no value: write them alone",
+                "header-digest, data-digest and concat take no value: write them alone",
             ));
         }
         ("hostnqn", Some(nqn)) => {
@@ -375,7 +396,7 @@ fn set_nvme_option(
             return Err(DeviceSpecError::UnknownOption {
                 key: shortened(key),
                 known: "queues, header-digest, data-digest, hostnqn, key-file, \
-                        controller-key-file, tls-key-file, nsid",
+                        controller-key-file, tls-key-file, concat, nsid",
             });
         }
     }
@@ -527,6 +548,9 @@ impl fmt::Display for NvmeTcpSpec {
             if let Some(path) = path {
                 option(f, format_args!("{name}={}", encoded(&path.to_string_lossy())))?;
             }
+        }
+        if self.concat {
+            option(f, format_args!("concat"))?;
         }
         if let Some(nsid) = self.namespace_id {
             option(f, format_args!("nsid={nsid}"))?;

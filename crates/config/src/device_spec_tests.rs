@@ -61,6 +61,12 @@ fn nvme_tcp_with_and_without_options() {
     assert_eq!(full.queues, Some(4));
     assert!(full.header_digest && full.data_digest);
     assert_eq!(full.namespace_id, Some(2));
+
+    let concat =
+        parse(&format!("nvme-tcp://192.0.2.1/{nqn}?key-file=/k&controller-key-file=/c&concat"))
+            .unwrap();
+    assert_eq!(parse(&concat.to_string()), Ok(concat.clone()));
+    assert!(matches!(concat, DeviceSpec::NvmeTcp(spec) if spec.concat));
 }
 
 #[test]
@@ -105,6 +111,13 @@ fn mistakes_are_explained() {
         ("nvme-tcp://h/nqn.2026-01.a:b?key-file=k", "an absolute path"),
         ("nvme-tcp://h/nqn.2026-01.a:b?controller-key-file=DHHC-1:00:x:", "this is a key"),
         ("nvme-tcp://h/nqn.2026-01.a:b?tls-key-file=NVMeTLSkey-1:01:x:", "this is a key"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?concat&controller-key-file=/c", "add key-file"),
+        ("nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k", "add controller-key-file"),
+        (
+            "nvme-tcp://h/nqn.2026-01.a:b?concat&key-file=/k&controller-key-file=/c&tls-key-file=/t",
+            "remove tls-key-file",
+        ),
+        ("nvme-tcp://h/nqn.2026-01.a:b?concat=1&key-file=/k", "take no value"),
         ("nvme-tcp://h/nqn.2026-01.a:b?nsid=1&nsid=1", "twice"),
         ("nvme-tcp://h/nqn.2026-01.a:b?depth=1", "unknown option `depth`"),
         ("nvme-tcp://h/nqn.2026-01.a:b%2", "percent"),
@@ -163,6 +176,7 @@ fn nvme() -> impl Strategy<Value = DeviceSpec> {
             host_nqn,
             controller_key_file: key_file.clone(),
             tls_key_file: key_file.clone(),
+            concat: false,
             key_file,
             namespace_id,
         })

@@ -6,8 +6,9 @@ use std::rc::Rc;
 
 use flagstone_auth::host::HostOptions as Exchange;
 use flagstone_auth::message::MESSAGE_BYTES;
+use flagstone_auth::tls::Psk;
 use flagstone_auth::{
-    Group, Hash, Host, HostFailure, HostStep, KeyPair, KeyRing, Names, Randomness,
+    Concatenation, Group, Hash, Host, HostFailure, HostStep, KeyPair, KeyRing, Names, Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_runtime::{buf, compute, random_u64};
@@ -17,13 +18,15 @@ use super::command::CommandData;
 use super::connect::{ConnectParams, ask};
 use super::queue::HostQueue;
 
-/// Authenticates `queue`, which is connected and asks for it.
+/// Authenticates `queue`, which is connected and asks for it. Returns the PSK that `concatenation`
+/// asks for.
 pub(super) async fn authenticate(
     queue: &Rc<HostQueue>,
     params: &ConnectParams,
-) -> Result<(), HostError> {
+    concatenation: Concatenation,
+) -> Result<Option<Psk>, HostError> {
     let keys = params.options.keys.as_ref().ok_or(HostError::KeyRequired)?;
-    let mut host = exchange(keys, params)?;
+    let mut host = exchange(keys, params, concatenation)?;
     send(queue, host.negotiate()).await?;
     loop {
         let message = fetch(queue).await?;
@@ -35,8 +38,12 @@ pub(super) async fn authenticate(
         host = kept;
         match step {
             Ok(HostStep::Reply(reply)) => send(queue, reply).await?,
-            Ok(HostStep::Authenticated(None)) => return Ok(()),
-            Ok(HostStep::Authenticated(Some(farewell))) => return send(queue, farewell).await,
+            Ok(HostStep::Authenticated(farewell)) => {
+                if let Some(farewell) = farewell {
+                    send(queue, farewell).await?;
+                }
+                return Ok(host.take_psk());
+            }
             Err(failure) => {
                 if let HostFailure::Distrusted { farewell, .. } = &failure {
                     // The connection ends anyway.
@@ -48,7 +55,11 @@ pub(super) async fn authenticate(
     }
 }
 
-fn exchange(keys: &KeyPair, params: &ConnectParams) -> Result<Host, HostError> {
+fn exchange(
+    keys: &KeyPair,
+    params: &ConnectParams,
+    concatenation: Concatenation,
+) -> Result<Host, HostError> {
     let options = Exchange {
         names: Names { host: params.host_nqn.to_string(), subsystem: params.subnqn.to_string() },
         secret: keys.host.first().ok_or(HostError::KeyRequired)?,
@@ -57,6 +68,7 @@ fn exchange(keys: &KeyPair, params: &ConnectParams) -> Result<Host, HostError> {
         // The smallest group first: the larger ones take ten times as long, and add nothing to a
         // secret of 256 random bits. This side accepts what the target prefers.
         groups: Group::ALL.into(),
+        concatenation,
     };
     Ok(Host::new(options, random_u64() as u16, Randomness::from_words(random_u64)))
 }

@@ -6,6 +6,8 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use flagstone_auth::Concatenation;
+use flagstone_auth::tls::Psk;
 use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectResult, PropertyCommand,
@@ -55,6 +57,11 @@ impl ConnectParams {
         let host_id = options.host_id.unwrap_or_else(random_uuid);
         let host_nqn = options.host_nqn.unwrap_or_else(|| Nqn::from_uuid(host_id));
         Ok(ConnectParams { address, subnqn, host_nqn, host_id, options })
+    }
+
+    /// Discovery services do not authenticate.
+    fn concatenates(&self) -> bool {
+        self.options.concatenate && !self.subnqn.is_discovery()
     }
 
     /// True if the target has to prove that it knows a key. Discovery services have none.
@@ -113,6 +120,8 @@ pub(super) struct AdminController {
     pub(super) queue: Rc<HostQueue>,
     pub(super) end: Rc<AssociationEnd>,
     admission: Rc<Admission>,
+    /// PSK for the I/O queues, from concatenation, until they are connected.
+    generated: RefCell<Option<Psk>>,
     controller_id: u16,
     capabilities: Capabilities,
     version: Version,
@@ -143,14 +152,53 @@ pub(super) async fn ask(
     }
 }
 
+/// How a queue is encrypted.
+#[derive(Clone, Copy)]
+enum Channel<'a> {
+    /// As the options say.
+    Configured,
+    /// Not yet: authentication gives the PSK for the queues to come.
+    Concatenate,
+    /// By the PSK of concatenation.
+    Generated(&'a Psk),
+}
+
+impl Channel<'_> {
+    fn of(generated: Option<&Psk>) -> Channel<'_> {
+        generated.map_or(Channel::Configured, Channel::Generated)
+    }
+}
+
+/// PSK from an admin queue that authenticates, and then ends (Base 8.3.5.5.9).
+async fn concatenate(params: &ConnectParams) -> Result<Psk, HostError> {
+    let (admission, end) = (Rc::default(), Rc::default());
+    let as_admin = (0, ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);
+    let connected = connect_queue(params, Channel::Concatenate, &admission, &end, as_admin).await;
+    let connected = connected.map_err(|error| end.explain(error))?;
+    connected.queue.close();
+    connected.psk.ok_or(HostError::NoConcatenation)
+}
+
+struct ConnectedQueue {
+    queue: Rc<HostQueue>,
+    result: ConnectResult,
+    psk: Option<Psk>,
+}
+
 /// Connects one queue of `entries` entries. Queue 0 creates a controller.
 async fn connect_queue(
     params: &ConnectParams,
+    channel: Channel<'_>,
     admission: &Rc<Admission>,
     end: &Rc<AssociationEnd>,
     (qid, entries, controller_id): (u16, u16, u16),
-) -> Result<(Rc<HostQueue>, ConnectResult), HostError> {
-    let connection = initialize(params).await?;
+) -> Result<ConnectedQueue, HostError> {
+    let (generated, concatenation) = match channel {
+        Channel::Configured => (None, Concatenation::None),
+        Channel::Concatenate => (None, Concatenation::NewPsk),
+        Channel::Generated(psk) => (Some(psk), Concatenation::None),
+    };
+    let connection = initialize(params, generated).await?;
     let patience = params.options.end_patience();
     let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), patience);
     let unused = queue.clone();
@@ -165,16 +213,20 @@ async fn connect_queue(
     let connected =
         ask(&queue, "Connect", command.command(), CommandData::Out(payload.freeze())).await?.0;
     let result = ConnectResult::from_dw0(connected.dw0.get());
-    if result.secure_channel_required {
+    if result.secure_channel_required && concatenation == Concatenation::None {
         return Err(HostError::Unsupported("a secure channel"));
     }
-    if result.authentication_required {
-        authenticate(&queue, params).await?;
-    } else if params.expects_proof() {
+    let mut psk = None;
+    if result.authentication_required || result.secure_channel_required {
+        psk = authenticate(&queue, params, concatenation).await?;
+    } else if concatenation != Concatenation::None {
+        return Err(HostError::NoConcatenation);
+    } else if params.expects_proof() && generated.is_none() {
+        // A generated PSK proves it, as the exchange that made it did.
         return Err(HostError::NoProof);
     }
     guard.disarm();
-    Ok((queue, result))
+    Ok(ConnectedQueue { queue, result, psk })
 }
 
 impl AdminController {
@@ -185,12 +237,18 @@ impl AdminController {
     ) -> Result<AdminController, HostError> {
         let end = Rc::new(AssociationEnd::default());
         let as_admin = (0, ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);
-        let (queue, connected) = connect_queue(params, &admission, &end, as_admin).await?;
+        let generated = match params.concatenates() {
+            true => Some(concatenate(params).await?),
+            false => None,
+        };
+        let channel = Channel::of(generated.as_ref());
+        let connected = connect_queue(params, channel, &admission, &end, as_admin).await?;
         let mut admin = AdminController {
-            queue,
+            queue: connected.queue,
             end,
             admission,
-            controller_id: connected.controller_id,
+            generated: RefCell::new(generated),
+            controller_id: connected.result.controller_id,
             capabilities: Capabilities::default(),
             version: Version::default(),
         };
@@ -341,9 +399,12 @@ impl AdminController {
         let depth = controller.depth(params.options.queue_depth);
         let count = self.grant(params.options.queues).await?;
         let mut queues = IoQueues(Vec::with_capacity(count.into()));
+        let generated = self.generated.take();
         for qid in 1..=count {
             let as_io = (qid, depth + 1, self.controller_id);
-            let (queue, _) = connect_queue(params, &self.admission, &self.end, as_io).await?;
+            let channel = Channel::of(generated.as_ref());
+            let connected = connect_queue(params, channel, &self.admission, &self.end, as_io);
+            let queue = connected.await?.queue;
             queue.set_in_capsule_bytes(controller.in_capsule_bytes);
             queues.0.push(queue);
         }

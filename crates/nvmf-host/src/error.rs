@@ -63,12 +63,19 @@ pub enum HostError {
     /// The target does not authenticate itself.
     #[error("the target does not prove its identity, although a key of it is configured")]
     NoProof,
+    /// The target does not authenticate, so there is no PSK for TLS.
+    #[error("secure concatenation needs a target that requires authentication")]
+    NoConcatenation,
     /// Authentication failed.
     #[error("authentication failed: {0}")]
     Authentication(HostFailure),
     /// TLS failed.
     #[error("TLS failed: {0}")]
     Tls(TlsFailure),
+    /// TLS with the PSK that concatenation has generated failed: the target may have restarted, and lost
+    /// it.
+    #[error("TLS with the generated key failed, which a target forgets when it restarts: {0}")]
+    GeneratedPsk(TlsFailure),
     /// Data digests are required, and the target declines them.
     #[error("the target declines data digests, which replicas require")]
     NoDigests,
@@ -93,7 +100,7 @@ impl HostError {
         match self {
             HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
             HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
-            HostError::Tls(TlsFailure::Closed) => true,
+            HostError::Tls(TlsFailure::Closed) | HostError::GeneratedPsk(_) => true,
             HostError::Tls(TlsFailure::Io(error)) => may_pass(error),
             HostError::Refused { status, .. } | HostError::FabricsRefused { status, .. }
                 if status.is_dnr() =>
@@ -154,6 +161,7 @@ mod tests {
             connect(io::ErrorKind::HostUnreachable),
             HostError::Closed,
             HostError::TimedOut,
+            HostError::GeneratedPsk(TlsFailure::Alert(40)),
             refused(Status::CONNECT_CONTROLLER_BUSY),
             HostError::Refused { what: "Identify", status: Status::NAMESPACE_NOT_READY },
         ] {

@@ -1,5 +1,6 @@
 //! Connection initialization: TCP connect, ICReq and ICResp.
 
+use flagstone_auth::tls::Psk;
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
 use flagstone_nvme::limits::{COMMON_HEADER_BYTES, INITIALIZE_BYTES, TERM_REQ_MAX_BYTES};
 use flagstone_nvme::pdu::{
@@ -22,9 +23,12 @@ const HOST_DATA_ALIGNMENT: u8 = 0;
 /// MAXR2T: outstanding R2Ts per command.
 const R2TS: u32 = 1;
 
-pub(super) async fn initialize(params: &ConnectParams) -> Result<InitializedConnection, HostError> {
+pub(super) async fn initialize(
+    params: &ConnectParams,
+    generated: Option<&Psk>,
+) -> Result<InitializedConnection, HostError> {
     let wanted = params.options.digests;
-    let socket = tls::connect(params).await?;
+    let socket = tls::connect(params, generated).await?;
     let unused = socket.stream().clone();
     let guard = OnDrop::new(move || unused.shutdown());
     let request = InitializeRequest::new(wanted, HOST_DATA_ALIGNMENT, R2TS);

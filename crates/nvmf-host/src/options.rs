@@ -21,6 +21,9 @@ pub struct HostOptions {
     pub keys: Option<KeyPair>,
     /// TLS with the target; `None` for none.
     pub tls: Option<HostTls>,
+    /// Secure channel concatenation: authenticate with `keys` first, then connect all queues with
+    /// TLS by the PSK that this generates. Needs a controller key, and excludes `tls`.
+    pub concatenate: bool,
     /// Namespace identifier; the subsystem's first when `None`.
     pub nsid: Option<u32>,
     /// I/O queues per core that uses the device, 1 to 128.
@@ -65,6 +68,15 @@ impl HostOptions {
         if !(1..=QUEUE_DEPTH_MAX).contains(&self.queue_depth) {
             return Err(HostError::Options("the queue depth must be 1 to 1023"));
         }
+        let proves = |keys: &KeyPair| keys.controller.is_some();
+        if self.concatenate && !self.keys.as_ref().is_some_and(proves) {
+            return Err(HostError::Options(
+                "secure concatenation needs a key of this host and a key of the controller",
+            ));
+        }
+        if self.concatenate && self.tls.is_some() {
+            return Err(HostError::Options("secure concatenation excludes a TLS key"));
+        }
         if self.host_id == Some([0; 16]) {
             return Err(HostError::Options("the host identifier must not be zero"));
         }
@@ -95,6 +107,7 @@ impl Default for HostOptions {
             host_id: None,
             keys: None,
             tls: None,
+            concatenate: false,
             nsid: None,
             queues: 1,
             queue_depth: 127,

@@ -1,6 +1,6 @@
 //! TLS of a connection to a target.
 
-use flagstone_auth::tls::offered;
+use flagstone_auth::tls::{Psk, offered};
 use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::tls::TlsClient;
 use flagstone_transport::tls_psk;
@@ -8,9 +8,17 @@ use flagstone_transport::tls_psk;
 use super::HostError;
 use super::connect::ConnectParams;
 
-/// Connects, with TLS if the options say so.
-pub(super) async fn connect(params: &ConnectParams) -> Result<Socket, HostError> {
+/// Connects, with TLS if the options say so, or with the PSK that concatenation has generated.
+pub(super) async fn connect(
+    params: &ConnectParams,
+    generated: Option<&Psk>,
+) -> Result<Socket, HostError> {
     let stream = Stream::connect(&params.address).await.map_err(HostError::Connect)?;
+    if let Some(psk) = generated {
+        let client = TlsClient::with_psks(vec![tls_psk(psk.clone())]);
+        let client = client.map_err(|_| HostError::Options("the PSK cannot be used"))?;
+        return Ok(client.connect(stream, &[]).await.map_err(HostError::GeneratedPsk)?.into());
+    }
     let Some(tls) = &params.options.tls else { return Ok(stream.into()) };
     let key = tls.keys.first().ok_or(HostError::Options("there is no TLS key"))?;
     let (host, subsystem) = (params.host_nqn.to_string(), params.subnqn.to_string());

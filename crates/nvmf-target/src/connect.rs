@@ -14,6 +14,7 @@ use super::controller::{Controller, HostIdentity, NewController};
 use super::handshakes::{FailureReason, Handshake};
 use super::queue::{ControllerQueue, Hangup};
 use super::subsystem::{Subsystem, SubsystemKind};
+use super::tls::Channel;
 
 /// Queue that belongs to a connection. Drop it only when the queue has no command in flight,
 /// because the host may resend its commands as soon as the queue is released. Dropping the admin
@@ -50,6 +51,11 @@ impl ConnectRefusal {
     /// Do Not Retry.
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
         ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
+
+    /// The host may not connect like this.
+    pub(crate) fn not_allowed(reason: FailureReason) -> ConnectRefusal {
+        ConnectRefusal { reason: Some(reason), ..not_allowed() }
+    }
 }
 
 /// The reason, for the log.
@@ -80,7 +86,7 @@ impl From<Status> for ConnectRefusal {
 }
 
 /// Connects a queue. `local` is the address that the host connected to, and `source` its own.
-/// `proven` says that the host has proven its name by TLS, and `connection` is the handle that closes
+/// `channel` says what the host has proven by TLS, and `connection` is the handle that closes
 /// the connection from any thread.
 ///
 /// # Errors
@@ -90,7 +96,7 @@ pub(crate) fn connect(
     command: &ConnectCommand,
     data: &ConnectData,
     (local, source): (Option<SocketAddr>, Option<IpAddr>),
-    proven: bool,
+    channel: Channel<'_>,
     connection: Box<dyn Hangup>,
 ) -> Result<Connected, ConnectRefusal> {
     let refused =
@@ -113,16 +119,26 @@ pub(crate) fn connect(
     if target.is_draining() || subsystem.is_suspended() {
         return Err(Status::CONNECT_CONTROLLER_BUSY.into());
     }
-    let handshake = match subsystem.requires_authentication() {
-        false => None,
+    let wanted = data.controller_id.get();
+    let qid = command.qid.get();
+    let has_psk = matches!(channel, Channel::GeneratedPsk(_));
+    let refuse = |reason| {
+        target.handshakes.failed(source, reason);
+        ConnectRefusal::not_allowed(reason)
+    };
+    // Checked again when it is attached, where a handshake would count as abandoned.
+    let needs_tls = |one: Arc<Controller>| one.host.nqn == nqn && one.needs_tls();
+    if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(needs_tls) {
+        return Err(refuse(FailureReason::NoTls));
+    }
+    let has_key = subsystem.keys_of(&nqn).is_some();
+    let handshake = match (subsystem.requires_authentication(), channel) {
+        (false, _) => None,
         // Its TLS key is its proof, as it has no other.
-        true if proven && subsystem.keys_of(&nqn).is_none() => None,
-        true if subsystem.keys_of(&nqn).is_none() => {
-            let reason = FailureReason::NoKey;
-            target.handshakes.failed(source, reason);
-            return Err(ConnectRefusal { reason: Some(reason), ..not_allowed() });
-        }
-        true => {
+        (true, Channel::ConfiguredKey) if !has_key => None,
+        (true, Channel::GeneratedPsk(_)) if has_key => None,
+        (true, _) if !has_key => return Err(refuse(FailureReason::NoKey)),
+        (true, _) => {
             let busy = || ConnectRefusal {
                 reason: Some(FailureReason::Busy),
                 ..Status::CONNECT_CONTROLLER_BUSY.into()
@@ -130,22 +146,20 @@ pub(crate) fn connect(
             Some(target.handshakes.begin(source).ok_or_else(busy)?)
         }
     };
-    let qid = command.qid.get();
     let flow_control = !command.disables_flow_control();
     let entries = sqsize_0based + 1;
     let queue = ControllerQueue::new(qid, entries, flow_control, host.id, connection);
     let queue = Arc::new(queue);
-    let wanted = data.controller_id.get();
     let controller = if qid == 0 {
         let keep_alive_ms = command.keep_alive_ms.get();
         admin_controller(target, &subsystem, host, wanted, local, keep_alive_ms)?
     } else {
         io_controller(target, &subsystem, host, wanted, qid)?
     };
-    controller.attach(queue.clone())?;
+    controller.attach(queue.clone(), channel)?;
     // From here on, dropping it releases the queue.
     controller.saw_traffic();
-    if proven && handshake.is_none() {
+    if !matches!(channel, Channel::Plain) && handshake.is_none() {
         controller.passed_authentication(qid);
     }
     let result = ConnectResult {

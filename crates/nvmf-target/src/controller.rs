@@ -21,6 +21,7 @@ use flagstone_nvme::property::{
     Capabilities, Configuration, ControllerStatus, shutdown, shutdown_status,
 };
 use flagstone_nvme::status::Status;
+use flagstone_runtime::time;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Target;
@@ -28,10 +29,13 @@ use super::connect::ConnectRefusal;
 use super::error_log::ErrorLog;
 use super::event::Events;
 use super::feature::Features;
+use super::generated_psks::NewPsk;
+use super::handshakes::FailureReason;
 use super::keep_alive::KeepAlive;
 use super::namespace::NamespaceTable;
 use super::queue::{ControllerQueue, IoTotals, OrphanedQueues};
 use super::subsystem::{Subsystem, SubsystemKind};
+use super::tls::Channel;
 use super::vendor::Vendor;
 use crate::limits::READY_TIMEOUT_500MS;
 
@@ -65,6 +69,21 @@ pub(crate) struct Controller {
     write_through: AtomicBool,
     gone: AtomicBool,
     authenticated: AtomicBool,
+    /// Locked inside `queues` only.
+    concatenated: Mutex<Concatenated>,
+}
+
+/// What secure channel concatenation demands of the I/O queues.
+#[derive(Debug, Default)]
+enum Concatenated {
+    /// Nothing.
+    #[default]
+    No,
+    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected to
+    /// connect anew.
+    Made(Vec<u8>),
+    /// TLS: the admin queue uses the generated PSK with this identity.
+    Secured(Vec<u8>),
 }
 
 /// Properties that change.
@@ -106,6 +125,7 @@ impl Controller {
             write_through: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             authenticated: AtomicBool::new(false),
+            concatenated: Mutex::default(),
         }
     }
 
@@ -144,6 +164,44 @@ impl Controller {
         if qid == 0 && !self.authenticated.swap(true, Ordering::Relaxed) {
             self.log_event(format_args!("host authenticated"));
         }
+    }
+
+    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if the
+    /// controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
+    pub(crate) fn keep_psk(&self, new: NewPsk) -> bool {
+        let (identity, proven) = (new.psk.identity.clone(), new.proven);
+        let queues = self.queues.lock();
+        if self.gone.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut concatenated = self.concatenated.lock();
+        let (next, last) = match std::mem::take(&mut *concatenated) {
+            Concatenated::Secured(last) => (Concatenated::Secured(identity), Some(last)),
+            Concatenated::No if queues.keys().any(|&qid| qid != 0) => return false,
+            Concatenated::No => (Concatenated::Made(identity), None),
+            Concatenated::Made(last) => (Concatenated::Made(identity), Some(last)),
+        };
+        self.target.tls.generated.insert(new, last.as_deref(), time::now());
+        *concatenated = next;
+        drop((concatenated, queues));
+        let trust = if proven { "" } else { "; the host did not ask for a proof of this side" };
+        self.log_event(format_args!("TLS PSK generated for the host's next connections{trust}"));
+        true
+    }
+
+    /// Ends the PSK that this controller has used. One that its host has only made is for the host's next
+    /// controller.
+    fn drop_psk(&self) {
+        let _queues = self.queues.lock();
+        if let Concatenated::Secured(identity) = std::mem::take(&mut *self.concatenated.lock()) {
+            self.target.tls.generated.remove(&identity);
+        }
+    }
+
+    /// True if I/O queues have to use TLS, because the host has a PSK for them.
+    pub(crate) fn needs_tls(&self) -> bool {
+        let _queues = self.queues.lock();
+        !matches!(*self.concatenated.lock(), Concatenated::No)
     }
 
     /// True if the host has proven its key on the admin queue.
@@ -289,6 +347,7 @@ impl Controller {
             self.ready.store(false, Ordering::Release);
         }
         self.cut_queues(0);
+        self.drop_psk();
         self.end_vendor_sessions();
         self.events.reset();
         self.subsystem.remove_controller(self.id);
@@ -342,8 +401,13 @@ impl Controller {
     ///
     /// # Errors
     /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or when
-    /// an I/O queue is added before the controller is ready.
-    pub(super) fn attach(&self, queue: Arc<ControllerQueue>) -> Result<(), ConnectRefusal> {
+    /// an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an I/O queue
+    /// without the TLS that its controller needs.
+    pub(super) fn attach(
+        &self,
+        queue: Arc<ControllerQueue>,
+        channel: Channel<'_>,
+    ) -> Result<(), ConnectRefusal> {
         let mut queues = self.queues.lock();
         // Checked under the lock: a later reset or end finds the queue here.
         let ready = queue.qid == 0 || self.is_ready();
@@ -353,6 +417,16 @@ impl Controller {
         if queues.contains_key(&queue.qid) {
             return Err(ConnectRefusal::QUEUE_IN_USE);
         }
+        let mut concatenated = self.concatenated.lock();
+        match (queue.qid, channel, &*concatenated) {
+            (0, Channel::GeneratedPsk(identity), _) => {
+                self.target.tls.generated.mark_used(identity);
+                *concatenated = Concatenated::Secured(identity.to_vec());
+            }
+            (0, ..) | (_, Channel::GeneratedPsk(_), _) | (.., Concatenated::No) => {}
+            _ => return Err(ConnectRefusal::not_allowed(FailureReason::NoTls)),
+        }
+        drop(concatenated);
         if queue.qid != 0 {
             self.subsystem.add_queue(&queue);
         }
@@ -379,7 +453,7 @@ impl Controller {
     }
 
     /// True if it has I/O queues.
-    pub(super) fn has_io_queues(&self) -> bool {
+    pub(crate) fn has_io_queues(&self) -> bool {
         self.queues.lock().keys().any(|&qid| qid != 0)
     }
 

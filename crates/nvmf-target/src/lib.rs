@@ -24,6 +24,7 @@ mod error_log;
 mod event;
 mod fabrics;
 mod feature;
+mod generated_psks;
 mod handshakes;
 mod identify;
 mod io;
@@ -55,7 +56,7 @@ use flagstone_runtime::tls::{TlsConfigError, TlsServer};
 use flagstone_runtime::{cores, time};
 use parking_lot::Mutex;
 
-use crate::limits::{DRAIN_PERIOD, LISTENERS, SUBSYSTEMS};
+use crate::limits::{DRAIN_PERIOD, GENERATED_PSK_PERIOD, LISTENERS, SUBSYSTEMS};
 use flagstone_transport::{PskChooser, RefusalLog, grace_period};
 
 pub(crate) use admin::admin_data_bytes;
@@ -72,7 +73,7 @@ pub use queue::IoTotals;
 pub use reservation::{RESERVATION_RECORD_MAX_BYTES, ReservationStore};
 pub use subsystem::SubsystemConfig;
 use subsystem::{Subsystem, SubsystemKind};
-use tls::TlsKeys;
+use tls::{HandshakeKeys, TlsKeys};
 pub use tls::{HostTls, TlsFailureReason, TlsMode, TlsTotals};
 pub use vendor::{
     Charge, CommandReply, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorSession,
@@ -457,6 +458,20 @@ impl Target {
         self.tls.set(nqn, keys);
     }
 
+    /// Erases generated PSKs soon after they have become invalid, until it is dropped. Run it once
+    /// beside listeners with optional TLS.
+    pub async fn erase_generated_psks(&self) {
+        loop {
+            time::sleep(GENERATED_PSK_PERIOD).await;
+            self.tls.generated.erase_invalid(time::now());
+        }
+    }
+
+    /// Number of generated PSKs in memory.
+    pub fn generated_psks(&self) -> usize {
+        self.tls.generated.count()
+    }
+
     /// Results of TLS handshakes since the start.
     pub fn tls_totals(&self) -> TlsTotals {
         self.tls.totals()
@@ -472,12 +487,13 @@ impl Target {
         self.controllers.load(Ordering::Acquire)
     }
 
-    fn tls_server(&self) -> Result<TlsServer, TlsConfigError> {
+    /// Server for a handshake with `keys`.
+    fn tls_server(&self, keys: Arc<HandshakeKeys>) -> Result<TlsServer, TlsConfigError> {
         if let Some(server) = self.tls_server.get() {
-            return Ok(server.clone());
+            return Ok(server.choosing(keys));
         }
         let made = TlsServer::with_psks(Arc::new(PskChooser(self.tls.clone())))?;
-        Ok(self.tls_server.get_or_init(|| made).clone())
+        Ok(self.tls_server.get_or_init(|| made).choosing(keys))
     }
 
     fn is_draining(&self) -> bool {

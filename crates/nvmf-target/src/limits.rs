@@ -61,6 +61,17 @@ pub(crate) const HANDSHAKES: usize = 128;
 /// others.
 pub(crate) const HANDSHAKES_PER_SOURCE: usize = 32;
 
+/// Time in which a PSK from secure channel concatenation opens connections: a host connects its
+/// queues right after it has the PSK, and authenticates again for its next controller.
+pub(crate) const GENERATED_PSK_LIFETIME: Duration = Duration::from_secs(300);
+
+/// Interval at which invalid ones are erased.
+pub(crate) const GENERATED_PSK_PERIOD: Duration = Duration::from_secs(10);
+
+/// Such PSKs of one host, each of about 600 bytes: more controllers than one host connects at a time, as
+/// [`HANDSHAKES`] bounds that.
+pub(crate) const GENERATED_PSKS_PER_HOST: usize = 128;
+
 /// TLS handshakes in flight of all hosts, and of one source address. Each holds about 100 KiB.
 pub(crate) const TLS_HANDSHAKES: usize = 128;
 

@@ -3,19 +3,26 @@
 //! Invariants:
 //! - a key opens one pair of host and subsystem, which its identity names, and the discovery
 //!   subsystem for that host. Connect has to give the same names (`connection::tls`);
+//! - so does a key that concatenation has generated, but for discovery (`generated_psks`), and only on
+//!   listeners with optional TLS;
 //! - handshakes are admitted by [`HandshakeAdmission`];
 //! - each failed handshake is counted once, with its reason.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{Identity, Psk, TlsKey, derived};
 use flagstone_nvme::Nqn;
-use flagstone_runtime::tls::{PskRefusal, TlsFailure};
-use flagstone_transport::{HandshakeAdmission, InFlight, PskKeys, SharedDelays};
-use parking_lot::RwLock;
+use flagstone_runtime::time::Instant;
+use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure};
+use flagstone_transport::{
+    HandshakeAdmission, InFlight, PskKeys, SharedDelays, proven_psk, psk_choice,
+};
+use parking_lot::{Mutex, RwLock};
 
+use crate::generated_psks::GeneratedPsks;
 use crate::limits::{TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE};
 
 /// Encryption of a listener's connections.
@@ -142,6 +149,18 @@ pub(crate) struct ProvenNames {
     pub(crate) subsystem: Nqn,
 }
 
+/// What a connection's channel proves of its host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Channel<'a> {
+    /// Nothing: there is no TLS.
+    Plain,
+    /// That it has a configured TLS key.
+    ConfiguredKey,
+    /// That it has authenticated before: by secure channel concatenation, which made the PSK with this
+    /// identity.
+    GeneratedPsk(&'a [u8]),
+}
+
 impl ProvenNames {
     pub(crate) fn of(identity: &[u8]) -> Option<Self> {
         let identity = Identity::parse(identity)?;
@@ -157,6 +176,7 @@ type HostKeys = BTreeMap<Nqn, HostTls>;
 pub(crate) struct TlsKeys {
     /// By subsystem and host.
     keys: RwLock<BTreeMap<Nqn, HostKeys>>,
+    pub(crate) generated: GeneratedPsks,
     pub(crate) admission: HandshakeAdmission,
     succeeded: AtomicU64,
     failed: [AtomicU64; TlsFailureReason::ALL.len()],
@@ -168,6 +188,7 @@ impl TlsKeys {
         let in_flight = InFlight::new(TLS_HANDSHAKES, TLS_HANDSHAKES_PER_SOURCE);
         Self {
             keys: RwLock::default(),
+            generated: GeneratedPsks::default(),
             admission: HandshakeAdmission::new(in_flight, delays),
             succeeded: AtomicU64::default(),
             failed: Default::default(),
@@ -197,6 +218,11 @@ impl TlsKeys {
             Some(known) => known.required,
             None => !authenticates && hosts.values().all(|known| known.required),
         }
+    }
+
+    /// True if there is a configured key of the pair.
+    pub(crate) fn has_key(&self, subsystem: &Nqn, host: &Nqn) -> bool {
+        self.keys.read().get(subsystem).is_some_and(|hosts| hosts.contains_key(host))
     }
 
     /// Keys of the pair; for the discovery subsystem, all keys of the host.
@@ -234,6 +260,7 @@ impl TlsKeys {
     }
 }
 
+/// Configured keys alone.
 impl PskKeys for TlsKeys {
     fn candidates(&self, identity: &[u8]) -> Vec<Psk> {
         let (Some(names), Some(parsed)) = (ProvenNames::of(identity), Identity::parse(identity))
@@ -241,6 +268,53 @@ impl PskKeys for TlsKeys {
             return Vec::new();
         };
         self.keys_of(names).iter().flat_map(|key| derived(key, &parsed)).collect()
+    }
+}
+
+/// Origin of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyOrigin {
+    Configured,
+    Generated,
+}
+
+/// Keys of one handshake, which knows afterwards where the one came from that the host has proven.
+#[derive(Debug)]
+pub(crate) struct HandshakeKeys {
+    keys: Arc<TlsKeys>,
+    /// Generated PSKs that are valid at this time; `None` for none, as a listener with required TLS
+    /// rules out the plain connections that they come from.
+    generated: Option<Instant>,
+    used: Mutex<Option<KeyOrigin>>,
+}
+
+impl HandshakeKeys {
+    /// Keys for a connection of a listener that begins TLS now.
+    pub(crate) fn new(keys: Arc<TlsKeys>, mode: TlsMode, now: Instant) -> Self {
+        let generated = (mode == TlsMode::Allowed).then_some(now);
+        Self { keys, generated, used: Mutex::default() }
+    }
+
+    /// Origin of the key that the host has proven.
+    pub(crate) fn used(&self) -> Option<KeyOrigin> {
+        *self.used.lock()
+    }
+
+    fn candidates(&self, identity: &[u8]) -> Vec<(Psk, KeyOrigin)> {
+        let configured = self.keys.candidates(identity).into_iter();
+        let generated = self.generated.and_then(|now| self.keys.generated.find(identity, now));
+        let configured = configured.map(|psk| (psk, KeyOrigin::Configured));
+        configured.chain(generated.map(|psk| (psk, KeyOrigin::Generated))).collect()
+    }
+}
+
+impl PskServer for HandshakeKeys {
+    fn choose(&self, hello: &[u8]) -> PskChoice {
+        let proven = proven_psk(hello, |identity| self.candidates(identity));
+        psk_choice(proven.map(|(psk, origin)| {
+            *self.used.lock() = Some(origin);
+            psk
+        }))
     }
 }
 

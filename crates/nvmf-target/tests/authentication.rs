@@ -4,6 +4,7 @@
 //! operations, which take no time in simulation.
 #![allow(missing_docs)]
 
+mod concatenation;
 mod support;
 
 use std::cell::Cell;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use flagstone_auth::message::{Body, MESSAGE_BYTES, Message};
 use flagstone_auth::{self as auth, Explanation, Group, Hash, KeyPair, KeyRing, Names, Secret};
-use flagstone_auth::{HostFailure, HostStep, Randomness};
+use flagstone_auth::{Concatenation, HostFailure, HostStep, Randomness};
 use flagstone_nvme::command::admin::Identify;
 use flagstone_nvme::command::fabrics::{
     AuthenticationCommand, CONTROLLER_ID_DYNAMIC, ConnectResult, PropertyCommand,
@@ -57,6 +58,11 @@ fn server(config: TargetConfig, keys: KeyPair) -> Server {
     server
 }
 
+/// Keys of both sides.
+fn both_keys() -> KeyPair {
+    KeyPair { controller: Some(KeyRing::new(vec![secret(2)])), ..one_key() }
+}
+
 fn one_key() -> KeyPair {
     KeyPair { host: KeyRing::new(vec![secret(1)]), controller: None }
 }
@@ -75,6 +81,7 @@ fn exchange(secret: Secret, controller: Option<Secret>, group: Group) -> auth::H
         controller_secrets: controller.into_iter().collect(),
         hashes: Hash::ALL.into(),
         groups: vec![group],
+        concatenation: Concatenation::None,
     };
     auth::Host::new(options, 7, Randomness::from_words(random_u64))
 }

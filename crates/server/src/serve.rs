@@ -144,6 +144,8 @@ pub async fn serve(
     let open = server.mirrors.borrow().clone();
     let peers = mirrors::announce_peers(server.config.clone(), open, server.target.clone());
     let _announcing = spawn(peers).abort_on_drop();
+    let target = server.target.clone();
+    let _erasing = spawn(async move { target.erase_generated_psks().await }).abort_on_drop();
     let (mut nvme, mut nbd) = (Vec::new(), Vec::new());
     for (listener, spec) in accepting {
         let server = server.clone();

@@ -130,6 +130,7 @@ pub(crate) async fn open_nvme(
         queues: spec.queues.or(options.queues).unwrap_or(default.queues),
         queue_depth: options.queue_depth.unwrap_or(default.queue_depth),
         digests: Digests { header: spec.header_digest, data: spec.data_digest },
+        concatenate: spec.concat,
         ..default
     };
     let subsystem = nqn(&spec.subsystem_nqn)?;

@@ -21,24 +21,46 @@ pub struct PskChooser<K>(pub Arc<K>);
 
 impl<K: PskKeys> PskServer for PskChooser<K> {
     fn choose(&self, hello: &[u8]) -> PskChoice {
-        let Ok(hello) = Hello::parse(hello) else {
-            return PskChoice::Refuse(PskRefusal::Malformed);
-        };
-        let Some(first) = hello.identities.first() else { return PskChoice::NoneOffered };
-        let mut known = None;
-        for (index, identity) in hello.identities.iter().enumerate() {
-            let candidates = self.0.candidates(identity);
-            if !candidates.is_empty() {
-                known = Some(identity.to_vec());
-            }
-            if let Some(proven) = candidates.into_iter().find(|psk| hello.proves(index, psk)) {
-                return PskChoice::Use(tls_psk(proven));
-            }
+        let with_nothing = |psk: Psk| (psk, ());
+        let keys =
+            |identity: &[u8]| self.0.candidates(identity).into_iter().map(with_nothing).collect();
+        psk_choice(proven_psk(hello, keys).map(|(psk, ())| psk))
+    }
+}
+
+/// The first key that the client of `hello` proves, among the `candidates` of its identities. `T` says
+/// where a key comes from.
+///
+/// # Errors
+/// No key is proven.
+pub fn proven_psk<T>(
+    hello: &[u8],
+    candidates: impl Fn(&[u8]) -> Vec<(Psk, T)>,
+) -> Result<(Psk, T), PskRefusal> {
+    let hello = Hello::parse(hello).map_err(|_| PskRefusal::Malformed)?;
+    let first = hello.identities.first().ok_or(PskRefusal::NoneOffered)?;
+    let mut known = None;
+    for (index, identity) in hello.identities.iter().enumerate() {
+        let candidates = candidates(identity);
+        if !candidates.is_empty() {
+            known = Some(identity.to_vec());
         }
-        PskChoice::Refuse(match known {
-            Some(identity) => PskRefusal::WrongKey(identity),
-            None => PskRefusal::UnknownIdentity(first.to_vec()),
-        })
+        if let Some(proven) = candidates.into_iter().find(|(psk, _)| hello.proves(index, psk)) {
+            return Ok(proven);
+        }
+    }
+    Err(match known {
+        Some(identity) => PskRefusal::WrongKey(identity),
+        None => PskRefusal::UnknownIdentity(first.to_vec()),
+    })
+}
+
+/// The choice of a server: a client without a key may go on with a certificate.
+pub fn psk_choice(proven: Result<Psk, PskRefusal>) -> PskChoice {
+    match proven {
+        Ok(psk) => PskChoice::Use(tls_psk(psk)),
+        Err(PskRefusal::NoneOffered) => PskChoice::NoneOffered,
+        Err(refusal) => PskChoice::Refuse(refusal),
     }
 }
 

@@ -281,6 +281,7 @@ pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
     let (hash, group) = (Hash::Sha256, Group::Null);
     let (digest, none) = (vec![7; 32], Vec::new());
     let sequence = 1;
+    let groups = vec![Group::Null, Group::Ffdhe2048];
     for (name, body) in [
         (
             "negotiate",
@@ -313,11 +314,12 @@ pub(crate) fn authentication(corpus: &Corpus) -> io::Result<()> {
         ("success2", Body::Success2),
         ("failure1", Body::Failure1(Explanation::Failed)),
         ("failure2", Body::Failure2(Explanation::Failed)),
+        ("concatenate", Body::Negotiate { concatenation: 2, hashes: Hash::ALL.into(), groups }),
     ] {
         let message = Message { transaction: 7, body }.encode();
         corpus.put("nvme_authentication", name, &[&[0], &message[..]].concat())?;
         let length = (message.len() as u16).to_le_bytes();
-        for (side, choice) in [("controller", 1), ("host", 2)] {
+        for (side, choice) in [("controller", 1), ("host", 2), ("concatenating-host", 128)] {
             let name = format!("{side}-{name}");
             let input = [&[choice], &length[..], &message[..]].concat();
             corpus.put("nvme_authentication", &name, &input)?;

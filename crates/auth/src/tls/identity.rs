@@ -110,6 +110,19 @@ pub fn offered(key: &TlsKey, host: &str, subsystem: &str) -> Vec<Psk> {
     offered.collect()
 }
 
+/// The PSK with an identity of version 1 for the retained PSK `retained`. `None` if the names are too
+/// long for its derivation.
+pub(crate) fn of_retained(
+    retained: &[u8],
+    hash: PskHash,
+    host: &str,
+    subsystem: &str,
+) -> Option<Psk> {
+    let digest = digest_of(retained, hash, host, subsystem);
+    let identity = Identity { hash, host, subsystem, digest: Some(&digest) };
+    psk(retained, &identity, Derivation::Standard)
+}
+
 /// Retained PSK.
 fn retained(key: &TlsKey, host: &str, derivation: Derivation) -> Zeroizing<Vec<u8>> {
     let Some(hash) = key.transformation().map(PskHash::hash) else {

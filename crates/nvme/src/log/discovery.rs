@@ -111,7 +111,8 @@ impl DiscoveryEntry {
     }
 
     /// Announces TLS 1.3 on this port: required, or possible. What is possible is not announced as
-    /// "not required": libnvme takes that for a target with secure concatenation, and asks for it.
+    /// "not required": libnvme then asks for secure concatenation by itself, which hosts without a key
+    /// for authentication cannot do.
     pub fn set_tls(&mut self, required: bool) {
         self.requirements |= if required { CHANNEL_REQUIRED } else { 0 };
         self.transport_specific[0] = SECURITY_TLS_1_3;

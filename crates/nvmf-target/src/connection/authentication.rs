@@ -1,7 +1,8 @@
 //! Authentication of a queue: its state, and the commands Authentication Send and Receive
 //! (Base 6.1, 6.2, 8.3.5).
 //!
-//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands.
+//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands; and
+//! again after it has made a PSK in plain text, because its host connects anew.
 //! A host may authenticate again later; a failure ends the connection then too. The group operations
 //! run off this core.
 
@@ -9,7 +10,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_auth::message::MESSAGE_BYTES;
-use flagstone_auth::{self as auth, ControllerOptions, Group, Hash, Names, Progress, Randomness};
+use flagstone_auth::{
+    self as auth, ControllerOptions, Explanation, Group, Hash, KeyVersion, Names, Progress,
+    Randomness,
+};
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::{FabricsType, Sqe, Status};
 use flagstone_runtime::time::{self, Instant};
@@ -18,7 +22,9 @@ use flagstone_runtime::{Buf, BufMut, compute, random_u64, spawn_detached};
 use super::Connection;
 use crate::CommandReply;
 use crate::admin::reply_data;
+use crate::generated_psks::NewPsk;
 use crate::handshakes::{FailureReason, Handshake};
+use crate::tls::Channel;
 
 /// Authentication of a queue.
 pub(crate) enum Authentication {
@@ -47,6 +53,7 @@ pub(crate) enum Stage {
 /// An exchange that has begun.
 pub(crate) struct Exchange {
     controller: auth::Controller,
+    keys: KeyVersion,
     handshake: Handshake,
     began: Instant,
 }
@@ -59,9 +66,14 @@ enum Step {
 }
 
 impl Authentication {
-    /// State after Connect: `handshake` if the subsystem has keys.
-    pub(super) fn new(handshake: Option<Handshake>) -> Authentication {
-        handshake.map_or(Self::NotRequired, |one| Self::Required(Stage::Admitted(one)))
+    /// State after Connect: `handshake` if the host has to authenticate. A generated PSK is the
+    /// result of an authentication, which may be repeated.
+    pub(super) fn new(handshake: Option<Handshake>, channel: Channel<'_>) -> Authentication {
+        match (handshake, channel) {
+            (Some(handshake), _) => Self::Required(Stage::Admitted(handshake)),
+            (None, Channel::GeneratedPsk(_)) => Self::Passed(Stage::Idle),
+            (None, Channel::Plain | Channel::ConfiguredKey) => Self::NotRequired,
+        }
     }
 
     /// True if all commands are executed.
@@ -168,11 +180,14 @@ impl Connection {
         let out_of_order = Status::COMMAND_SEQUENCE_ERROR.dnr();
         let session = session.as_mut().ok_or(out_of_order)?;
         let controller = &session.connected.controller;
+        let concatenation = self.concatenation(controller, session.connected.queue.qid);
         // A host that need not authenticate has no key to do it with.
         let stage = session.authentication.stage().ok_or(out_of_order)?;
         let begin = |handshake: Handshake| {
             let keys = controller.subsystem.keys_of(&controller.host.nqn);
             let keys = keys.ok_or(out_of_order)?;
+            // Before the secrets are read: a replacement in between ends what they make.
+            let version = keys.version();
             let secrets = |ring: &auth::KeyRing| ring.secrets();
             let options = ControllerOptions {
                 names: Names {
@@ -183,9 +198,10 @@ impl Connection {
                 own_secret: keys.controller.as_ref().and_then(auth::KeyRing::first),
                 hashes: Hash::ALL.into(),
                 groups: Group::ALL.into(),
+                concatenation,
             };
             let controller = auth::Controller::new(options, Randomness::from_words(random_u64));
-            Ok(Box::new(Exchange { controller, handshake, began: time::now() }))
+            Ok(Box::new(Exchange { controller, keys: version, handshake, began: time::now() }))
         };
         let exchange = match (std::mem::replace(stage, Stage::Idle), step) {
             (Stage::Exchanging(exchange), _) => exchange,
@@ -206,7 +222,12 @@ impl Connection {
     /// Takes an exchange back after a step.
     fn exchanged(&self, mut exchange: Box<Exchange>) {
         let progress = exchange.controller.progress();
+        let psk = self.keep_psk(&mut exchange);
+        let refused = psk == Some(false);
         let failure = match progress {
+            Progress::Authenticated if refused => {
+                Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
+            }
             Progress::AwaitsHost | Progress::AwaitsFetch | Progress::Authenticated => None,
             Progress::Failing(explanation) => Some(FailureReason::Refused(explanation)),
             Progress::Failed(_) => Some(FailureReason::Distrusted),
@@ -219,18 +240,33 @@ impl Connection {
         let mut session = self.session.borrow_mut();
         let Some(session) = session.as_mut() else { return };
         match progress {
-            Progress::Authenticated => {
+            Progress::Authenticated if !refused => {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
-                session.authentication = Authentication::Passed(Stage::Idle);
+                session.authentication = match (psk, self.channel()) {
+                    // The host connects anew, with TLS. It has no other command to send before.
+                    (Some(_), Channel::Plain) => Authentication::Required(Stage::Idle),
+                    _ => Authentication::Passed(Stage::Idle),
+                };
             }
-            Progress::Failed(_) => session.authentication = Authentication::Failed,
+            Progress::Authenticated | Progress::Failed(_) => {
+                session.authentication = Authentication::Failed;
+            }
             _ => {
                 if let Some(stage) = session.authentication.stage() {
                     *stage = Stage::Exchanging(exchange);
                 }
             }
         }
+    }
+
+    /// Keeps the PSK that the host has made; `None` if it has made none. False if that cannot be: an I/O
+    /// queue without TLS came in between.
+    fn keep_psk(&self, exchange: &mut Exchange) -> Option<bool> {
+        let psk = exchange.controller.take_psk()?;
+        let (keys, proven) = (exchange.keys.clone(), exchange.controller.has_proven());
+        let new = NewPsk { psk, keys, proven };
+        self.with_controller(|controller, _| controller.keep_psk(new)).or(Some(false))
     }
 
     fn log_failure(&self, reason: FailureReason) {

@@ -49,7 +49,6 @@ use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
 use super::queue::{Admitted, Phase};
-use super::tls::ProvenNames;
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 pub(crate) use authentication::Authentication;
@@ -57,6 +56,7 @@ use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, RxError, Tx, source_of_peer};
 use fused::ParkedHalf;
+use tls::TlsHost;
 use transfer::Transfers;
 use waiting::WaitingCommand;
 
@@ -64,8 +64,10 @@ use waiting::WaitingCommand;
 pub(crate) struct Connection {
     pub(crate) target: Arc<Target>,
     stream: Stream,
-    /// Names that the host has proven by TLS; `None` without TLS.
-    tls_host: Option<ProvenNames>,
+    /// What the host has proven by TLS; `None` without TLS.
+    tls_host: Option<TlsHost>,
+    /// Encryption of the listener's connections.
+    tls_mode: TlsMode,
     tx: Tx,
     encoder: Cell<Encoder>,
     session: RefCell<Option<QueueSession>>,
@@ -210,7 +212,7 @@ pub async fn serve_listener(target: Arc<Target>, stream: Stream, mode: TlsMode) 
         return stream.shutdown();
     };
     let connection = Connection::new(target, socket, rx.receives());
-    let connection = Rc::new(Connection { tls_host, ..connection });
+    let connection = Rc::new(Connection { tls_host, tls_mode: mode, ..connection });
     let sender = {
         let connection = connection.clone();
         spawn(async move { connection.tx.run().await })
@@ -252,6 +254,7 @@ impl Connection {
             tx: Tx::new(socket, room.clone()),
             stream,
             tls_host: None,
+            tls_mode: TlsMode::Off,
             target,
             encoder: Cell::new(Encoder::new(Digests::default(), 0)),
             session: RefCell::new(None),
@@ -292,7 +295,7 @@ impl Connection {
             tasks.extend([events.abort_on_drop(), keep_alive.abort_on_drop()]);
         }
         let session = QueueSession {
-            authentication: Authentication::new(connected.handshake.take()),
+            authentication: Authentication::new(connected.handshake.take(), self.channel()),
             connected,
             sq_head: 0,
             table,

@@ -525,8 +525,8 @@ impl Connection {
         loop {
             let hangup = Box::new(self.stream.clone());
             let addresses = (self.stream.local(), self.source());
-            let proven = self.tls_host.is_some();
-            let connected = connect(&self.target, command, data, addresses, proven, hangup);
+            let channel = self.channel();
+            let connected = connect(&self.target, command, data, addresses, channel, hangup);
             let in_use =
                 connected.as_ref().is_err_and(|refusal| *refusal == ConnectRefusal::QUEUE_IN_USE);
             if !in_use || begin.elapsed() >= QUEUE_RELEASE_TIMEOUT {

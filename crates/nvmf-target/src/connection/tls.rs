@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use flagstone_auth::Concatenation;
 use flagstone_nvme::Status;
 use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
@@ -12,10 +13,17 @@ use flagstone_runtime::tls::{CLIENT_HELLO_FIRST_BYTE, PeerIdentity, TlsFailure};
 use flagstone_transport::{FailureKind, Rx, failure_kind, source_of_peer};
 
 use super::Connection;
-use crate::Target;
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
-use crate::tls::{ProvenNames, TlsFailureReason, TlsMode};
+use crate::tls::{Channel, HandshakeKeys, KeyOrigin, ProvenNames, TlsFailureReason, TlsMode};
+use crate::{Controller, Target};
+
+/// What a host has proven by TLS.
+pub(super) struct TlsHost {
+    names: ProvenNames,
+    /// Identity of the PSK, if concatenation has generated it.
+    generated: Option<Vec<u8>>,
+}
 
 /// Socket of a connection, the names that its host has proven, and its receiver. `None` if the
 /// connection is refused, which is logged.
@@ -23,7 +31,7 @@ pub(super) async fn secure(
     target: &Arc<Target>,
     stream: &Stream,
     mode: TlsMode,
-) -> Option<(Socket, Option<ProvenNames>, Rx)> {
+) -> Option<(Socket, Option<TlsHost>, Rx)> {
     let mut rx = Rx::new(stream.clone());
     if mode == TlsMode::Off {
         return Some((stream.clone().into(), None, rx));
@@ -33,11 +41,11 @@ pub(super) async fn secure(
     let failed = match first {
         Ok(Ok(())) if rx.front().first() == Some(&CLIENT_HELLO_FIRST_BYTE) => {
             let received = rx.unread(&mut Vec::new()).to_vec();
-            match handshake(target, stream, &received).await {
-                Ok((socket, names)) => {
+            match handshake(target, stream, mode, &received).await {
+                Ok((socket, host)) => {
                     target.tls.succeeded();
                     let rx = Rx::new(socket.clone());
-                    return Some((socket, Some(names), rx));
+                    return Some((socket, Some(host), rx));
                 }
                 Err(failed) => failed,
             }
@@ -69,6 +77,37 @@ impl Failed {
         let kind = Some(FailureKind::Unfinished);
         Failed { reason, text: None, name: Vec::new(), kind }
     }
+
+    /// Says more of a key that concatenation has made, or may have.
+    fn explained(mut self, target: &Target) -> Failed {
+        let known = target.tls.generated.find(&self.name, time::now()).is_some();
+        let names = ProvenNames::of(&self.name);
+        let authenticates =
+            names.is_some_and(|names| target.has_key(&names.subsystem, &names.host));
+        if let Some(more) = hint(self.reason, known, authenticates) {
+            let reason = self.reason;
+            self.text = Some(format!("{reason}; {more}"));
+        }
+        self
+    }
+}
+
+/// What `reason` means for a host that may `authenticate`, and so concatenate. `known` says that this
+/// side has a generated PSK with its identity. The identity contains a digest of the generated PSK, so
+/// both sides have made the same, of which TLS gets a key that is derived from it.
+fn hint(reason: TlsFailureReason, known: bool, authenticates: bool) -> Option<&'static str> {
+    match reason {
+        TlsFailureReason::WrongKey if known => {
+            Some("secure concatenation made it, and Linux before 6.18 derives another one")
+        }
+        TlsFailureReason::UnknownIdentity if known => {
+            Some("secure concatenation made it, and this listener requires a configured key")
+        }
+        TlsFailureReason::UnknownIdentity if authenticates => {
+            Some("if secure concatenation made it, it has ended")
+        }
+        _ => None,
+    }
 }
 
 impl From<TlsFailure> for Failed {
@@ -85,24 +124,30 @@ impl From<TlsFailure> for Failed {
 async fn handshake(
     target: &Arc<Target>,
     stream: &Stream,
+    mode: TlsMode,
     received: &[u8],
-) -> Result<(Socket, ProvenNames), Failed> {
+) -> Result<(Socket, TlsHost), Failed> {
     let failed = Failed::of;
     let patience = target.config().handshake_timeout;
     let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), patience / 2).await;
     let admitted = admitted.ok_or_else(|| failed(TlsFailureReason::Busy))?;
     let accepting = async {
-        let server = target.tls_server().map_err(|error| Failed {
+        let keys = Arc::new(HandshakeKeys::new(target.tls.clone(), mode, time::now()));
+        let server = target.tls_server(keys.clone()).map_err(|error| Failed {
             text: Some(error.to_string()),
             ..failed(TlsFailureReason::Protocol)
         })?;
-        let accepted = server.accept(stream.clone(), received).await?;
-        let names = match accepted.peer_identity() {
-            PeerIdentity::Psk(identity) => ProvenNames::of(identity),
+        let accepted = server.accept(stream.clone(), received).await;
+        let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target))?;
+        let host = match accepted.peer_identity() {
+            PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
+                let is_generated = keys.used() == Some(KeyOrigin::Generated);
+                TlsHost { names, generated: is_generated.then(|| identity.clone()) }
+            }),
             PeerIdentity::Certificate(_) | PeerIdentity::Anonymous => None,
         };
-        let names = names.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
-        Ok((accepted.into(), names))
+        let host = host.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
+        Ok((accepted.into(), host))
     };
     let accepted = admitted.run(patience, accepting, |failed: &Failed| failed.kind).await;
     accepted.unwrap_or_else(|| Err(failed(TlsFailureReason::Timeout)))
@@ -122,12 +167,41 @@ impl Connection {
         self.target.tls_refusals.refused(&self.stream.peer(), &[], &reason);
     }
 
+    /// What the channel proves.
+    pub(super) fn channel(&self) -> Channel<'_> {
+        match &self.tls_host {
+            None => Channel::Plain,
+            Some(TlsHost { generated: None, .. }) => Channel::ConfiguredKey,
+            Some(TlsHost { generated: Some(identity), .. }) => Channel::GeneratedPsk(identity),
+        }
+    }
+
+    /// Concatenation that the host may ask for on queue `qid`: a new PSK, or another one instead of the
+    /// generated PSK of this connection.
+    pub(super) fn concatenation(&self, controller: &Controller, qid: u16) -> Concatenation {
+        match self.channel() {
+            _ if qid != 0 => Concatenation::None,
+            Channel::GeneratedPsk(_) => Concatenation::ReplacePsk,
+            Channel::Plain if self.may_concatenate(controller) => Concatenation::NewPsk,
+            Channel::Plain | Channel::ConfiguredKey => Concatenation::None,
+        }
+    }
+
+    /// True if the host may connect with TLS next. I/O queues would stay without, and a host that has a
+    /// TLS key is to use it.
+    fn may_concatenate(&self, controller: &Controller) -> bool {
+        let (subsystem, host) = (&controller.subsystem.nqn, &controller.host.nqn);
+        self.tls_mode == TlsMode::Allowed
+            && !controller.has_io_queues()
+            && !self.target.tls.has_key(subsystem, host)
+    }
+
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one
     /// without TLS where it is required.
     pub(super) fn check_names(&self, data: &ConnectData) -> Result<(), ConnectRefusal> {
         let (subsystem, host) = data.check()?;
         let authenticates = host.is_some_and(|host| self.target.has_key(&subsystem, &host));
-        let (reason, field) = match &self.tls_host {
+        let (reason, field) = match self.tls_host.as_ref().map(|host| host.names) {
             Some(proven) if proven.subsystem != subsystem => {
                 (FailureReason::OtherIdentity, ConnectField::SubNqn)
             }
@@ -145,5 +219,21 @@ impl Connection {
             result: field.result(),
             reason: Some(reason),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_say_what_is_known_of_a_generated_psk() {
+        let (wrong, unknown) = (TlsFailureReason::WrongKey, TlsFailureReason::UnknownIdentity);
+        assert!(hint(wrong, true, true).is_some_and(|text| text.contains("Linux before 6.18")));
+        assert!(hint(unknown, true, true).is_some_and(|text| text.contains("requires")));
+        assert!(hint(unknown, false, true).is_some_and(|text| text.contains("has ended")));
+        // A host with a configured key alone.
+        assert_eq!((hint(wrong, false, true), hint(unknown, false, false)), (None, None));
+        assert_eq!(hint(TlsFailureReason::Closed, true, true), None);
     }
 }

@@ -1,11 +1,15 @@
 //! Connect: every check, and the state left by an ended queue.
 
+use flagstone_auth::tls::{TlsKey, offered};
+use flagstone_auth::{KeyPair, KeyRing};
 use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
 use flagstone_nvme::property::Property;
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{U16, U32};
+use flagstone_runtime::block_on;
 
 use super::*;
+use crate::generated_psks::NewPsk;
 
 fn invalid(field: ConnectField) -> ConnectRefusal {
     field.into()
@@ -35,6 +39,36 @@ fn admin_and_io_queues_connect() {
     assert!(Arc::ptr_eq(&io.controller, host.controller()));
     assert_eq!(io.result, u32::from(host.id()));
     assert_eq!(host.controller().queue_ids(), [0, 128]);
+}
+
+/// While its admin queue makes a PSK, an I/O queue connects in plain text; and the other way around.
+#[test]
+fn controller_with_plain_io_queues_has_no_generated_psk() {
+    block_on(async {
+        let target = target();
+        let host = TestHost::connect(&target, &volume());
+        let io = Attempt::io(host.id(), 1).send(&target).unwrap();
+        let key = TlsKey::new(&[1; 32], None).unwrap();
+        let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
+        let made = |host| {
+            let psk = offered(&key, host, "nqn.2026-01.test:s").remove(0);
+            NewPsk { psk, keys: keys.clone(), proven: true }
+        };
+        assert!(
+            !host.controller().keep_psk(made("nqn.2026-01.test:h"))
+                && !host.controller().needs_tls()
+        );
+        assert_eq!(target.generated_psks(), 0);
+        drop(io);
+        assert!(host.controller().keep_psk(made("nqn.2026-01.test:h")));
+        let refused = Attempt::io(host.id(), 1).send(&target).unwrap_err();
+        assert_eq!(refused.reason, Some(FailureReason::NoTls));
+        // A controller that is gone makes none.
+        let controller = host.controller().clone();
+        drop(host);
+        assert!(!controller.keep_psk(made("nqn.2026-01.test:late")));
+    })
+    .unwrap();
 }
 
 #[test]

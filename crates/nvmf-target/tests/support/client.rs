@@ -13,7 +13,7 @@ use flagstone_nvme::pdu::{
 use flagstone_nvme::property::{Configuration, ControllerStatus, Property, PropertySize};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::{Cqe, Nqn, Sqe, Status, Wire};
-use flagstone_runtime::net::Stream;
+use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::{Buf, BufMut, buf, io_engine_name, time};
 
 use super::{Server, eventually, net, subsystem};
@@ -65,6 +65,8 @@ impl Default for Options {
 /// One connection.
 pub struct Client {
     pub stream: Stream,
+    /// The same, or TLS over it.
+    socket: Socket,
     /// Receive buffer, once memory was set aside for it.
     place: Option<BufMut>,
     received: Vec<u8>,
@@ -79,8 +81,13 @@ impl Client {
     /// Opens a TCP connection without sending.
     pub async fn open(server: &Server) -> Client {
         let stream = Stream::connect(&server.address).await.unwrap();
+        Client::over(stream.into())
+    }
+
+    fn over(socket: Socket) -> Client {
         Client {
-            stream,
+            stream: socket.stream().clone(),
+            socket,
             place: None,
             received: Vec::new(),
             at: 0,
@@ -93,7 +100,16 @@ impl Client {
 
     /// Also exchanges ICReq and ICResp.
     pub async fn initialized(server: &Server, options: &Options) -> Client {
-        let mut client = Client::open(server).await;
+        Client::open(server).await.initialize(options).await
+    }
+
+    /// The same over an encrypted stream.
+    pub async fn initialized_over(socket: Socket, options: &Options) -> Client {
+        Client::over(socket).initialize(options).await
+    }
+
+    async fn initialize(self, options: &Options) -> Client {
+        let mut client = self;
         let request = InitializeRequest::new(options.digests, options.alignment, options.max_r2t);
         client.send(request.bytes()).await;
         let Pdu::Initialized(response) = client.pdu().await else { panic!("no ICResp") };
@@ -132,7 +148,7 @@ impl Client {
         for part in bytes.chunks(1 << 20) {
             let mut place = buf::alloc(part.len()).await;
             place.copy_from_slice(part);
-            if self.stream.send_buf(place.freeze()).await.is_err() {
+            if self.socket.send_buf(place.freeze()).await.is_err() {
                 return;
             }
         }
@@ -143,7 +159,7 @@ impl Client {
         for part in bytes.chunks(place.len()) {
             place[..part.len()].copy_from_slice(part);
             let whole = place.freeze();
-            let _ = self.stream.send_buf(whole.slice(0..part.len())).await;
+            let _ = self.socket.send_buf(whole.slice(0..part.len())).await;
             place = whole.try_into_mut().expect("it was sent");
         }
         place
@@ -192,7 +208,7 @@ impl Client {
                 Some(place) => place,
                 None => buf::alloc(64 << 10).await,
             };
-            let (result, place) = self.stream.recv(place).await;
+            let (result, place) = self.socket.recv(place).await;
             match result {
                 Ok(count @ 1..) => self.received.extend_from_slice(&place[..count]),
                 _ => return false,

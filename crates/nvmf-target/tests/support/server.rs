@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use flagstone_blockdev::SharedDevice;
 use flagstone_nvme::Nqn;
 use flagstone_nvmf_target as target;
-use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig};
+use flagstone_nvmf_target::{NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode};
 use flagstone_runtime::net::{Address, Listener, Stream};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{alive, spawn, spawn_detached};
@@ -30,6 +30,8 @@ pub struct Server {
     pub last: Rc<RefCell<Option<Stream>>>,
     /// Keeps `last`, and thereby the connection, open.
     pub keeps_last: Rc<Cell<bool>>,
+    /// Encryption of connections that are accepted later.
+    pub tls: Rc<Cell<TlsMode>>,
     before: (usize, usize),
     _accepting: AbortOnDrop<()>,
 }
@@ -62,12 +64,14 @@ impl Server {
         let before = alive();
         let (last, keeps_last) = (Rc::<RefCell<Option<Stream>>>::default(), Rc::default());
         let (accepts, kept, keeps) = (target.clone(), last.clone(), Rc::clone(&keeps_last));
+        let tls = Rc::new(Cell::new(TlsMode::Off));
+        let mode = tls.clone();
         let accepting = spawn(async move {
             while let Ok(stream) = listener.accept().await {
                 if Cell::get(&keeps) {
                     *kept.borrow_mut() = Some(stream.clone());
                 }
-                spawn_detached(target::serve(accepts.clone(), stream));
+                spawn_detached(target::serve_listener(accepts.clone(), stream, mode.get()));
             }
         });
         let accepting = accepting.abort_on_drop();
@@ -77,6 +81,7 @@ impl Server {
             address,
             last,
             keeps_last,
+            tls,
             before,
             _accepting: accepting,
         };

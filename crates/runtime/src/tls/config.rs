@@ -170,6 +170,11 @@ impl TlsServer {
         TlsServer::new(Some(psks), None, None)
     }
 
+    /// The same server, with the keys of `psks`.
+    pub fn choosing(&self, psks: Arc<dyn PskServer>) -> TlsServer {
+        TlsServer { psks: Some(psks), ..self.clone() }
+    }
+
     /// Server of clients that trust its certificate. With `authorities` (PEM), clients have to show a
     /// certificate that those have signed. Clients may offer pre-shared keys instead, with `psks`.
     ///

@@ -1,0 +1,205 @@
+//! Generated PSKs: the TLS PSKs of secure channel concatenation (Base 8.3.5.5.9), by identity.
+//!
+//! Invariants:
+//! - a PSK opens connections of the host and subsystem that made it by authentication. It ends with the
+//!   first controller that uses it, after [`GENERATED_PSK_LIFETIME`], and when the keys of that
+//!   authentication are replaced. The controller that made it ends before: its host connects anew;
+//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the oldest one that
+//!   a controller uses, or else the oldest. Only hosts with a configured key make any;
+//! - PSKs are erased when they end, and never printed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use flagstone_auth::KeyVersion;
+use flagstone_auth::tls::Psk;
+use flagstone_nvme::Nqn;
+use flagstone_runtime::time::Instant;
+use parking_lot::RwLock;
+
+use crate::limits::{GENERATED_PSK_LIFETIME, GENERATED_PSKS_PER_HOST};
+use crate::tls::ProvenNames;
+
+struct Generated {
+    psk: Psk,
+    keys: KeyVersion,
+    /// By a controller.
+    used: bool,
+    since: Instant,
+}
+
+impl Generated {
+    fn is_valid(&self, now: Instant) -> bool {
+        now - self.since < GENERATED_PSK_LIFETIME && self.keys.is_current()
+    }
+}
+
+/// PSK of an exchange that has succeeded.
+pub(crate) struct NewPsk {
+    pub(crate) psk: Psk,
+    /// Keys that the exchange began with.
+    pub(crate) keys: KeyVersion,
+    /// This side has proven its key, too.
+    pub(crate) proven: bool,
+}
+
+/// By host, the oldest first.
+#[derive(Default)]
+pub(crate) struct GeneratedPsks(RwLock<BTreeMap<Nqn, VecDeque<Generated>>>);
+
+impl GeneratedPsks {
+    /// Adds `new`, instead of the one with the identity `replaced`.
+    pub(crate) fn insert(&self, new: NewPsk, replaced: Option<&[u8]>, now: Instant) {
+        let NewPsk { psk, keys, .. } = new;
+        let Some(names) = ProvenNames::of(&psk.identity) else { return };
+        let mut hosts = self.0.write();
+        let own = hosts.entry(names.host).or_default();
+        own.retain(|known| known.is_valid(now) && Some(known.psk.identity.as_slice()) != replaced);
+        while own.len() >= GENERATED_PSKS_PER_HOST {
+            own.remove(own.iter().position(|known| known.used).unwrap_or(0));
+        }
+        own.push_back(Generated { psk, keys, used: false, since: now });
+    }
+
+    /// A controller uses the PSK with this identity.
+    pub(crate) fn mark_used(&self, identity: &[u8]) {
+        let Some(names) = ProvenNames::of(identity) else { return };
+        let mut hosts = self.0.write();
+        let mut own = hosts.get_mut(&names.host).into_iter().flatten();
+        if let Some(known) = own.find(|known| known.psk.identity == identity) {
+            known.used = true;
+        }
+    }
+
+    /// Erases the PSK with this identity.
+    pub(crate) fn remove(&self, identity: &[u8]) {
+        let Some(names) = ProvenNames::of(identity) else { return };
+        let mut hosts = self.0.write();
+        let Some(own) = hosts.get_mut(&names.host) else { return };
+        own.retain(|known| known.psk.identity != identity);
+        if own.is_empty() {
+            hosts.remove(&names.host);
+        }
+    }
+
+    /// The PSK with this identity, if it is still valid at `now`. On any thread.
+    pub(crate) fn find(&self, identity: &[u8], now: Instant) -> Option<Psk> {
+        let names = ProvenNames::of(identity)?;
+        let hosts = self.0.read();
+        let found = hosts.get(&names.host)?.iter().find(|known| known.psk.identity == identity)?;
+        found.is_valid(now).then(|| found.psk.clone())
+    }
+
+    /// Erases those that are not valid any more.
+    pub(crate) fn erase_invalid(&self, now: Instant) {
+        let any_invalid = |own: &VecDeque<Generated>| own.iter().any(|one| !one.is_valid(now));
+        if !self.0.read().values().any(any_invalid) {
+            return;
+        }
+        self.0.write().retain(|_, own| {
+            own.retain(|one| one.is_valid(now));
+            !own.is_empty()
+        });
+    }
+
+    /// Number of PSKs.
+    pub(crate) fn count(&self) -> usize {
+        self.0.read().values().map(VecDeque::len).sum()
+    }
+}
+
+impl std::fmt::Debug for GeneratedPsks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GeneratedPsks({})", self.count())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_auth::tls::{PskHash, TlsKey, offered};
+    use flagstone_auth::{KeyPair, KeyRing};
+    use flagstone_runtime::{block_on, time};
+
+    use super::*;
+
+    fn psk(host: &str, byte: u8) -> Psk {
+        let key = TlsKey::new(&[byte; 32], Some(PskHash::Sha256)).unwrap();
+        offered(&key, host, "nqn.2026-01.test:s").remove(0)
+    }
+
+    fn made(psk: &Psk) -> NewPsk {
+        let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
+        NewPsk { psk: psk.clone(), keys, proven: true }
+    }
+
+    fn of(host: &str, count: usize) -> Vec<Psk> {
+        (0..count as u8).map(|byte| psk(host, byte)).collect()
+    }
+
+    #[test]
+    fn flood_displaces_only_psks_of_its_own_host() {
+        block_on(async {
+            let (all, now) = (GeneratedPsks::default(), time::now());
+            let other = psk("nqn.2026-01.test:other", 1);
+            all.insert(made(&other), None, now);
+            let own = of("nqn.2026-01.test:h", GENERATED_PSKS_PER_HOST);
+            // Whatever the subsystem is.
+            let key = TlsKey::new(&[7; 32], Some(PskHash::Sha256)).unwrap();
+            let oldest = offered(&key, "nqn.2026-01.test:h", "nqn.2026-01.test:s2").remove(0);
+            for one in [&oldest].into_iter().chain(&own) {
+                all.insert(made(one), None, now);
+            }
+            assert_eq!(all.find(&oldest.identity, now), None);
+            assert!(own.iter().chain([&other]).all(|one| all.find(&one.identity, now).is_some()));
+            assert_eq!(all.count(), GENERATED_PSKS_PER_HOST + 1);
+        })
+        .unwrap();
+    }
+
+    /// The queues of a used one are connected, or about to be: it has less to lose.
+    #[test]
+    fn used_psks_are_displaced_first() {
+        block_on(async {
+            let (all, now) = (GeneratedPsks::default(), time::now());
+            let own = of("nqn.2026-01.test:h", GENERATED_PSKS_PER_HOST + 3);
+            let (first, more) = own.split_at(GENERATED_PSKS_PER_HOST);
+            for one in first {
+                all.insert(made(one), None, now);
+            }
+            all.mark_used(&first[5].identity);
+            all.mark_used(&first[3].identity);
+            let missing = || {
+                let all = first.iter().map(|one| all.find(&one.identity, now));
+                Vec::from_iter(
+                    all.enumerate().filter(|(_, found)| found.is_none()).map(|one| one.0),
+                )
+            };
+            for (one, displaced) in more.iter().zip([vec![3], vec![3, 5], vec![0, 3, 5]]) {
+                all.insert(made(one), None, now);
+                assert_eq!(missing(), displaced);
+            }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn replaced_and_expired_psks_open_nothing() {
+        block_on(async {
+            let (all, now) = (GeneratedPsks::default(), time::now());
+            let [old, new, late] = [1, 2, 3].map(|byte| psk("nqn.2026-01.test:h", byte));
+            all.insert(made(&old), None, now);
+            all.insert(made(&new), Some(&old.identity), now);
+            assert_eq!(
+                (all.find(&old.identity, now), all.find(&new.identity, now)),
+                (None, Some(new.clone()))
+            );
+            all.insert(made(&late), None, now + GENERATED_PSK_LIFETIME / 2);
+            let end = now + GENERATED_PSK_LIFETIME;
+            assert_eq!(all.find(&new.identity, end), None);
+            all.erase_invalid(end);
+            assert_eq!((all.count(), all.find(&late.identity, end)), (1, Some(late)));
+            all.erase_invalid(end + GENERATED_PSK_LIFETIME);
+            assert_eq!(all.count(), 0);
+        })
+        .unwrap();
+    }
+}
