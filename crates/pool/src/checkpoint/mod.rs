@@ -211,7 +211,7 @@ impl Shared {
         state.segments.commit(start, is_live);
         state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
         state.checkpoints += 1;
-        state.clean = false;
+        (state.clean, state.spent) = (false, false);
         state.catalog_changed();
         state.wanted.checkpoint |= state.deleting > 0;
     }

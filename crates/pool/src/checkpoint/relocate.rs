@@ -41,56 +41,79 @@ impl Work<'_> {
             self.retire(Entry { location: *old, ..*new })?;
             self.add(*new);
         }
-        let mut places = moving.places.iter().peekable();
-        while let Some(first) = places.peek().copied() {
-            let mut own = Vec::new();
-            while let Some(place) = places.next_if(|place| place.volume == first.volume) {
-                own.push(*place);
+        let mut below: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
+        for place in moving.places.iter().filter(|place| place.level == 0) {
+            below.entry(place.volume).or_default().insert(place.index);
+        }
+        let levels = self.trees.values().map(|tree| tree.level).max().unwrap_or(0);
+        for level in 1..=levels {
+            let parent = |index: &u64| index / FANOUT as u64;
+            let mut indexes: BTreeMap<u32, BTreeSet<u64>> = below
+                .into_iter()
+                .map(|(id, below)| (id, below.iter().map(parent).collect()))
+                .collect();
+            for place in moving.places.iter().filter(|place| place.level == level) {
+                indexes.entry(place.volume).or_default().insert(place.index);
             }
-            self.relocate_in(first.volume, &own, &mut moved).await?;
+            self.relocate_level(level, &indexes, &mut moved).await?;
+            below = indexes;
+        }
+        for tree in self.trees.values_mut() {
+            tree.root = moved.get(&tree.root.location).copied().unwrap_or(tree.root);
         }
         Ok(())
     }
 
-    async fn relocate_in(
+    /// Copies the pages of one level. What several trees share is copied once, and pages of several
+    /// trees fill a chunk: with many snapshots, each has a page or two.
+    async fn relocate_level(
         &mut self,
-        id: u32,
-        places: &[PagePlace],
+        level: u8,
+        indexes: &BTreeMap<u32, BTreeSet<u64>>,
         moved: &mut BTreeMap<u64, Entry>,
     ) -> Result<(), IoError> {
-        let Some(mut tree) = self.trees.get(&id).copied() else { return Ok(()) };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
-        let at = |level: u8| {
-            places.iter().filter(move |place| place.level == level).map(|place| place.index)
-        };
-        let mut below: BTreeSet<u64> = at(0).collect();
-        for level in 1..=tree.level {
-            let parents = below.iter().map(|index| index / FANOUT as u64);
-            let indexes: BTreeSet<u64> = at(level).chain(parents).collect();
-            let mut batch = Batch::new();
-            for index in &indexes {
+        let batch_max = PAGES_PER_CHUNK.min(self.shared.chunk_blocks());
+        let (mut batch, mut batched) = (Batch::new(), BTreeSet::new());
+        for (id, indexes) in indexes {
+            let tree = self.trees.get(id).filter(|tree| level <= tree.level).copied();
+            let Some(tree) = tree else { continue };
+            for index in indexes {
                 let old = tree.lookup_page(storage, cache, level, *index).await?;
-                if !old.is_stored() || moved.contains_key(&old.location) {
+                let is_done = moved.contains_key(&old.location) || batched.contains(&old.location);
+                if !old.is_stored() || is_done {
                     continue;
                 }
-                let place = PagePlace { volume: id, level, index: *index };
+                let place = PagePlace { volume: *id, level, index: *index };
                 let mut page = (*read_page(storage, cache, old, place).await?).clone();
                 for entry in &mut page.entries {
                     *entry = moved.get(&entry.location).copied().unwrap_or(*entry);
                 }
+                batched.insert(old.location);
                 batch.push((old, place, page));
-            }
-            for part in batch.chunks(PAGES_PER_CHUNK.min(self.shared.chunk_blocks())) {
-                for ((old, ..), new) in part.iter().zip(self.copy_pages(part).await?) {
-                    self.retire(*old)?;
-                    self.add(new);
-                    moved.insert(old.location, new);
+                if batch.len() == batch_max {
+                    self.relocate_batch(&mut batch, moved).await?;
+                    batched.clear();
                 }
             }
-            below = indexes;
         }
-        tree.root = moved.get(&tree.root.location).copied().unwrap_or(tree.root);
-        self.trees.insert(id, tree);
+        self.relocate_batch(&mut batch, moved).await
+    }
+
+    async fn relocate_batch(
+        &mut self,
+        batch: &mut Batch,
+        moved: &mut BTreeMap<u64, Entry>,
+    ) -> Result<(), IoError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let entries = self.copy_pages(batch).await?;
+        for ((old, ..), new) in batch.drain(..).zip(entries) {
+            self.retire(old)?;
+            self.add(new);
+            moved.insert(old.location, new);
+        }
         Ok(())
     }
 

@@ -25,7 +25,7 @@ impl Gain {
     }
 
     /// True when more passes would gain nothing.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.fruitless >= FRUITLESS_PASSES
     }
 }

@@ -47,6 +47,12 @@ struct Copies {
     blocks: Vec<Block>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
+    /// Most of them.
+    pages_max: usize,
+    /// Leaves of volumes that the next checkpoint will write because of copies.
+    leaves: BTreeSet<(u32, u64)>,
+    /// Most of them.
+    leaves_max: usize,
     /// A block or page was left, because the next checkpoint would have to copy too many pages.
     skipped: bool,
     owners: Owners,
@@ -87,8 +93,19 @@ impl Shared {
             copies.owners = Owners::of(&state);
         }
         let victims = self.victims();
+        let (leaves_max, has_spare) = {
+            let mut state = self.state.lock();
+            // A block of many snapshots has as many leaves. What is spare in a small pool may be more
+            // than the reserve has for pages.
+            let spare = self.spare_blocks(&mut state) / 2;
+            copies.pages_max = state.sizes.moving.max(spare as usize);
+            (state.sizes.recent / 2, spare > 0)
+        };
         let mut is_first_whole = None;
+        let mut cleaned = 0;
         for segment in &victims {
+            // One segment is always cleaned.
+            copies.leaves_max = if is_first_whole.is_none() { usize::MAX } else { leaves_max };
             let mut done = self.clean_segment(*segment, &mut copies).await;
             if done == Err(IoError::ReadFault) {
                 tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
@@ -101,19 +118,27 @@ impl Shared {
                 return Err(self.fail_cleaning(error));
             }
             is_first_whole.get_or_insert(!copies.skipped);
+            cleaned += 1;
+            let mut state = self.state.lock();
+            // Hosts changed more meanwhile.
+            if has_spare && state.segments.free() < state.checkpoint_segments() {
+                break;
+            }
         }
         if let Err(error) = self.write_copies(&mut copies).await {
             return Err(self.fail_cleaning(error));
         }
         let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
-            self.state.lock().clean = true;
+            let mut state = self.state.lock();
+            (state.clean, state.spent) = (true, true);
+            drop(state);
             self.progress.notify();
             return Ok(());
         };
         let live = self.state.lock().live_in(first);
         self.checkpoint().await?;
         let mut state = self.state.lock();
-        state.cleaned.0 += victims.len() as u64;
+        state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
         // What is withheld from use is no gain, and no sign of a clean pool.
         if state.evacuated.is_none() {
@@ -144,19 +169,31 @@ impl Shared {
         state.segments.free() as u64 * segment + state.host_blocks
     }
 
+    /// Blocks that copies may take: half of what the checkpoint after them leaves. Pages of snapshots
+    /// take the other half, at most, as chunks of a page each.
+    fn spare_blocks(&self, state: &mut State) -> u64 {
+        let spare = state.segments.free().saturating_sub(state.checkpoint_segments());
+        spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
+    }
+
     fn victims(&self) -> Vec<u32> {
         let mut state = self.state.lock();
         let state: &mut State = &mut state;
         let segment_blocks = self.storage.layout.segment_blocks();
         let free_blocks = state.segments.free() as u64 * u64::from(segment_blocks);
         let evacuated = state.evacuated.clone();
+        let spare = self.spare_blocks(state);
         // During an evacuation, the device has segments for what the others have no room for. Larger
         // passes then spread the checkpoint after each over more of them.
         let share = if evacuated.is_some() { 2 } else { 4 };
         let budget = Budget {
             // A copy takes a header per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
-            copies: (state.sizes.recent as u64 / 2).min(free_blocks / share),
+            // A large pass spreads its checkpoint over more copies, without which it gains nothing at the
+            // density of a full pool.
+            copies: (state.sizes.recent as u64 / 2)
+                .min(free_blocks / share)
+                .max((state.sizes.copies as u64).min(spare)),
         };
         // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
         // others, which takes half of the reserve. Hosts stop at the whole reserve, so they cannot
@@ -261,7 +298,7 @@ impl Shared {
                     pages.insert(page);
                 }
             }
-            if copies.pages.len() + pages.len() > self.state.lock().sizes.moving {
+            if copies.pages.len() + pages.len() > copies.pages_max {
                 copies.skipped = true;
                 return Ok(false);
             }
@@ -310,10 +347,18 @@ impl Shared {
         if top.is_snapshot && !self.add_holders(top, found, copies).await? {
             return Ok(());
         }
+        if !top.is_snapshot {
+            let leaf = (top.id, place.index / FANOUT as u64);
+            if copies.leaves.len() >= copies.leaves_max && !copies.leaves.contains(&leaf) {
+                copies.skipped = true;
+                return Ok(());
+            }
+            copies.leaves.insert(leaf);
+        }
         copies.records.push((record, entry));
         copies.blocks.push(bytes.try_into().expect("a block"));
         if copies.blocks.len() == COPIES_MAX.min(self.chunk_blocks()) {
-            self.write_copies(copies).await?;
+            self.write_chunk_of(copies).await?;
         }
         Ok(())
     }
@@ -356,16 +401,25 @@ impl Shared {
         Ok(())
     }
 
+    /// Writes all copies that are gathered.
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
-        if copies.records.is_empty() {
-            return Ok(());
+        while !copies.records.is_empty() {
+            self.write_chunk_of(copies).await?;
         }
-        let mut memory = chunk_memory(copies.blocks.len()).await;
+        Ok(())
+    }
+
+    /// Writes the first of the copies as a chunk. It ends with its segment, if it reaches that end:
+    /// what chunks leave of segments is as lost as dead blocks, and a full pool has little of either.
+    async fn write_chunk_of(&self, copies: &mut Copies) -> Result<(), IoError> {
+        let room = self.state.lock().position.room();
+        let count = if room == 0 { copies.blocks.len() } else { copies.blocks.len().min(room) };
+        let mut memory = chunk_memory(count).await;
         let places = memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES);
-        for (block, place) in copies.blocks.drain(..).zip(places) {
+        for (block, place) in copies.blocks.drain(..count).zip(places) {
             place.copy_from_slice(&block);
         }
-        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..).unzip();
+        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..count).unzip();
         let is_shared = |record: &Record| matches!(record, Record::Page { .. });
         let shared: Vec<bool> = records.iter().map(is_shared).collect();
         {

@@ -89,6 +89,11 @@ impl Position {
         self.in_flight.front().map_or(self.next, |first| first.start)
     }
 
+    /// Payload blocks of a chunk that fills the segment of the next one; 0 if only a header fits.
+    pub fn room(&self) -> usize {
+        (self.segment_blocks - self.next.block % self.segment_blocks - 1) as usize
+    }
+
     /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and the
     /// following segment.
     ///
@@ -169,7 +174,9 @@ mod tests {
         let mut segments = Segments::new(9, &[], |_| false);
         let mut position = Position::begin(1, 10, 16, &mut segments).unwrap();
         let at = |sequence, block, following| LogStart { sequence, block, following, slot: 0 };
+        assert_eq!(position.room(), 15);
         assert_eq!(chunk(&mut position, &mut segments, 10), at(10, 0, 1));
+        assert_eq!(position.room(), 4);
         assert_eq!(chunk(&mut position, &mut segments, 4), at(11, 11, 1));
         assert_eq!(position.start(), at(10, 0, 1));
         assert_eq!(chunk(&mut position, &mut segments, 0), at(12, 16, 2), "segment 0 is full");

@@ -231,7 +231,7 @@ impl Pool {
         let opened = Opened {
             position,
             segments,
-            recent: Recent::new(sizes.recent),
+            recent: Recent::new(sizes.table()),
             frozen: None,
             catalog: Catalog::default(),
             trees: BTreeMap::new(),

@@ -200,7 +200,7 @@ impl Pool {
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
             state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
-            (state.clean, state.gain) = (false, Default::default());
+            (state.clean, state.spent, state.gain) = (false, false, Default::default());
         }
         drop((update, turn, order));
         shared.progress.notify();

@@ -1,5 +1,6 @@
 //! Management: creating pools, their volumes, and the orders on them.
 
+mod admission;
 pub mod create;
 pub mod device_set;
 pub mod devices;

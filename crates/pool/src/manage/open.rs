@@ -356,7 +356,7 @@ async fn recover(
     let sizes = Sizes::of(&storage.layout);
     let cache = PageCache::new(CACHE_PAGES);
     let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
-    let (recent, catalog) = (Recent::new(sizes.recent), checkpoint.catalog);
+    let (recent, catalog) = (Recent::new(sizes.table()), checkpoint.catalog);
     let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
     let is_prefix = matches!(plan, Some(Plan::Prefix));
     let gives_up = lost == LostTail::GiveUp && !superblock.tail.is_empty();

@@ -382,9 +382,12 @@ impl Pool {
 
     /// Checks that `more` blocks can be reserved.
     pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
-        let supply = state.supply();
-        let free = state.sizes.capacity.saturating_sub(supply.used());
-        if more > free {
+        let (sizes, supply) = (state.sizes, state.supply());
+        let free = sizes.capacity.saturating_sub(supply.used());
+        if more > free || more > 0 && !supply.is_backed(&sizes, more) {
+            let segments = supply.free.saturating_sub(sizes.reserve + 1) as u64;
+            let backed = (segments * sizes.payload).saturating_sub(supply.reserved);
+            let free = free.min(backed);
             let block = BLOCK_BYTES as u64;
             let (free_bytes, needed_bytes) = (free * block, more * block);
             return Err(VolumeError::NoSpace { free_bytes, needed_bytes });
@@ -402,6 +405,9 @@ impl Pool {
         name: &str,
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
+        if options.thick {
+            self.shared().back(blocks_of(options.size_bytes)?).await?;
+        }
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
@@ -421,8 +427,16 @@ impl Pool {
     pub(super) async fn change(
         &self,
         name: &str,
-        change: impl FnOnce(&mut VolumeRecord) -> Result<(), VolumeError>,
+        change: impl Fn(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
+        let more = {
+            let state = self.shared().state.lock();
+            let old = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?;
+            let mut record = old.clone();
+            change(&mut record)?;
+            reservation(&record).saturating_sub(reservation(old))
+        };
+        self.shared().back(more).await?;
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
@@ -480,7 +494,7 @@ impl Pool {
     ) -> Result<(), VolumeError> {
         self.change(name, |record| {
             record.thick = thick;
-            record.properties = properties;
+            record.properties = properties.clone();
             Ok(())
         })
         .await

@@ -13,11 +13,11 @@ use flagstone_runtime::CoreLocal;
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
-use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_order, chunk_blocks};
+use super::space::{Sizes, chunk_blocks};
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{CHUNKS_UNAPPLIED, DAMAGED_CHECKPOINTS, LOG_SEGMENTS_MAX, SPARES_MAX};
+use crate::limits::{DAMAGED_CHECKPOINTS, SPARES_MAX};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
@@ -188,6 +188,8 @@ pub(crate) struct State {
     pub(crate) damaged: BTreeMap<u32, u64>,
     /// The cleaner found nothing since the last checkpoint.
     pub(crate) clean: bool,
+    /// It found no segment to clean since the last checkpoint.
+    pub(crate) spent: bool,
     pub(crate) gain: Gain,
     /// Blocks of chunks with changes of hosts and orders since the opening.
     pub(crate) host_blocks: u64,
@@ -201,7 +203,7 @@ pub(crate) struct State {
     pub(crate) keeper_works: bool,
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
-    reserved: u64,
+    pub(super) reserved: u64,
     /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
@@ -291,6 +293,7 @@ impl State {
             moving: Moving::default(),
             damaged: BTreeMap::new(),
             clean: false,
+            spent: false,
             gain: Gain::default(),
             host_blocks: 0,
             cleaned: (0, 0),
@@ -455,7 +458,7 @@ impl State {
     fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) {
         let recent = self.recent(volume, block);
         if recent.is_none_or(|found| found.location == old) {
-            self.active.insert(volume, block, entry);
+            self.active.insert_copy(volume, block, entry);
         }
     }
 
@@ -500,81 +503,6 @@ impl State {
     pub(crate) fn guard(&self) -> ReadGuard {
         self.segments.guard()
     }
-
-    pub(crate) fn supply(&mut self) -> Supply {
-        let frozen = self.frozen.as_ref().map_or(0, |frozen| frozen.recent.len());
-        Supply {
-            live: self.live + frozen as u64,
-            reserved: self.reserved,
-            entries: self.active.len() + self.admitted.0,
-            ranges: self.active.ranges_len() + self.admitted.1,
-            free: self.segments.free(),
-            reaping: self.deleting > 0,
-            unmerged: !self.active.is_empty()
-                || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
-                || self.admitted != (0, 0),
-            clean: self.clean,
-        }
-    }
-
-    /// Decides whether a change may begin; `None` if it has to wait.
-    fn try_admit(&mut self, demand: &Demand, waited: u64) -> Option<Result<(), IoError>> {
-        let sizes = self.sizes;
-        if let Err(error) = self.check() {
-            return Some(Err(error));
-        }
-        if self.position.in_flight() >= CHUNKS_UNAPPLIED {
-            return None;
-        }
-        let supply = self.supply();
-        let decided = self.decide(admit(&sizes, &supply, demand, waited))?;
-        if decided.is_ok() {
-            self.admitted.0 += demand.entries;
-            self.admitted.1 += demand.ranges;
-            self.want_upkeep(&sizes, &supply);
-        }
-        Some(decided)
-    }
-
-    /// Decides whether an order may begin; `None` if it has to wait.
-    fn try_admit_order(&mut self, kind: OrderKind, waited: u64) -> Option<Result<(), IoError>> {
-        let sizes = self.sizes;
-        if let Err(error) = self.check() {
-            return Some(Err(error));
-        }
-        let supply = self.supply();
-        let decided = self.decide(admit_order(&sizes, &supply, kind, waited))?;
-        self.want_upkeep(&sizes, &supply);
-        Some(decided)
-    }
-
-    /// Asks for what an admission needs.
-    fn decide(&mut self, admission: Admission) -> Option<Result<(), IoError>> {
-        match admission {
-            Admission::Now => Some(Ok(())),
-            Admission::Full => Some(Err(IoError::NoSpace)),
-            Admission::AfterCheckpoint => {
-                // Admitted changes can be merged when they have taken effect, which wakes this one:
-                // until then, checkpoints would follow each other without any use.
-                let merges =
-                    self.admitted == (0, 0) || !self.active.is_empty() || self.deleting > 0;
-                self.wanted.checkpoint |= merges;
-                None
-            }
-            Admission::AfterCleaning => {
-                self.wanted.cleaning = true;
-                None
-            }
-        }
-    }
-
-    /// Asks for work ahead of the limits, so that writes rarely wait for it.
-    fn want_upkeep(&mut self, sizes: &Sizes, supply: &Supply) {
-        let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
-        self.wanted.checkpoint |=
-            4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
-        self.wanted.cleaning |= supply.free < sizes.reserve + sizes.reserve / 4 + 2;
-    }
 }
 
 impl Shared {
@@ -586,61 +514,6 @@ impl Shared {
     /// The open chunk of this core.
     pub(crate) fn gatherer(&self) -> std::rc::Rc<Gatherer> {
         self.gatherers.get_or_init(Gatherer::default)
-    }
-
-    /// Waits until a change may begin.
-    ///
-    /// # Errors
-    /// [`IoError::NoSpace`] in a full pool.
-    pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit(&demand, waited)).await
-    }
-
-    /// Begins a change now, or returns `None` if it has to wait.
-    ///
-    /// # Errors
-    /// As [`Shared::admit`].
-    pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
-        self.try_admitted(|state| state.try_admit(demand, 0))
-    }
-
-    /// Waits until an order may begin.
-    ///
-    /// # Errors
-    /// [`IoError::NoSpace`] in a full pool, except for deletions.
-    pub(crate) async fn admit_order(&self, kind: OrderKind) -> Result<(), IoError> {
-        self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
-    }
-
-    /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
-    /// tells the keeper about work that it asks for.
-    async fn admitted(
-        &self,
-        decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,
-    ) -> Result<(), IoError> {
-        let mut first = None;
-        let decided = self.progress.wait_for(|| {
-            self.try_admitted(|state| {
-                let waited = state.checkpoints - *first.get_or_insert(state.checkpoints);
-                decide(state, waited)
-            })
-        });
-        decided.await
-    }
-
-    fn try_admitted(
-        &self,
-        decide: impl FnOnce(&mut State) -> Option<Result<(), IoError>>,
-    ) -> Option<Result<(), IoError>> {
-        let mut state = self.state.lock();
-        let before = state.wanted;
-        let decided = decide(&mut state);
-        let asked = before != state.wanted;
-        drop(state);
-        if asked {
-            self.progress.notify();
-        }
-        decided
     }
 
     /// Makes everything durable that took effect before.

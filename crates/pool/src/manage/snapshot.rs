@@ -88,6 +88,12 @@ impl PreparedSnapshot {
     }
 }
 
+/// Blocks that thick volumes need in addition when a snapshot keeps what they have.
+fn kept_by_snapshot(catalog: &Catalog, volumes: &[&str]) -> u64 {
+    let found = volumes.iter().filter_map(|name| catalog.by_name(name));
+    found.filter(|volume| volume.thick).map(|volume| volume.blocks - reservation(volume)).sum()
+}
+
 impl Pool {
     /// Waits until neither checkpoint nor cleaning runs and all snapshots are merged, and lets none
     /// begin.
@@ -110,7 +116,7 @@ impl Pool {
         shared.progress.wait_for(rests).await?;
         // Sealing the recent changes needs another table, which takes time to allocate.
         if shared.state.lock().spare.is_none() {
-            let spare = Recent::new(shared.sizes.recent);
+            let spare = Recent::new(shared.sizes.table());
             shared.state.lock().spare = Some(spare);
         }
         Ok(turn)
@@ -133,6 +139,8 @@ impl Pool {
         name: &str,
         id: PoolId,
     ) -> Result<PreparedSnapshot, VolumeError> {
+        let more = kept_by_snapshot(&self.shared().state.lock().catalog, volumes);
+        self.shared().back(more).await?;
         let order = self.order(OrderKind::Other).await?;
         if !is_name(name) {
             return Err(VolumeError::Field("name"));
@@ -143,7 +151,6 @@ impl Pool {
         let mut ids = Vec::with_capacity(volumes.len());
         {
             let mut state = self.shared().state.lock();
-            let mut more = 0;
             for volume in volumes {
                 let found = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
                 if found.incomplete {
@@ -154,13 +161,11 @@ impl Pool {
                     let pool = self.shared().name.clone();
                     return Err(VolumeError::SnapshotExists { pool, name: full });
                 }
-                if found.thick {
-                    more += found.blocks - reservation(found);
-                }
                 ids.push(found.id);
             }
             let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
             self.check_room(&state.catalog, ids.len(), bytes)?;
+            let more = kept_by_snapshot(&state.catalog, volumes);
             self.check_space(&mut state, more)?;
         }
         let turn = self.keeper_turn().await?;
@@ -267,18 +272,25 @@ impl Pool {
     /// [`VolumeError`] for an unknown volume or snapshot, a reservation of a thick volume that no
     /// longer fits, and errors of the devices.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
-        let order = self.order(OrderKind::Other).await?;
         let full = format!("{volume}@{snapshot}");
+        let needed = |target: &VolumeRecord, found: &VolumeRecord| match target.thick {
+            true => found.blocks.saturating_sub(reservation(target)),
+            false => 0,
+        };
+        let more = {
+            let state = self.shared().state.lock();
+            let found = state.catalog.by_name(volume).zip(state.catalog.snapshot_by_name(&full));
+            found.map_or(0, |(target, found)| needed(target, found))
+        };
+        self.shared().back(more).await?;
+        let order = self.order(OrderKind::Other).await?;
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
             let target = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
             let found = state.catalog.snapshot_by_name(&full);
             let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
             let ids = (target.id, found.id);
-            let more = match target.thick {
-                true => found.blocks.saturating_sub(reservation(target)),
-                false => 0,
-            };
+            let more = needed(target, found);
             let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
             self.check_room(&state.catalog, 1, hidden)?;
             self.check_space(&mut state, more)?;

@@ -2,7 +2,9 @@
 
 use crate::limits::{
     BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
+    RESERVED_PASSES_WAITED,
 };
+use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::Layout;
 
 /// Entries of [`crate::limits`] that one block of the usage table has.
@@ -13,12 +15,16 @@ pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
 pub(crate) struct Sizes {
     /// Recent changes between two checkpoints.
     pub(crate) recent: usize,
+    /// Copies of the cleaner between two checkpoints beside these, as far as memory is bounded.
+    pub(crate) copies: usize,
     /// Map pages that one checkpoint copies for the cleaner.
     pub(crate) moving: usize,
     /// Segments that only checkpoints, deletions and the cleaner may take.
     pub(crate) reserve: usize,
     /// Blocks that volumes and their maps may have.
     pub(crate) capacity: u64,
+    /// Payload of a segment of full chunks, in blocks.
+    pub(crate) payload: u64,
     /// Longest catalog, in bytes.
     pub(crate) catalog: usize,
     /// Blocks on a log device near which hosts slow down.
@@ -37,8 +43,9 @@ impl Sizes {
     /// many pages. The reserve holds two of both, because the space of the first is free only after
     /// the second, at half of the density, because pages of many small maps have a chunk each. For the
     /// recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes so
-    /// sparse that each has a page on all six levels. Headers of chunks take a part of the rest, and a
-    /// sixteenth is slack for the cleaner.
+    /// sparse that each has a page on all six levels. The log has the segment that it writes to and the
+    /// following one. Headers of chunks take a part of the rest, and a sixteenth is slack for the
+    /// cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
         Sizes::with(layout, layout.usable_segments(), RECENT_MAX as u64)
     }
@@ -47,6 +54,18 @@ impl Sizes {
     /// recent changes stay as large as they are.
     pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
         Sizes::with(layout, segments, self.recent as u64)
+    }
+
+    /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They may
+    /// overwrite blocks while other volumes take all the rest, and what dies of theirs lets the cleaner
+    /// gain then.
+    pub(crate) fn reserved_floor(&self) -> usize {
+        self.reserve * 3 / 4
+    }
+
+    /// Entries of the table of recent changes.
+    pub(crate) fn table(&self) -> usize {
+        self.recent + self.copies
     }
 
     fn with(layout: &Layout, segments: u32, recent_max: u64) -> Sizes {
@@ -61,14 +80,17 @@ impl Sizes {
         let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
         let reserve = reserve.min(u64::from(segments) / 4);
-        let rest = (u64::from(segments) - reserve) * segment_blocks;
+        let log = BEGINNING_SEGMENTS as u64;
+        let rest = (u64::from(segments) - reserve - log) * segment_blocks;
         let chunk = chunk_blocks(layout);
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,
+            copies: (2 * recent).min(RECENT_MAX as u64 - recent) as usize,
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
+            payload: segment_blocks / (chunk + 1) * chunk,
             catalog: catalog as usize * BLOCK_BYTES,
             // A checkpoint ends when the tail that it found is written out; the changes that hosts
             // make meanwhile fit the next table.
@@ -109,6 +131,8 @@ pub(crate) struct Supply {
     pub(crate) reaping: bool,
     /// The cleaner found nothing to free since the last checkpoint.
     pub(crate) clean: bool,
+    /// The cleaner found no segment since the last checkpoint whose cleaning frees anything.
+    pub(crate) spent: bool,
 }
 
 impl Supply {
@@ -116,6 +140,19 @@ impl Supply {
     /// finds them.
     pub(crate) fn used(&self) -> u64 {
         self.live + self.reserved + self.entries as u64
+    }
+
+    /// Free segments that are left for checkpoints, the cleaner, what is reserved, and `more` reserved
+    /// blocks. What is reserved must not depend on the cleaner: at the density of a full pool it may
+    /// gain little.
+    pub(crate) fn left_free(&self, sizes: &Sizes, more: u64) -> usize {
+        let segments = self.reserved.saturating_add(more).div_ceil(sizes.payload);
+        sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
+    }
+
+    /// True if so many more blocks can be reserved, as far as free segments are concerned.
+    pub(crate) fn is_backed(&self, sizes: &Sizes, more: u64) -> bool {
+        self.free > self.left_free(sizes, more)
     }
 
     /// Whether less may be in use after the next checkpoint. Others may change blocks all the time,
@@ -162,9 +199,14 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             true => Admission::AfterCheckpoint,
         };
     }
-    if demand.blocks > 0 && supply.free <= sizes.reserve {
-        return match supply.clean {
-            _ if waited >= PASSES_WAITED => Admission::Full,
+    // Others are refused when the cleaner gains nothing for a while. Reserved blocks are not.
+    let (floor, passes, is_over) = match demand.reserved {
+        true => (sizes.reserved_floor(), RESERVED_PASSES_WAITED, supply.spent),
+        false => (supply.left_free(sizes, 0), PASSES_WAITED, supply.clean),
+    };
+    if demand.blocks > 0 && supply.free <= floor {
+        return match is_over {
+            _ if waited >= passes => Admission::Full,
             false => Admission::AfterCleaning,
             true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
             true => Admission::Full,
@@ -208,8 +250,16 @@ pub(crate) fn admit_order(
 mod tests {
     use super::*;
 
-    const SIZES: Sizes =
-        Sizes { recent: 100, moving: 25, reserve: 4, capacity: 1000, catalog: 4096, tail: 64 };
+    const SIZES: Sizes = Sizes {
+        recent: 100,
+        copies: 50,
+        moving: 25,
+        reserve: 4,
+        capacity: 1000,
+        payload: 14,
+        catalog: 4096,
+        tail: 64,
+    };
     const SUPPLY: Supply = Supply {
         live: 500,
         reserved: 100,
@@ -219,6 +269,7 @@ mod tests {
         unmerged: true,
         reaping: false,
         clean: false,
+        spent: false,
     };
     const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
 
@@ -251,6 +302,30 @@ mod tests {
         let stuck = Supply { clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), Admission::Full);
     }
+    #[test]
+    fn free_segments_back_what_is_reserved() {
+        let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand, 0);
+        let reserved = Demand { reserved: true, ..WRITE };
+        // A hundred blocks take eight segments of 14, beside the reserve of four.
+        let low = Supply { free: 12, ..SUPPLY };
+        assert_eq!(decide(low, WRITE), Admission::AfterCleaning);
+        assert_eq!(decide(Supply { clean: true, unmerged: false, ..low }, WRITE), Admission::Full);
+        assert_eq!(decide(Supply { free: 13, ..SUPPLY }, WRITE), Admission::Now);
+        assert_eq!(decide(low, reserved), Admission::Now);
+        let is_backed = |free, more| Supply { free, ..SUPPLY }.is_backed(&SIZES, more);
+        assert!(is_backed(13, 12) && !is_backed(13, 13) && is_backed(14, 13));
+        // The volume overwrites, and others have taken the rest.
+        let written = Supply { reserved: 0, clean: true, unmerged: false, ..SUPPLY };
+        assert_eq!(decide(Supply { free: 4, ..written }, reserved), Admission::Now);
+        let lowest = Supply { free: 3, ..written };
+        assert_eq!(decide(lowest, reserved), Admission::AfterCleaning, "it gained nothing before");
+        assert_eq!(admit(&SIZES, &lowest, &reserved, PASSES_WAITED), Admission::AfterCleaning);
+        assert_eq!(admit(&SIZES, &lowest, &reserved, RESERVED_PASSES_WAITED), Admission::Full);
+        assert_eq!(decide(Supply { spent: true, ..lowest }, reserved), Admission::Full);
+        let unmerged = Supply { spent: true, unmerged: true, ..lowest };
+        assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
+    }
+
     #[test]
     fn orders_leave_room_for_a_checkpoint() {
         let decide =

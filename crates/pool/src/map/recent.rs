@@ -54,6 +54,8 @@ pub struct Change {
 pub struct Recent {
     slots: Vec<Slot>,
     len: usize,
+    /// Entries that began as copies of the cleaner.
+    copied: usize,
     ranges: Vec<ZeroRange>,
     order: u64,
 }
@@ -67,7 +69,7 @@ impl Recent {
     /// A table that holds `capacity` entries without allocating.
     pub fn new(capacity: usize) -> Recent {
         let slots = vec![FREE; (2 * capacity.max(8)).next_power_of_two()];
-        Recent { slots, len: 0, ranges: Vec::with_capacity(RANGES_MAX), order: 0 }
+        Recent { slots, len: 0, copied: 0, ranges: Vec::with_capacity(RANGES_MAX), order: 0 }
     }
 
     /// Number of entries that it holds without allocating.
@@ -78,6 +80,11 @@ impl Recent {
     /// Number of entries.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Number of entries that began as copies of the cleaner: they replace blocks that are in use.
+    pub fn copied(&self) -> usize {
+        self.copied
     }
 
     /// Number of ranges.
@@ -138,6 +145,13 @@ impl Recent {
         self.slots[index] = Slot { volume, block, entry, order: self.order };
     }
 
+    /// Records the entry of a block that the cleaner copied.
+    pub fn insert_copy(&mut self, volume: u32, block: u64, entry: Entry) {
+        let before = self.len;
+        self.insert(volume, block, entry);
+        self.copied += self.len - before;
+    }
+
     /// Records that blocks read as zeroes.
     pub fn zero(&mut self, volume: u32, block: u64, count: u64) {
         if count <= ZERO_BY_BLOCK {
@@ -161,19 +175,21 @@ impl Recent {
 
     fn rebuild(&mut self, slots: usize, keep: impl Fn(u32) -> bool) {
         let slots = std::mem::replace(&mut self.slots, vec![FREE; slots]);
+        let before = self.len;
         self.len = 0;
         for slot in slots.into_iter().filter(|slot| slot.volume != 0 && keep(slot.volume)) {
             let index = self.slot_of(slot.volume, slot.block);
             self.slots[index] = slot;
             self.len += 1;
         }
+        self.copied = self.copied.saturating_sub(before - self.len);
     }
 
     /// Forgets all changes and keeps the memory.
     pub fn clear(&mut self) {
         self.slots.fill(FREE);
         self.ranges.clear();
-        (self.len, self.order) = (0, 0);
+        (self.len, self.copied, self.order) = (0, 0, 0);
     }
 
     /// All entries that count, by volume and block.
@@ -209,6 +225,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn copies_of_the_cleaner_are_counted_apart() {
+        let mut recent = Recent::new(16);
+        recent.insert(1, 5, Entry { location: 1, birth: 1, checksum: 0 });
+        for block in 5..8 {
+            recent.insert_copy(1, block, Entry { location: 2, birth: 1, checksum: 0 });
+        }
+        assert_eq!((recent.len(), recent.copied()), (3, 2));
+        recent.insert(2, 1, Entry::HOLE);
+        recent.forget(1);
+        assert_eq!((recent.len(), recent.copied()), (1, 0));
+    }
 
     proptest! {
         #[test]

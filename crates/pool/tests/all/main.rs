@@ -14,6 +14,7 @@ mod hostile;
 mod log_changes;
 mod log_device;
 mod orders;
+mod reserved;
 mod snapshots;
 mod sparse;
 mod stream;
