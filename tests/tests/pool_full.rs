@@ -14,8 +14,8 @@ use flagstone_tests::process::until;
 
 const BLOCK: u64 = 4096;
 
-/// Fills the log of a closed pool with empty chunks, one per segment, until one segment is left. It has
-/// used one segment so far.
+/// Fills the log of a closed pool with empty chunks, one per segment, until one segment is left. It
+/// has used one segment so far.
 fn fill_log(device: &Path) {
     let file = File::options().read(true).write(true).open(device).unwrap();
     let mut block = [0; BLOCK as usize];

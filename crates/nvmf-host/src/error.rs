@@ -72,8 +72,8 @@ pub enum HostError {
     /// TLS failed.
     #[error("TLS failed: {0}")]
     Tls(TlsFailure),
-    /// TLS with the PSK that concatenation has generated failed: the target may have restarted, and lost
-    /// it.
+    /// TLS with the PSK that concatenation has generated failed: the target may have restarted, and
+    /// lost it.
     #[error("TLS with the generated key failed, which a target forgets when it restarts: {0}")]
     GeneratedPsk(TlsFailure),
     /// Data digests are required, and the target declines them.

@@ -489,7 +489,8 @@ fn overdue_command_breaks_association() {
 }
 
 /// A target that has not yet read commands of an old connection would execute them after the
-/// commands of the next. So the host must not reconnect before the target has ended the old connection.
+/// commands of the next. So the host must not reconnect before the target has ended the old
+/// connection.
 #[test]
 fn reconnect_waits_for_target_to_close() {
     on_each_driver(async || {

@@ -79,8 +79,8 @@ enum Concatenated {
     /// Nothing.
     #[default]
     No,
-    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected to
-    /// connect anew.
+    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
+    /// to connect anew.
     Made(Vec<u8>),
     /// TLS: the admin queue uses the generated PSK with this identity.
     Secured(Vec<u8>),
@@ -166,8 +166,8 @@ impl Controller {
         }
     }
 
-    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if the
-    /// controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
+    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if
+    /// the controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
     pub(crate) fn keep_psk(&self, new: NewPsk) -> bool {
         let (identity, proven) = (new.psk.identity.clone(), new.proven);
         let queues = self.queues.lock();
@@ -189,8 +189,8 @@ impl Controller {
         true
     }
 
-    /// Ends the PSK that this controller has used. One that its host has only made is for the host's next
-    /// controller.
+    /// Ends the PSK that this controller has used. One that its host has only made is for the
+    /// host's next controller.
     fn drop_psk(&self) {
         let _queues = self.queues.lock();
         if let Concatenated::Secured(identity) = std::mem::take(&mut *self.concatenated.lock()) {
@@ -400,9 +400,9 @@ impl Controller {
     /// Adds a queue.
     ///
     /// # Errors
-    /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or when
-    /// an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an I/O queue
-    /// without the TLS that its controller needs.
+    /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or
+    /// when an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an
+    /// I/O queue without the TLS that its controller needs.
     pub(super) fn attach(
         &self,
         queue: Arc<ControllerQueue>,

@@ -1,11 +1,11 @@
 //! Generated PSKs: the TLS PSKs of secure channel concatenation (Base 8.3.5.5.9), by identity.
 //!
 //! Invariants:
-//! - a PSK opens connections of the host and subsystem that made it by authentication. It ends with the
-//!   first controller that uses it, after [`GENERATED_PSK_LIFETIME`], and when the keys of that
+//! - a PSK opens connections of the host and subsystem that made it by authentication. It ends with
+//!   the first controller that uses it, after [`GENERATED_PSK_LIFETIME`], and when the keys of that
 //!   authentication are replaced. The controller that made it ends before: its host connects anew;
-//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the oldest one that
-//!   a controller uses, or else the oldest. Only hosts with a configured key make any;
+//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the oldest one
+//!   that a controller uses, or else the oldest. Only hosts with a configured key make any;
 //! - PSKs are erased when they end, and never printed.
 
 use std::collections::{BTreeMap, VecDeque};

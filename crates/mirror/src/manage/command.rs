@@ -75,10 +75,10 @@ pub(crate) fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleErro
 
 impl Mirror {
     /// Starts to serve if this side was the source and each peer is recorded as out of date, or
-    /// there is none. Asks the peers first, for at most [`crate::limits::ASK_MS`]: one may have been
-    /// promoted since. A peer that does not answer is not waited for, because it could serve only by
-    /// its operator's order. Otherwise waits for a handshake or for [`Mirror::failover`]. Returns
-    /// true when hosts are served.
+    /// there is none. Asks the peers first, for at most [`crate::limits::ASK_MS`]: one may have
+    /// been promoted since. A peer that does not answer is not waited for, because it could serve
+    /// only by its operator's order. Otherwise waits for a handshake or for [`Mirror::failover`].
+    /// Returns true when hosts are served.
     ///
     /// # Errors
     /// See [`RoleError`].
@@ -108,8 +108,8 @@ impl Mirror {
         self.force(true).await
     }
 
-    /// Serves if every peer answers, none serves hosts, and all agree. A node that does not answer may
-    /// serve.
+    /// Serves if every peer answers, none serves hosts, and all agree. A node that does not answer
+    /// may serve.
     ///
     /// # Errors
     /// See [`RoleError`], in particular [`Refusal::PeerServes`] and [`Refusal::PeerSilent`].
@@ -122,9 +122,10 @@ impl Mirror {
     }
 
     /// Stops serving, for maintenance of the node, once asynchronous peers have received the queued
-    /// writes or [`QUEUE_DELIVERY_MS`] have passed. A peer that is in sync, and that the result does
-    /// not name, then has all data. This node keeps the claim to serve it, and takes the role again when
-    /// it meets a peer: to move the role, use [`Mirror::switchover`], or [`Mirror::demote`] first.
+    /// writes or [`QUEUE_DELIVERY_MS`] have passed. A peer that is in sync, and that the result
+    /// does not name, then has all data. This node keeps the claim to serve it, and takes the role
+    /// again when it meets a peer: to move the role, use [`Mirror::switchover`], or
+    /// [`Mirror::demote`] first.
     ///
     /// # Errors
     /// Of the local leg.
@@ -297,8 +298,8 @@ impl Mirror {
     }
 
     /// True for a target, or a former source that has handed over its role or was deposed, while it
-    /// serves no hosts. Its devices may be closed: a peer has all of its data, did not rely on it, or
-    /// serves other data.
+    /// serves no hosts. Its devices may be closed: a peer has all of its data, did not rely on it,
+    /// or serves other data.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
         let busy = state.serving || state.closed || !matches!(state.transfer, Transfer::None);
@@ -316,8 +317,8 @@ impl Mirror {
         state.replacement().map_or(state.serving, Mirror::is_serving)
     }
 
-    /// True when the local leg has failed; a peer may be serving the volume. While this node serves or
-    /// an order runs, a device that was given up counts only once that is recorded at a peer.
+    /// True when the local leg has failed; a peer may be serving the volume. While this node serves
+    /// or an order runs, a device that was given up counts only once that is recorded at a peer.
     pub fn has_failed(&self) -> bool {
         let state = self.0.lock();
         let is_idle = !state.serving && state.orders == 0;
@@ -625,7 +626,8 @@ impl Inner {
             && offer.local_device_failed
             && outcome == Handover::Declined
         {
-            // Not served through the peer, which may serve by itself as soon as this node is silent.
+            // Not served through the peer, which may serve by itself as soon as this node is
+            // silent.
             self.disconnect(offer.leg, offer.session_id);
             return Ok(());
         }

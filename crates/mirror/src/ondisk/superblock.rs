@@ -62,25 +62,28 @@ named! {
 /// What this replica durably knows of the arbiter's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArbiterMark {
-    /// Highest revision of the record that it has seen; 0 for none. With the epoch, the fencing token.
+    /// Highest revision of the record that it has seen; 0 for none. With the epoch, the fencing
+    /// token.
     pub revision: u64,
     /// What that revision means for this replica.
     pub standing: RecordedStanding,
     /// The operator has suspended automatic failover. The source has the record say so.
     pub suspended: bool,
-    /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A target
-    /// asks no earlier, also after a restart.
+    /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A
+    /// target asks no earlier, also after a restart.
     pub source_after_ms: u32,
-    /// Of a target: the source that has attached last runs degraded without it only if the arbiter's record
-    /// allows it. So a grant to this node that it has dropped is still valid if it is recorded.
+    /// Of a target: the source that has attached last runs degraded without it only if the
+    /// arbiter's record allows it. So a grant to this node that it has dropped is still valid if it
+    /// is recorded.
     pub source_asks: bool,
     /// The store that the revision and the standing are about.
     pub store: StoreId,
 }
 
 impl ArbiterMark {
-    /// The mark at the store that this node uses now. At another store than before, nothing of the record
-    /// may be relied on; that a source may have acknowledged writes which its peers lack remains true.
+    /// The mark at the store that this node uses now. At another store than before, nothing of the
+    /// record may be relied on; that a source may have acknowledged writes which its peers lack
+    /// remains true.
     pub fn at_store(self, store: StoreId) -> ArbiterMark {
         if self.store == store {
             return self;
@@ -108,9 +111,9 @@ pub enum RecordedStanding {
     Alone,
     /// As `Alone`, by an order of the operator that the record does not say yet.
     Ordered,
-    /// A source to which the former one has handed over, when it had seen this revision. A record of
-    /// exactly this revision that lists only the former source is out of date: each grant since has
-    /// a later one.
+    /// A source to which the former one has handed over, when it had seen this revision. A record
+    /// of exactly this revision that lists only the former source is out of date: each grant since
+    /// has a later one.
     Succeeded,
 }
 
@@ -263,16 +266,16 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// This volume began as zeroes, and no peer has been met: a peer that began as zeroes too has this generation,
-    /// and the log names what it lacks.
+    /// This volume began as zeroes, and no peer has been met: a peer that began as zeroes too has
+    /// this generation, and the log names what it lacks.
     pub(crate) fn zeroes(&self) -> Option<Generation> {
         let zeroes = Generation::of_zeroes(self.volume);
         let unmet = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(zeroes);
         self.peers.iter().any(unmet).then_some(zeroes)
     }
 
-    /// Forgets that the volume began as zeroes, except for the peer that has just got its slot. The log
-    /// covers what that peer lacks, and from now on not what another one lacks.
+    /// Forgets that the volume began as zeroes, except for the peer that has just got its slot. The
+    /// log covers what that peer lacks, and from now on not what another one lacks.
     pub(crate) fn forget_unmet(&mut self) {
         let Some(zeroes) = self.zeroes() else { return };
         for peer in self.peers.iter_mut().filter(|peer| peer.replica.is_none()) {
