@@ -1,6 +1,5 @@
 //! Broken or malicious targets: the host detects and reports the violation, and continues over a
 //! new connection. It neither panics nor hangs, and no wrong data reaches a caller.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]

@@ -1,5 +1,4 @@
 //! Behavior for conforming hosts.
-#![allow(missing_docs)]
 
 mod support;
 

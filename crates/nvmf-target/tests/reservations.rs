@@ -1,6 +1,5 @@
 //! Reservations between two hosts: commands that they restrict, preempted writes in flight,
 //! notifications, and restarts.
-#![allow(missing_docs)]
 
 mod support;
 

@@ -1,5 +1,4 @@
 //! Two mirrored nodes and the link between them over NVMe/TCP, in simulation.
-#![allow(missing_docs)]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
