@@ -93,7 +93,8 @@ impl Mirror {
     /// As [`Mirror::failover`], but also when the local data is unverified after a flush failure
     /// (see [`Mirror::is_unverified`]) and no source can bring it up to date. Hosts get what the
     /// device returns, part of which a power failure may take. Also when a resync to this replica
-    /// has copied everything but [`bad_ranges`](crate::state::status::MirrorStatus::bad_ranges): hosts get older data there.
+    /// has copied everything but [`bad_ranges`](crate::state::status::MirrorStatus::bad_ranges):
+    /// hosts get older data there.
     ///
     /// # Errors
     /// See [`RoleError`].
