@@ -400,6 +400,10 @@ impl AdminController {
         let count = self.grant(params.options.queues).await?;
         let mut queues = IoQueues(Vec::with_capacity(count.into()));
         let generated = self.generated.take();
+        if params.concatenates() && generated.is_none() {
+            // Never without TLS: another association makes another PSK.
+            return Err(HostError::Closed);
+        }
         for qid in 1..=count {
             let as_io = (qid, depth + 1, self.controller_id);
             let channel = Channel::of(generated.as_ref());

@@ -72,9 +72,8 @@ pub enum HostError {
     /// TLS failed.
     #[error("TLS failed: {0}")]
     Tls(TlsFailure),
-    /// TLS with the PSK that concatenation has generated failed: the target may have restarted, and
-    /// lost it.
-    #[error("TLS with the generated key failed, which a target forgets when it restarts: {0}")]
+    /// TLS with the PSK that concatenation has generated failed.
+    #[error("TLS with the key that authentication has generated failed: {0}")]
     GeneratedPsk(TlsFailure),
     /// Data digests are required, and the target declines them.
     #[error("the target declines data digests, which replicas require")]
@@ -93,6 +92,11 @@ pub enum HostError {
     Reopened,
 }
 
+/// Alerts of RFC 8446, section 6.2, to a PSK that is not known. Another key of the same identity gets
+/// `decrypt_error` (section 4.2.11).
+const HANDSHAKE_FAILURE: u8 = 40;
+const UNKNOWN_PSK: u8 = 115;
+
 impl HostError {
     /// True if the same attempt may succeed later without any change on this host: the target is
     /// unreachable or currently refuses connections. All other errors need an operator.
@@ -100,8 +104,13 @@ impl HostError {
         match self {
             HostError::Connect(error) | HostError::Broken(error) => may_pass(error),
             HostError::Closed | HostError::TimedOut | HostError::Reopened => true,
-            HostError::Tls(TlsFailure::Closed) | HostError::GeneratedPsk(_) => true,
-            HostError::Tls(TlsFailure::Io(error)) => may_pass(error),
+            // A target that has restarted meanwhile does not know the PSK any more.
+            HostError::GeneratedPsk(TlsFailure::Alert(HANDSHAKE_FAILURE | UNKNOWN_PSK)) => true,
+            HostError::Tls(TlsFailure::Closed) | HostError::GeneratedPsk(TlsFailure::Closed) => {
+                true
+            }
+            HostError::Tls(TlsFailure::Io(error))
+            | HostError::GeneratedPsk(TlsFailure::Io(error)) => may_pass(error),
             HostError::Refused { status, .. } | HostError::FabricsRefused { status, .. }
                 if status.is_dnr() =>
             {
@@ -174,6 +183,8 @@ mod tests {
             refused(Status::CONNECT_CONTROLLER_BUSY.dnr()),
             HostError::KeyRequired,
             HostError::NoProof,
+            HostError::GeneratedPsk(TlsFailure::Alert(51)),
+            HostError::GeneratedPsk(TlsFailure::Protocol("no suite".to_owned())),
             HostError::NoNamespace,
             HostError::Changed("its size"),
         ] {

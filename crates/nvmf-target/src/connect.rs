@@ -8,6 +8,7 @@ use flagstone_nvme::command::fabrics::{
     CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData, ConnectField, ConnectResult,
 };
 use flagstone_nvme::status::Status;
+use flagstone_runtime::time;
 
 use super::Target;
 use super::controller::{Controller, HostIdentity, NewController};
@@ -126,6 +127,13 @@ pub(crate) fn connect(
         target.handshakes.failed(source, reason);
         ConnectRefusal::not_allowed(reason)
     };
+    // It may have ended since the handshake. Its host makes another one.
+    if let Channel::GeneratedPsk(identity) = channel
+        && !target.tls.generated.is_valid(identity, time::now())
+    {
+        let reason = Some(FailureReason::PskEnded);
+        return Err(ConnectRefusal { reason, ..Status::CONNECT_CONTROLLER_BUSY.into() });
+    }
     // Checked again when it is attached, where a handshake would count as abandoned.
     let needs_tls = |one: Arc<Controller>| one.host.nqn == nqn && one.needs_tls();
     if qid != 0 && !has_psk && subsystem.controller(wanted).is_some_and(needs_tls) {

@@ -82,8 +82,10 @@ enum Concatenated {
     /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
     /// to connect anew.
     Made(Vec<u8>),
-    /// TLS: the admin queue uses the generated PSK with this identity.
+    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues yet.
     Secured(Vec<u8>),
+    /// TLS: so do I/O queues, now or before.
+    InUse(Vec<u8>),
 }
 
 /// Properties that change.
@@ -177,6 +179,7 @@ impl Controller {
         let mut concatenated = self.concatenated.lock();
         let (next, last) = match std::mem::take(&mut *concatenated) {
             Concatenated::Secured(last) => (Concatenated::Secured(identity), Some(last)),
+            Concatenated::InUse(last) => (Concatenated::InUse(identity), Some(last)),
             Concatenated::No if queues.keys().any(|&qid| qid != 0) => return false,
             Concatenated::No => (Concatenated::Made(identity), None),
             Concatenated::Made(last) => (Concatenated::Made(identity), Some(last)),
@@ -189,11 +192,11 @@ impl Controller {
         true
     }
 
-    /// Ends the PSK that this controller has used. One that its host has only made is for the
-    /// host's next controller.
+    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next attempt
+    /// of its host, which may not authenticate again before.
     fn drop_psk(&self) {
         let _queues = self.queues.lock();
-        if let Concatenated::Secured(identity) = std::mem::take(&mut *self.concatenated.lock()) {
+        if let Concatenated::InUse(identity) = std::mem::take(&mut *self.concatenated.lock()) {
             self.target.tls.generated.remove(&identity);
         }
     }
@@ -422,6 +425,9 @@ impl Controller {
             (0, Channel::GeneratedPsk(identity), _) => {
                 self.target.tls.generated.mark_used(identity);
                 *concatenated = Concatenated::Secured(identity.to_vec());
+            }
+            (_, Channel::GeneratedPsk(_), Concatenated::Secured(identity)) => {
+                *concatenated = Concatenated::InUse(identity.clone());
             }
             (0, ..) | (_, Channel::GeneratedPsk(_), _) | (.., Concatenated::No) => {}
             _ => return Err(ConnectRefusal::not_allowed(FailureReason::NoTls)),

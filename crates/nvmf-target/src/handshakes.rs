@@ -32,13 +32,15 @@ pub enum FailureReason {
     Busy,
     /// The host has to use TLS, and does not.
     NoTls,
+    /// The TLS PSK that the host has generated ended between the TLS handshake and Connect.
+    PskEnded,
     /// The names in Connect differ from the names that the host has proven by TLS.
     OtherIdentity,
 }
 
 impl FailureReason {
     /// All reasons.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::NoKey,
         Self::Refused(Explanation::Failed),
         Self::Refused(Explanation::ProtocolNotUsable),
@@ -51,6 +53,7 @@ impl FailureReason {
         Self::Abandoned,
         Self::Busy,
         Self::NoTls,
+        Self::PskEnded,
         Self::OtherIdentity,
     ];
 
@@ -69,6 +72,7 @@ impl FailureReason {
             Self::Abandoned => "abandoned",
             Self::Busy => "busy",
             Self::NoTls => "no-tls",
+            Self::PskEnded => "psk-ended",
             Self::OtherIdentity => "other-identity",
         }
     }
@@ -86,6 +90,7 @@ impl std::fmt::Display for FailureReason {
             Self::Abandoned => f.write_str("the exchange was not completed"),
             Self::Busy => f.write_str("too many authentications in progress"),
             Self::NoTls => f.write_str("the host has to use TLS"),
+            Self::PskEnded => f.write_str("the TLS PSK that the host has generated has ended"),
             Self::OtherIdentity => {
                 f.write_str("the host has proven another name by TLS than it gives")
             }

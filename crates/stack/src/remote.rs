@@ -82,6 +82,9 @@ fn explain_nvme(error: &HostError) -> String {
             "; does the server listen with ?tls=required or ?tls=allowed, and does \
              `flagstone key check FILE` show the same on both sides?"
         }
+        HostError::GeneratedPsk(_) if !error.may_pass() => {
+            "; the target derives another TLS key from the same authentication, as Linux before 6.18 does"
+        }
         HostError::Closed | HostError::Protocol(_) => "; is it an NVMe/TCP port without TLS?",
         _ => "",
     };

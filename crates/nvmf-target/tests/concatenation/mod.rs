@@ -241,9 +241,13 @@ fn psk_of_a_replaced_key_opens_nothing() {
         let psk = concatenate(&mut one, Concatenation::NewPsk).await.unwrap();
         let mut begun = concatenating(Concatenation::NewPsk);
         assert_eq!(send(&mut other, &begun.negotiate()).await, Status::SUCCESS);
-        assert!(handshakes(&server, &psk).await);
+        let parked = secured(&server, &psk).await.expect("a handshake");
         keys.host.replace(vec![secret(1), secret(3)]);
         assert!(!handshakes(&server, &psk).await);
+        // Nor does it where its handshake came before.
+        let mut parked = Client::initialized_over(parked, &options()).await;
+        let refused = parked.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(refused.status(), Status::CONNECT_CONTROLLER_BUSY);
         // Nor does one of an exchange that has begun with the old key.
         let late = continued(&mut other, &mut begun).await.unwrap();
         assert!(!handshakes(&server, &late).await);
@@ -264,13 +268,22 @@ fn psk_ends_with_the_controller_that_uses_it() {
         let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
         drop(plain);
         eventually("the plain controller ends", || server.target.controllers() == 0).await;
-        let (mut admin, _) = connected_over(&server, &first, 0, CONTROLLER_ID_DYNAMIC).await;
+        let (admin, _) = connected_over(&server, &first, 0, CONTROLLER_ID_DYNAMIC).await;
         assert_eq!(server.target.generated_psks(), 1);
-        let second = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
-        assert!(handshakes(&server, &second).await);
+        // Its I/O queues fail, and the host tries again by the same PSK.
         drop(admin);
+        eventually("the controller ends", || server.target.controllers() == 0).await;
+        let (mut admin, id) = connected_over(&server, &first, 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(admin.configure(enabled()).await, Status::SUCCESS);
+        let second = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
+        let (io, _) = connected_over(&server, &second, 1, id).await;
+        let parked = secured(&server, &second).await.expect("a handshake");
+        drop((admin, io));
         eventually("the controller ends", || server.target.controllers() == 0).await;
         assert_eq!(server.target.generated_psks(), 0);
         assert!(!handshakes(&server, &second).await);
+        let mut parked = Client::initialized_over(parked, &options()).await;
+        let refused = parked.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
+        assert_eq!(refused.status(), Status::CONNECT_CONTROLLER_BUSY);
     });
 }
