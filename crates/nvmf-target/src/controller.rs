@@ -82,7 +82,8 @@ enum Concatenated {
     /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
     /// to connect anew.
     Made(Vec<u8>),
-    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues yet.
+    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues
+    /// yet.
     Secured(Vec<u8>),
     /// TLS: so do I/O queues, now or before.
     InUse(Vec<u8>),
@@ -192,8 +193,8 @@ impl Controller {
         true
     }
 
-    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next attempt
-    /// of its host, which may not authenticate again before.
+    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next
+    /// attempt of its host, which may not authenticate again before.
     fn drop_psk(&self) {
         let _queues = self.queues.lock();
         if let Concatenated::InUse(identity) = std::mem::take(&mut *self.concatenated.lock()) {
