@@ -1,5 +1,5 @@
-//! Crash ledger: which contents of single blocks a server that loses its memory may leave, for tests of
-//! remote devices.
+//! Crash ledger: which contents of single blocks a server that loses its memory may leave, for
+//! tests of remote devices.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,9 +1,9 @@
 //! Fuzz target for NBD negotiation: client bytes before the first request.
 //!
-//! Input: one byte of parameters (bit 0: several exports; bits 2:1: TLS off, offered, required; bits
-//! 7:3: where to split the stream), then the client's bytes. The stream is parsed as a whole, and again
-//! in two parts: the answers are equal. Bytes after STARTTLS are taken as decrypted ones. Where TLS is
-//! required, no client begins without it.
+//! Input: one byte of parameters (bit 0: several exports; bits 2:1: TLS off, offered, required;
+//! bits 7:3: where to split the stream), then the client's bytes. The stream is parsed as a whole,
+//! and again in two parts: the answers are equal. Bytes after STARTTLS are taken as decrypted ones.
+//! Where TLS is required, no client begins without it.
 
 use std::sync::{Arc, OnceLock};
 

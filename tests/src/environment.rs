@@ -1,4 +1,5 @@
-//! Environment in which a program runs: this machine as it is, or separate network and mount namespaces.
+//! Environment in which a program runs: this machine as it is, or separate network and mount
+//! namespaces.
 //!
 //! Namespaces need root. Each is held by a process that reads a pipe of the test. However the test
 //! ends, the pipe closes, that process ends, and the namespaces disappear with their last program.

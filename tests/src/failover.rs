@@ -91,8 +91,9 @@ pub fn served_again(load: &mut Load, state: &Path) -> Duration {
     begun.elapsed()
 }
 
-/// Waits twice as long as a target without an arbiter's grant could be expected to wait, and checks that
-/// hosts were not served meanwhile: neither by the node's status, nor by the records of the load.
+/// Waits twice as long as a target without an arbiter's grant could be expected to wait, and checks
+/// that hosts were not served meanwhile: neither by the node's status, nor by the records of the
+/// load.
 ///
 /// # Panics
 /// If they were.

@@ -81,6 +81,17 @@ impl LoopDevice {
     pub fn path(&self) -> &Path {
         &self.0
     }
+
+    /// Whether writes or flushes to it have begun and not ended.
+    ///
+    /// # Panics
+    /// If the kernel does not say it.
+    pub fn has_writes_in_flight(&self) -> bool {
+        let name = self.0.file_name().expect("a loop device has a name");
+        let counts = Path::new("/sys/block").join(name).join("inflight");
+        let counts = std::fs::read_to_string(counts).expect("a block device has counters");
+        counts.split_whitespace().nth(1).expect("counts of reads and writes") != "0"
+    }
 }
 
 impl Drop for LoopDevice {

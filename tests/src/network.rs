@@ -7,8 +7,8 @@
 //!            192.0.2.1 ---- link ---- 192.0.2.2
 //! ```
 //!
-//! Hosts always reach both nodes. The link between them is cut, and the way to [`SERVICES`]. Namespaces need root;
-//! [`Network::make`] reports missing prerequisites.
+//! Hosts always reach both nodes. The link between them is cut, and the way to [`SERVICES`].
+//! Namespaces need root; [`Network::make`] reports missing prerequisites.
 
 use crate::environment::{Namespaces, RunEnvironment};
 

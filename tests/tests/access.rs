@@ -1,5 +1,5 @@
-//! Access with real processes: listeners without keys, the API over TCP, audit lines, privileges of the
-//! process, and a search for secrets in everything that it writes and in its memory.
+//! Access with real processes: listeners without keys, the API over TCP, audit lines, privileges of
+//! the process, and a search for secrets in everything that it writes and in its memory.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -74,7 +74,8 @@ fn token(scratch: &Scratch, name: &str) -> (PathBuf, PathBuf) {
     (token, hash)
 }
 
-/// A server with the API over TCP: an operator and a reader with tokens, and one with a certificate.
+/// A server with the API over TCP: an operator and a reader with tokens, and one with a
+/// certificate.
 struct Api {
     scratch: Scratch,
     server: Server,

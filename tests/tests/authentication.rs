@@ -1,5 +1,5 @@
-//! Keys with real processes: hosts of this program, a mirrored pair, rotation by reload, and a search
-//! for the secrets in everything that the server says.
+//! Keys with real processes: hosts of this program, a mirrored pair, rotation by reload, and a
+//! search for the secrets in everything that the server says.
 //!
 //! Left out: Linux's own host, whose kernel here has no DH-HMAC-CHAP, and memory dumps.
 
@@ -209,8 +209,8 @@ fn generated_keys_are_those_of_nvme_cli() {
     assert!(!made && text.contains("32, 48 or 64"), "{text}");
 }
 
-/// Exchanges that begin and stall. Without a shorter time limit in a crowd, the places would be free
-/// after ten minutes.
+/// Exchanges that begin and stall. Without a shorter time limit in a crowd, the places would be
+/// free after ten minutes.
 #[test]
 fn stalled_exchanges_of_few_addresses_lock_nobody_out() {
     let scratch = Scratch::new();

@@ -133,8 +133,8 @@ fn support_archive_includes_the_running_server() {
     assert_eq!(json(&volumes)["volumes"][0]["name"], "db");
 }
 
-/// Runs the program on a terminal on which `answers` are typed, and returns its exit status and what
-/// the terminal shows.
+/// Runs the program on a terminal on which `answers` are typed, and returns its exit status and
+/// what the terminal shows.
 fn on_terminal(arguments: &[&str], answers: &str) -> (Option<i32>, String) {
     let line = [&[binary().to_str().unwrap()], arguments].concat().join(" ");
     let mut command = Command::new("script");

@@ -107,8 +107,8 @@ fn wrong_password_is_reported_and_corrected() {
     end(pair, load);
 }
 
-/// Space of etcd was used up: reads succeeded, so that both nodes promised a failover that could not
-/// be recorded.
+/// Space of etcd was used up: reads succeeded, so that both nodes promised a failover that could
+/// not be recorded.
 #[test]
 fn etcd_without_space_is_reported() {
     let test = "an etcd without space";
@@ -306,8 +306,8 @@ fn automatic_mirror_refuses_second_peer() {
     pair.end(source);
 }
 
-/// The source is cut off from its peer and the arbiter, while hosts still reach it: it stops serving,
-/// and the other node serves. No host reads what was overwritten since.
+/// The source is cut off from its peer and the arbiter, while hosts still reach it: it stops
+/// serving, and the other node serves. No host reads what was overwritten since.
 #[test]
 fn source_without_peer_and_arbiter_stops() {
     let test = "failover from a source that is cut off";
@@ -383,8 +383,8 @@ fn killed_target_does_not_stop_hosts() {
     pair.end(source);
 }
 
-/// While the nodes see each other, they need no arbiter. Without both, nothing is acknowledged until
-/// one of them is back.
+/// While the nodes see each other, they need no arbiter. Without both, nothing is acknowledged
+/// until one of them is back.
 #[test]
 fn arbiter_is_needed_only_when_nodes_part() {
     let Some((mut etcd, mut pair)) = automatic("an arbiter that is down") else { return };

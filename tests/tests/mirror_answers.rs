@@ -1,5 +1,5 @@
-//! Answers of the mirror commands to an operator, on two servers of this machine: each says what is the case,
-//! and what to do next. The text is compared, because it is the answer.
+//! Answers of the mirror commands to an operator, on two servers of this machine: each says what is
+//! the case, and what to do next. The text is compared, because it is the answer.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -194,7 +194,8 @@ fn orders_say_what_happens_to_the_hosts() {
     nodes.done(0, "mirror continue db");
     nodes.wait_for(0, "db: mirroring");
 
-    // Split brain: the second one is promoted by force while the first is down, and the other way round.
+    // Split brain: the second one is promoted by force while the first is down, and the other way
+    // round.
     nodes.nodes[0].kill();
     nodes.done(1, "mirror failover db --force --yes");
     nodes.write(1, 40);

@@ -49,8 +49,8 @@ const EVENTS: [Event; 8] = [
 ];
 
 impl Event {
-    /// Ends with a source that is dead, or no source any more. Returns true if the target has to have
-    /// every completed write.
+    /// Ends with a source that is dead, or no source any more. Returns true if the target has to
+    /// have every completed write.
     fn happen(self, pair: &mut Pair, source: usize, rng: &mut Rng, hosts: &mut Hosts) -> bool {
         let target = 1 - source;
         match self {
@@ -147,8 +147,8 @@ impl Hosts {
         self.loads.iter_mut().for_each(Load::kill);
     }
 
-    /// Kills them. The disk of a node that serves must show a moment of the past of each, or, with `all`, every
-    /// completed write.
+    /// Kills them. The disk of a node that serves must show a moment of the past of each, or, with
+    /// `all`, every completed write.
     fn check(mut self, what: &str, pair: &Pair, node: usize, all: bool) {
         self.stop();
         let ended = || pair.status(node)["replica"]["in_flight"] == 0;

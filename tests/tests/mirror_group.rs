@@ -1,5 +1,5 @@
-//! Consistency group of two asynchronous volumes: after the death of their source, the target shows both at
-//! one moment, and orders concern both or neither.
+//! Consistency group of two asynchronous volumes: after the death of their source, the target shows
+//! both at one moment, and orders concern both or neither.
 //!
 //! One host writes a block of one volume after the other, so each write depends on all earlier
 //! ones, whichever volume they changed. The target's disk of `data` is slow and its disk of `log`
@@ -108,8 +108,8 @@ impl Host {
         until("the host has written", written, || format!("{:?}", self.completed));
     }
 
-    /// Ends it. Returns its writes, the last of which may not have completed, and the number of completed
-    /// ones.
+    /// Ends it. Returns its writes, the last of which may not have completed, and the number of
+    /// completed ones.
     fn end(self) -> (Vec<Write>, usize) {
         self.stop.store(true, Ordering::SeqCst);
         self.thread.join().expect("the host does not panic");
@@ -218,8 +218,8 @@ impl Nodes {
         until(&format!("{} is {state}", NAMES[node]), holds, || self.explain());
     }
 
-    /// Waits until a node, which serves, mirrors both volumes. Its data is kept in a split brain: the other
-    /// node may have written alone while this one was stalled.
+    /// Waits until a node, which serves, mirrors both volumes. Its data is kept in a split brain:
+    /// the other node may have written alone while this one was stalled.
     fn keep_data_of(&self, node: usize) {
         let mut resolved = [false; 2];
         let mirrors = || {

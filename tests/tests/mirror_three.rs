@@ -176,8 +176,8 @@ fn source_with_two_targets_switches_dies_and_returns() {
     three.assert_equal_on_disk(0);
 }
 
-/// A third node joins and leaves while a host writes. The files of the others name it at no time, and
-/// a killed source knows its peers again.
+/// A third node joins and leaves while a host writes. The files of the others name it at no time,
+/// and a killed source knows its peers again.
 #[test]
 fn node_joins_and_leaves_while_host_writes() {
     let mut three = Three::knowing(|node, other| node == 2 || other < 2);

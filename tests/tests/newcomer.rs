@@ -1,10 +1,10 @@
-//! The newcomer's path: the commands of docs/guides/first-steps.md, run as written on two nodes of this
-//! machine.
+//! The newcomer's path: the commands of docs/guides/first-steps.md, run as written on two nodes of
+//! this machine.
 //!
 //! The commands that `flagstone init` prints are run as printed too. What differs from the guide:
-//! packages are not installed here (`package` does), systemd and ssh are played by the test, addresses
-//! and paths are of this machine, and the host is `flagstone load`, because the kernel's host needs
-//! root and a module (`kernel_guest` has it).
+//! packages are not installed here (`package` does), systemd and ssh are played by the test,
+//! addresses and paths are of this machine, and the host is `flagstone load`, because the kernel's
+//! host needs root and a module (`kernel_guest` has it).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -61,8 +61,8 @@ impl Path {
         self.scratch.join(&format!("{node}/api"))
     }
 
-    /// A word of a command on `node`, with addresses and paths of this machine. Each server runs in its
-    /// own directory, so the device has the same name on both, as in the guide.
+    /// A word of a command on `node`, with addresses and paths of this machine. Each server runs in
+    /// its own directory, so the device has the same name on both, as in the guide.
     fn word(&self, node: &str, word: &str) -> String {
         let directory = self.scratch.join(node);
         let directory = directory.to_str().unwrap();

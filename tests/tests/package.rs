@@ -1,8 +1,8 @@
-//! The Debian package: installed by dpkg into a root directory of its own, started as its unit does,
-//! attached, reloaded, upgraded, removed.
+//! The Debian package: installed by dpkg into a root directory of its own, started as its unit
+//! does, attached, reloaded, upgraded, removed.
 //!
-//! The root has a shell and the libraries that the program names, nothing else. systemd, which would
-//! start the unit and restrict it, is left out; `service` checks the unit.
+//! The root has a shell and the libraries that the program names, nothing else. systemd, which
+//! would start the unit and restrict it, is left out; `service` checks the unit.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -1,5 +1,4 @@
 //! Orders on pools while a disk of one of them answers no writes.
-#![allow(clippy::disallowed_methods, reason = "an order has to hang for a while")]
 
 use std::process::{Child, Output};
 
@@ -154,8 +153,7 @@ fn hung_import_holds_up_no_order_and_no_return() {
     assert!(copied.unwrap().success());
     // It is opened and read, and its first write hangs.
     let Some(hung) = LoopDevice::new("hung import", &file) else { return };
-    let hung = hung.path();
-    let import = format!("pool import fast {} --yes", hung.display());
+    let import = format!("pool import fast {} --yes", hung.path().display());
     std::fs::rename(&disk, &away).unwrap();
     bed.server.restart();
     freezer.freeze();
@@ -176,7 +174,7 @@ fn hung_import_holds_up_no_order_and_no_return() {
     bed.server.restart();
     freezer.freeze();
     let hanging = bed.start_order(&import);
-    std::thread::sleep(std::time::Duration::from_secs(5));
+    until("a write of the import hangs", || hung.has_writes_in_flight(), String::new);
     let line = "pool destroy fast --force --yes";
     let done = end(bed.start_order(line), line);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

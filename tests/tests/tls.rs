@@ -1,5 +1,5 @@
-//! TLS with real processes: NVMe/TCP between two of this program; NBD with nbdcopy, nbdinfo, qemu-img
-//! and nbdkit; and a search for the keys in everything that the server says.
+//! TLS with real processes: NVMe/TCP between two of this program; NBD with nbdcopy, nbdinfo,
+//! qemu-img and nbdkit; and a search for the keys in everything that the server says.
 
 use std::fs::{self, Permissions};
 use std::io::{Read as _, Write as _};
@@ -503,7 +503,8 @@ fn identities_name_host_subsystem_and_key() {
     }
 }
 
-/// Certificates of an authority, a server `localhost` and a client `client-1`, as nbdcopy wants them.
+/// Certificates of an authority, a server `localhost` and a client `client-1`, as nbdcopy wants
+/// them.
 fn certificates(scratch: &Scratch) -> PathBuf {
     let folder = scratch.join("pki");
     fs::create_dir(&folder).expect("a new folder");

@@ -1,10 +1,11 @@
-//! Handshake flood: connections that guess the key of a host, again and again, until the time is over.
+//! Handshake flood: connections that guess the key of a host, again and again, until the time is
+//! over.
 //!
-//! Prints how many attempts were refused. It runs on one core, and lets the target compute more than it
-//! computes itself only as far as the protocol does.
+//! Prints how many attempts were refused. It runs on one core, and lets the target compute more
+//! than it computes itself only as far as the protocol does.
 //!
-//! `handshake_flood ADDRESS NQN HOSTNQN [--tls] [--connections N] [--seconds S]`; `--tls` guesses the key of
-//! TLS
+//! `handshake_flood ADDRESS NQN HOSTNQN [--tls] [--connections N] [--seconds S]`; `--tls` guesses
+//! the key of TLS
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the runtime")]
 
 use std::cell::Cell;

@@ -1,8 +1,8 @@
 //! Pool benchmark: a volume of a pool on a memory device against the device, and how a pool scales.
 //!
-//! `pool cpu [ROUNDS] [MILLISECONDS]`: 4 KiB random writes and reads, depth 32, in this process, raw
-//! and pool in turns.
-//! `pool scale [SNAPSHOTS]`: snapshots, volumes, first writes of 1 TiB, memory, and a restart.
+//! `pool cpu [ROUNDS] [MILLISECONDS]`: 4 KiB random writes and reads, depth 32, in this process,
+//! raw and pool in turns. `pool scale [SNAPSHOTS]`: snapshots, volumes, first writes of 1 TiB,
+//! memory, and a restart.
 #![allow(clippy::disallowed_methods, reason = "a program's edge: it starts the runtime")]
 
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Disturbance of measurements: CPU time that other processes and the hypervisor took meanwhile.
 //!
 //! The time of a process and its descendants, running or ended, is subtracted from the
-//! machine's. Interrupts are left out, because the kernel charges them to no process and our own I/O
-//! causes most of them.
+//! machine's. Interrupts are left out, because the kernel charges them to no process and our own
+//! I/O causes most of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -105,8 +105,8 @@ fn is_zero(count: &u32) -> bool {
 }
 
 /// Options of fio that a job may add: none of them accesses anything but the checked target, runs a
-/// program, or overrides a field of [`BenchJob`]. It is an allowlist because fio accepts abbreviations,
-/// which no denylist would catch.
+/// program, or overrides a field of [`BenchJob`]. It is an allowlist because fio accepts
+/// abbreviations, which no denylist would catch.
 const EXTRA: &str = "\
     blockalign bsrange bssplit buffer_compress_percentage bwavgtime clocksource \
     cpus_allowed cpus_allowed_policy dedupe_percentage end_fsync fadvise_hint fallocate \

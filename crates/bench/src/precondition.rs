@@ -66,8 +66,8 @@ pub(crate) fn check_room(paths: &[&Path], size_bytes: u64) -> Result<(), Error> 
     Ok(())
 }
 
-/// Discards a whole device with `blkdiscard`. Its own check for signatures is switched off: the guard
-/// has asked for consent.
+/// Discards a whole device with `blkdiscard`. Its own check for signatures is switched off: the
+/// guard has asked for consent.
 ///
 /// # Errors
 /// The program is missing, the device cannot discard, or an interruption.

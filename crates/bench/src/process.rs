@@ -1,8 +1,8 @@
 //! Processes: programs that are run to their end or in the background, and the user's interruption.
 //!
-//! Invariants: a process is killed when its handle is dropped; it has its own process group, so that
-//! Ctrl-C reaches only this process; its output goes to files, so that it never blocks on us, and a
-//! bounded part of it is read.
+//! Invariants: a process is killed when its handle is dropped; it has its own process group, so
+//! that Ctrl-C reaches only this process; its output goes to files, so that it never blocks on us,
+//! and a bounded part of it is read.
 //!
 //! A benchmark waits for programs outside of any executor and never in a simulation. So the
 //! workspace's bans of the standard library's processes and sleep do not apply in this module.

@@ -89,8 +89,8 @@ impl Table {
         at > 0 && self.rows.iter().filter_map(|row| row.get(at)).all(starts_as_number)
     }
 
-    /// Aligned columns. Where they exceed [`WIDTH`], the widest wrap between words; columns that fit
-    /// even so no longer follow below, after the first column again.
+    /// Aligned columns. Where they exceed [`WIDTH`], the widest wrap between words; columns that
+    /// fit even so no longer follow below, after the first column again.
     fn text(&self) -> String {
         let titles = if self.title.is_empty() { Vec::new() } else { wrapped(&self.title, WIDTH) };
         let mut out: String = titles.iter().map(|line| format!("{line}\n")).collect();

@@ -62,8 +62,8 @@ impl Machine {
         self.0.path().join(name)
     }
 
-    /// Writes a program. Another process does: a fork of a test beside this one could inherit a file
-    /// that is open for writing, and the program could then not be executed.
+    /// Writes a program. Another process does: a fork of a test beside this one could inherit a
+    /// file that is open for writing, and the program could then not be executed.
     fn program(&self, name: &str, script: &str) {
         let mut shell = Command::new("sh")
             .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])

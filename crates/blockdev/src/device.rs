@@ -148,14 +148,14 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// Lets calls reach space that the device has gained, while it may still be taken back: the
     /// geometry reports up to `bytes`, as far as the device has them, until the next call of this
-    /// method. Space that no [`BlockDevice::refresh`] has found is not needed: a device that loses it
-    /// again has not failed. 0 withdraws it. A device that cannot tell both apart ignores this.
+    /// method. Space that no [`BlockDevice::refresh`] has found is not needed: a device that loses
+    /// it again has not failed. 0 withdraws it. A device that cannot tell both apart ignores this.
     fn expose(&self, bytes: u64) {
         let _ = bytes;
     }
 
-    /// The size of the device at this moment, in bytes, if it can be queried. Smaller than the geometry
-    /// after the device was shrunk. May block for a moment: not for the data path.
+    /// The size of the device at this moment, in bytes, if it can be queried. Smaller than the
+    /// geometry after the device was shrunk. May block for a moment: not for the data path.
     fn present_bytes(&self) -> Option<u64> {
         None
     }
@@ -166,8 +166,8 @@ pub trait BlockDevice: Send + Sync + 'static {
         false
     }
 
-    /// Space in use of a thin device, in bytes; `None` for a device whose whole size is allocated, or
-    /// that does not know.
+    /// Space in use of a thin device, in bytes; `None` for a device whose whole size is allocated,
+    /// or that does not know.
     fn used_bytes(&self) -> Option<u64> {
         None
     }

@@ -27,8 +27,8 @@ pub trait Layer: Send + Sync + 'static {
         self.child().must_reopen()
     }
 
-    /// See [`BlockDevice::compare_and_write`]. Unsupported by default, because only the layer that all
-    /// calls of a volume pass can exclude the others.
+    /// See [`BlockDevice::compare_and_write`]. Unsupported by default, because only the layer that
+    /// all calls of a volume pass can exclude the others.
     fn compare_and_write(
         &self,
         offset: u64,

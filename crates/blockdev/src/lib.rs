@@ -5,8 +5,9 @@
 //! devices without knowing their type. Front ends translate a protocol into calls on one device.
 //!
 //! Read [`device`] first, which states the promises of a completed call. Then the leaves: [`null`],
-//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`stats`], [`reopenable`],
-//! [`sectors`]. The crate `conformance` contains the checks that all of them must pass.
+//! [`memory`], [`mod@file`]; then the layers: [`stripe`], [`delay`], [`fault`], [`stats`],
+//! [`reopenable`], [`sectors`]. The crate `conformance` contains the checks that all of them must
+//! pass.
 
 pub mod config;
 pub mod delay;

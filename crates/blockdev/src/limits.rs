@@ -60,5 +60,6 @@ pub(crate) const FILE_BYTES_MIN: u64 = 4096;
 /// Interval of checks for the end of changes that began before the first Compare and Write.
 pub(crate) const EXCLUSION_POLL: std::time::Duration = std::time::Duration::from_micros(200);
 
-/// Part of a range that Compare and Write reads at the memory ceiling, in bytes, beyond the ceiling.
+/// Part of a range that Compare and Write reads at the memory ceiling, in bytes, beyond the
+/// ceiling.
 pub(crate) const COMPARE_LEAST_BYTES: usize = 4 << 10;

@@ -1,7 +1,7 @@
 //! Range lock: orders overlapping calls of tasks on any core, with [`crate::range_table`].
 //!
-//! A mirrored write holds its range until both legs have it, so both legs apply overlapping writes in
-//! the same order and end up equal. A read waits for such writes, so no host reads data that a
+//! A mirrored write holds its range until both legs have it, so both legs apply overlapping writes
+//! in the same order and end up equal. A read waits for such writes, so no host reads data that a
 //! failure could take back. A resync locks the range that it copies in the same way. An unmirrored
 //! volume locks ranges only once a host has used Compare and Write.
 //!

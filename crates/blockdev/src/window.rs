@@ -97,8 +97,8 @@ impl<T> Window<T> {
     }
 }
 
-/// Makes the calls that `calls` yields, several concurrently, and passes each result before the first
-/// failure to `done`, in order and without a gap.
+/// Makes the calls that `calls` yields, several concurrently, and passes each result before the
+/// first failure to `done`, in order and without a gap.
 ///
 /// # Errors
 /// After a failure it makes no more calls, waits for those in flight, and returns the first failure

@@ -1,5 +1,4 @@
 //! Heap allocation: a read or write allocates nothing in the steady state.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Conformance of every leaf and layer, on every driver, with both usual block sizes.
-#![allow(missing_docs)]
 
 mod common;
 

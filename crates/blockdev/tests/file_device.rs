@@ -1,5 +1,4 @@
 //! File device: behavior beyond the promises of every device.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! File device on a simulated disk that fails and loses power.
-#![allow(missing_docs)]
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,6 +1,5 @@
 //! Self-test of the conformance kit: each test device breaks one promise, and the suite must
 //! notice.
-#![allow(missing_docs)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Shell completions: the registration script, and the volumes and nodes that a running server knows.
+//! Shell completions: the registration script, and the volumes and nodes that a running server
+//! knows.
 //!
 //! The script asks this program at each completion (`FLAGSTONE_COMPLETE` in the environment). The
 //! server's answer is awaited for [`PATIENCE`] at most; without an answer, no names are completed.

@@ -4,8 +4,8 @@ use std::io::{self, IsTerminal as _};
 
 use crate::output::complain;
 
-/// Asks a person to confirm the data loss. Without a terminal the answer is no. `command` is what to
-/// run with `--yes`.
+/// Asks a person to confirm the data loss. Without a terminal the answer is no. `command` is what
+/// to run with `--yes`.
 pub(crate) fn is_agreed(command: &str, outcome: &str, data_loss: &str) -> bool {
     complain(&format!("{outcome}\ndata loss: {data_loss}\n"));
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {

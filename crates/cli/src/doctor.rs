@@ -1,5 +1,5 @@
-//! `flagstone doctor`: finds host settings that cost performance, changes them, and writes the archive
-//! for a bug report.
+//! `flagstone doctor`: finds host settings that cost performance, changes them, and writes the
+//! archive for a bug report.
 
 use std::io;
 use std::path::PathBuf;
@@ -45,10 +45,12 @@ pub(crate) struct DoctorArgs {
     /// Write an archive for a bug report, without secrets and data
     #[arg(long, conflicts_with_all = ["apply", "undo"])]
     pub(crate) support: bool,
-    /// With --support: the archive, which must not exist; flagstone-support-TIME.tar.gz if not given
+    /// With --support: the archive, which must not exist; flagstone-support-TIME.tar.gz if not
+    /// given
     #[arg(long, value_name = "FILE", requires = "support")]
     pub(crate) archive: Option<PathBuf>,
-    /// With --support: the configuration; /etc/flagstone/conf.d and /etc/flagstone.toml if not given
+    /// With --support: the configuration; /etc/flagstone/conf.d and /etc/flagstone.toml if not
+    /// given
     #[arg(long, value_name = "FILE", requires = "support")]
     pub(crate) config: Option<PathBuf>,
     /// With --support: Unix socket of the server's API; the default sockets if not given

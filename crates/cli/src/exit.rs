@@ -7,8 +7,8 @@ use flagstone_lab::Error as LabError;
 
 use crate::output::complain;
 
-/// Exit statuses, documented in `docs/cli.md`. A panic ends the process with SIGABRT. A shell reports
-/// an unhandled signal as 128 plus its number, so a panic as 134.
+/// Exit statuses, documented in `docs/cli.md`. A panic ends the process with SIGABRT. A shell
+/// reports an unhandled signal as 128 plus its number, so a panic as 134.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {

@@ -53,11 +53,11 @@ pub struct PredictedLimit {
     pub confidence: Confidence,
 }
 
-/// A change of the configuration, of the job or of the measurement. A change that lifts a limit is the
-/// smallest that brings the workload to the next limit, where it can be computed; `Display` explains
-/// each. `machine` is a name, or a vCPU range as in the table, such as `16-31`, and `workload_iops` are
-/// the IOPS of this workload under that machine's limit. `throughput` is each disk's, in the
-/// catalog's unit. `bytes` is the largest or smallest block that gains something.
+/// A change of the configuration, of the job or of the measurement. A change that lifts a limit is
+/// the smallest that brings the workload to the next limit, where it can be computed; `Display`
+/// explains each. `machine` is a name, or a vCPU range as in the table, such as `16-31`, and
+/// `workload_iops` are the IOPS of this workload under that machine's limit. `throughput` is each
+/// disk's, in the catalog's unit. `bytes` is the largest or smallest block that gains something.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "action", rename_all = "kebab-case")]
 pub enum Recommendation {

@@ -1,6 +1,5 @@
 //! Cheapest search: compared with an exhaustive search of a small catalog, and run on the
 //! built-in ones.
-#![allow(missing_docs)]
 
 use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::{CheapestPlan, CheapestReport, Need, Prices, Requirement, Scope};

@@ -1,5 +1,4 @@
 //! Curves and comparisons equal predictions at every position, for every type of both catalogs.
-#![allow(missing_docs)]
 
 use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::compare::ComparisonRequest;

@@ -1,9 +1,9 @@
-//! Access rule: a listener that other machines reach requires keys of its hosts, for authentication or
-//! TLS, and a peer on another machine shares a key, unless the operator accepts the opposite with the
-//! word `insecure`.
+//! Access rule: a listener that other machines reach requires keys of its hosts, for authentication
+//! or TLS, and a peer on another machine shares a key, unless the operator accepts the opposite
+//! with the word `insecure`.
 //!
-//! The rule is here once. `check` refuses by it, the server reports by it, and an order on a volume of
-//! a pool is refused by it.
+//! The rule is here once. `check` refuses by it, the server reports by it, and an order on a volume
+//! of a pool is refused by it.
 
 use std::collections::BTreeMap;
 use std::fmt;

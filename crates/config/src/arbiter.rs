@@ -79,8 +79,8 @@ fn bucket_url(text: &str) -> Result<BucketUrl, &'static str> {
     Ok(BucketUrl { cloud, bucket: bucket.to_owned(), prefix: key_prefix(prefix)? })
 }
 
-/// An endpoint in the form of a URL, without a slash at the end, and without the scheme's default port:
-/// requests are signed without it.
+/// An endpoint in the form of a URL, without a slash at the end, and without the scheme's default
+/// port: requests are signed without it.
 fn bucket_endpoint(text: &str) -> Result<String, String> {
     let (scheme, authority) = text.split_once("://").unwrap_or_default();
     let port = match scheme {

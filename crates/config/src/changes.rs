@@ -1,4 +1,5 @@
-//! Changes between two configurations: the keys that a running server applies only at its next start.
+//! Changes between two configurations: the keys that a running server applies only at its next
+//! start.
 
 use crate::{
     ArbiterStore, BucketStore, Config, EtcdStore, Host, Layer, Mirror, Nbd, Nvme, Peer, Server,

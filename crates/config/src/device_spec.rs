@@ -339,7 +339,8 @@ fn parse_nvme_tcp(rest: &str) -> Result<NvmeTcpSpec, DeviceSpecError> {
     Ok(spec)
 }
 
-/// The TLS key is made by authentication, which has to be of both sides: it contains no key of theirs.
+/// The TLS key is made by authentication, which has to be of both sides: it contains no key of
+/// theirs.
 fn check_concatenation(spec: &NvmeTcpSpec) -> Result<(), DeviceSpecError> {
     let problem = if spec.tls_key_file.is_some() {
         "concat generates the TLS key: remove tls-key-file, or concat"
@@ -507,7 +508,8 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
-/// A relative path that looks like a scheme or a home directory gets a `./`, so that it stays a path.
+/// A relative path that looks like a scheme or a home directory gets a `./`, so that it stays a
+/// path.
 fn fmt_path(path: &Path, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let text = path.to_string_lossy();
     let guarded = split_scheme(&text).is_some() || is_home_directory(&text);

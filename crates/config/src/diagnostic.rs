@@ -1,6 +1,6 @@
-//! Diagnostics of a configuration, rendered in the manner of a compiler: line and column, the source
-//! line, the problem, and the fix. Nothing of a hostile file is shown at length or with control
-//! characters.
+//! Diagnostics of a configuration, rendered in the manner of a compiler: line and column, the
+//! source line, the problem, and the fix. Nothing of a hostile file is shown at length or with
+//! control characters.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -62,8 +62,8 @@ pub enum Severity {
     Warning,
 }
 
-/// Text of a mistake, and the text that it has in every table of the same kind. Mistakes of one kind
-/// are reported together.
+/// Text of a mistake, and the text that it has in every table of the same kind. Mistakes of one
+/// kind are reported together.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
     text: String,

@@ -2,12 +2,12 @@
 //!
 //! [`Config::parse`] returns either a configuration that is valid as a whole or all its mistakes
 //! ([`Diagnostics`]), each at its line and column with the fix. Unknown keys are mistakes. Catalogs
-//! named in the file are read with it. No input causes a panic, or memory use beyond a small multiple
-//! of the file's size.
+//! named in the file are read with it. No input causes a panic, or memory use beyond a small
+//! multiple of the file's size.
 //!
-//! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of keys has no
-//! meaning. [`device_spec`] and [`listen_spec`] parse devices and
-//! addresses, [`names`] checks names, [`starter`] writes a first file.
+//! [`schema`] has the keys, and `docs/configuration.md` is generated from it. The order of keys has
+//! no meaning. [`device_spec`] and [`listen_spec`] parse devices and addresses, [`names`] checks
+//! names, [`starter`] writes a first file.
 
 #![allow(missing_docs, reason = "the names of most members say it")]
 
@@ -96,8 +96,8 @@ impl Config {
         finish(Some(raw), report, arguments, None).map(|checked| checked.config)
     }
 
-    /// Reads the file at `path`, at most 1 MiB, with command-line options. Of a directory, reads the
-    /// files `*.toml` in the order of their names, as one text: a table is in one of them only.
+    /// Reads the file at `path`, at most 1 MiB, with command-line options. Of a directory, reads
+    /// the files `*.toml` in the order of their names, as one text: a table is in one of them only.
     ///
     /// # Errors
     /// As [`Config::parse_with`]; or that the file cannot be read, or is no text.

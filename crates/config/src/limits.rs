@@ -6,8 +6,8 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Most files of a configuration directory: one for each volume would still be readable.
 pub const MAX_FILES: usize = 1024;
 
-/// Most different mistakes reported of one file: beyond it a reader gains nothing, and a hostile file cannot
-/// make the report larger than itself by much.
+/// Most different mistakes reported of one file: beyond it a reader gains nothing, and a hostile
+/// file cannot make the report larger than itself by much.
 pub const MAX_DIAGNOSTICS: usize = 100;
 
 /// Most other places named for a mistake that is made at many.
@@ -29,7 +29,8 @@ pub const MAX_VOLUMES: usize = 4096;
 /// Most addresses that lead to one namespace.
 pub const MAX_PATHS: usize = 8;
 
-/// Most addresses of a peer for hosts: each is a discovery log entry of every volume mirrored to it.
+/// Most addresses of a peer for hosts: each is a discovery log entry of every volume mirrored to
+/// it.
 pub const MAX_HOST_ADDRESSES: usize = 8;
 
 /// Most peer nodes.

@@ -64,8 +64,8 @@ fn group_name(text: &str) -> Result<String, NameError> {
     check_volume_name(text).map(|()| text.to_owned()).map_err(|_| NameError::Group)
 }
 
-/// Reads a `[peer.NAME]`. A peer with a mistake keeps its name, so that mirrors naming it do not get a
-/// second error.
+/// Reads a `[peer.NAME]`. A peer with a mistake keeps its name, so that mirrors naming it do not
+/// get a second error.
 pub(crate) fn read_peer(
     name: Located<String>,
     reader: &Reader<'_>,
@@ -307,8 +307,8 @@ pub(crate) fn check_mirrors(
 }
 
 /// All volumes of a group have one peer, the same one, and the same mode. Its name is not that of a
-/// volume. No peer acknowledges from memory: after a power loss of it, a volume could lack a write that
-/// another volume's write depends on.
+/// volume. No peer acknowledges from memory: after a power loss of it, a volume could lack a write
+/// that another volume's write depends on.
 fn check_groups(raw: &RawConfig, report: &Report) {
     let mut first: BTreeMap<&str, (&RawMirror, &Located<String>, usize)> = BTreeMap::new();
     for mirror in raw.volumes.iter().flat_map(mirrors) {
@@ -503,8 +503,8 @@ fn check_queue(raw: &RawConfig, mirror: &RawMirror, report: &Report) {
     }
 }
 
-/// Only automatic failover fences a peer: an operator who orders a failover knows what the other machine
-/// does.
+/// Only automatic failover fences a peer: an operator who orders a failover knows what the other
+/// machine does.
 fn check_fencing(raw: &RawConfig, report: &Report) {
     for (name, peer) in &raw.peers {
         let fenced = peer.as_ref().is_some_and(|peer| !peer.fence_command.is_empty());

@@ -303,7 +303,8 @@ impl<'a> Reader<'a> {
         Some(List { entries, written: array.len(), place })
     }
 
-    /// A list of texts, or of tables as `[[…]]` or `{ … }`, if written. More than `max` is a mistake.
+    /// A list of texts, or of tables as `[[…]]` or `{ … }`, if written. More than `max` is a
+    /// mistake.
     pub(crate) fn entries(&self, name: &str, max: usize) -> Option<Entries<'a>> {
         let key = self.key(name);
         let Kind::Entries(_, section) = key.kind else {

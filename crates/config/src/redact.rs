@@ -41,8 +41,8 @@ pub fn configuration(path: &Path) -> Result<String, String> {
     Ok(out)
 }
 
-/// A text, such as a log, with what looks like a secret replaced by [`REDACTED`]: secrets in their own
-/// formats, and the user part of a URL.
+/// A text, such as a log, with what looks like a secret replaced by [`REDACTED`]: secrets in their
+/// own formats, and the user part of a URL.
 pub fn text(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.split_inclusive('\n') {

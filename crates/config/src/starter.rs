@@ -46,7 +46,8 @@ pub struct StarterPair {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StarterNode {
     pub name: String,
-    /// Host name or IP address that the other node reaches, with a port other than 4420 if it has one.
+    /// Host name or IP address that the other node reaches, with a port other than 4420 if it has
+    /// one.
     pub address: String,
 }
 
@@ -63,8 +64,8 @@ impl StarterNode {
         parsed.is_ok_and(|address| address.host.is_loopback())
     }
 
-    /// All addresses of the node, with the port at which the other node reaches it. A node of a pair
-    /// on one machine listens only there.
+    /// All addresses of the node, with the port at which the other node reaches it. A node of a
+    /// pair on one machine listens only there.
     pub fn listen(&self) -> String {
         match parse_authority(&self.address, NVME_TCP_PORT) {
             Ok(HostPort { port, .. }) => match self.is_local() {

@@ -1,5 +1,5 @@
-//! URI parts (RFC 3986) that device and listen addresses share: scheme, authority, percent-encoding.
-//! Parsing is strict: anything unexpected is an error.
+//! URI parts (RFC 3986) that device and listen addresses share: scheme, authority,
+//! percent-encoding. Parsing is strict: anything unexpected is an error.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -140,8 +140,8 @@ pub(crate) fn percent_decode(text: &str) -> Option<String> {
     escapes.then(|| percent_decode_str(text).decode_utf8().ok())?.map(Into::into)
 }
 
-/// All but what stays as it is: unreserved characters (RFC 3986, section 2.3), and `:`, `/` and `@`,
-/// which paths and query values may hold.
+/// All but what stays as it is: unreserved characters (RFC 3986, section 2.3), and `:`, `/` and
+/// `@`, which paths and query values may hold.
 const ENCODED: AsciiSet = NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')

@@ -101,8 +101,8 @@ fn data_of(found: &DeviceUse, own_file: bool) -> Option<String> {
 /// Bytes at the start of a device that [`contents`] judges.
 pub const JUDGED_BYTES: u64 = 1 << 20;
 
-/// Description of the data at the start of a device of `size_bytes` that cannot be inspected by path,
-/// because it is served or open; `None` if all is zero.
+/// Description of the data at the start of a device of `size_bytes` that cannot be inspected by
+/// path, because it is served or open; `None` if all is zero.
 pub fn contents(beginning: &[u8], size_bytes: u64) -> Option<String> {
     let first = beginning.iter().position(|byte| *byte != 0)?;
     // Reading from memory cannot fail, except at its end.

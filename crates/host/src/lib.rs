@@ -1,4 +1,5 @@
-//! Host tuning: use of disks ([`inspect()`]) and the [`guard`] of their data, costly settings, and changes with undo.
+//! Host tuning: use of disks ([`inspect()`]) and the [`guard`] of their data, costly settings, and
+//! changes with undo.
 //!
 //! Three steps, each usable separately: `facts` reads a host, or a recorded tree of one, into
 //! typed facts; [`checks`] judges them without side effects; [`apply`] writes the safe changes,

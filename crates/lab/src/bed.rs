@@ -2,9 +2,10 @@
 //! user names. Each experiment is written once; a bed supplies its targets.
 //!
 //! Invariants:
-//! - nothing is written to a given disk that the guard of `flagstone bench` refuses: data that may be
-//!   destroyed is named explicitly, and a disk in use is never written to;
-//! - each figure carries its [`Provenance`], so that results of emulated disks are marked everywhere;
+//! - nothing is written to a given disk that the guard of `flagstone bench` refuses: data that may
+//!   be destroyed is named explicitly, and a disk in use is never written to;
+//! - each figure carries its [`Provenance`], so that results of emulated disks are marked
+//!   everywhere;
 //! - statements of the user that were not measured, such as a machine type, are reported as such.
 
 use std::collections::BTreeMap;

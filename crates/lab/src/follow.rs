@@ -8,8 +8,8 @@ pub(crate) struct Follow<'a> {
     pub(crate) inner: &'a mut dyn Watcher,
     /// Duration of the campaigns that follow, in seconds.
     pub(crate) later_s: f64,
-    /// Whether notes are dropped. A campaign notes that served volumes are not filled, which does not
-    /// matter for emulated disks.
+    /// Whether notes are dropped. A campaign notes that served volumes are not filled, which does
+    /// not matter for emulated disks.
     pub(crate) hides_notes: bool,
 }
 

@@ -7,10 +7,11 @@
 //! - where this machine and not the model was the limit, the result says so;
 //! - every started process is stopped, whatever happens, and scratch files are removed.
 //!
-//! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B, [`provisioned`] C,
-//! [`disk_limits`] D; [`pool`] compares a pool with the disk below it; [`failover`] kills a node under
-//! a verifying load, and [`demo`] runs short versions. [`sections`] adds their tables and pictures to the report. [`node`] and [`ports`] run the
-//! emulated nodes; [`operator`] waits for the user of given ones.
+//! [`bed`] has what all experiments share. [`mirror`] is experiment A, [`fabric`] B,
+//! [`provisioned`] C, [`disk_limits`] D; [`pool`] compares a pool with the disk below it;
+//! [`failover`] kills a node under a verifying load, and [`demo`] runs short versions. [`sections`]
+//! adds their tables and pictures to the report. [`node`] and [`ports`] run the emulated nodes;
+//! [`operator`] waits for the user of given ones.
 
 #![allow(missing_docs, reason = "the names of most members say it")]
 

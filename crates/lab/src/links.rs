@@ -1,8 +1,8 @@
 //! Links of an emulated bed that can be cut: TCP connections that are relayed by this process.
 //!
-//! A cut link is silent, as a cable that was pulled: nothing is delivered and nothing is closed. New
-//! connections are taken by the kernel, and get no answer. When the link heals, connections that
-//! neither side has given up continue.
+//! A cut link is silent, as a cable that was pulled: nothing is delivered and nothing is closed.
+//! New connections are taken by the kernel, and get no answer. When the link heals, connections
+//! that neither side has given up continue.
 
 #![allow(
     clippy::disallowed_methods,

@@ -1,7 +1,7 @@
 //! Node of an emulated test bed: `flagstone serve` as a process, and the commands of its operator.
 //!
-//! Invariants: nothing of a node runs in this process. Its configuration, log and API socket are files
-//! in its directory. It is killed as a machine dies, and when it is dropped.
+//! Invariants: nothing of a node runs in this process. Its configuration, log and API socket are
+//! files in its directory. It is killed as a machine dies, and when it is dropped.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -126,7 +126,8 @@ impl LabNode {
     /// Starts the node and waits until it serves.
     ///
     /// # Errors
-    /// It ends or does not serve within [`PATIENCE_S`], with the end of its log; the user's interruption.
+    /// It ends or does not serve within [`PATIENCE_S`], with the end of its log; the user's
+    /// interruption.
     pub(crate) fn start(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         // Each start has its own log, so that logs from before a death are kept.
         self.starts += 1;
@@ -168,8 +169,9 @@ impl LabNode {
         self.running = None;
     }
 
-    /// Stops the process with SIGSTOP, which looks like a loss of power from outside: it answers nothing
-    /// and closes nothing. Afterwards it can only be killed. Does nothing if it is not running.
+    /// Stops the process with SIGSTOP, which looks like a loss of power from outside: it answers
+    /// nothing and closes nothing. Afterwards it can only be killed. Does nothing if it is not
+    /// running.
     pub(crate) fn fall_silent(&self) -> Result<(), Error> {
         self.signal(Signal::STOP)
     }

@@ -2,8 +2,8 @@
 //!
 //! Invariants: a port is reserved against all callers of this module, in this and other processes,
 //! until this process ends. Ports are outside of the kernel's range for outgoing connections
-//! (`net.ipv4.ip_local_port_range`), so no connection takes one while its node is down. A program that
-//! does not use this module can still take one; the node then fails to start.
+//! (`net.ipv4.ip_local_port_range`), so no connection takes one while its node is down. A program
+//! that does not use this module can still take one; the node then fails to start.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -27,8 +27,8 @@ const LOWEST: u16 = 10_000;
 /// Fewest ports outside of the kernel's range that are enough to choose from.
 const ENOUGH: u16 = 1_000;
 
-/// Reservations: one name per port in the kernel's abstract socket namespace, which all processes share
-/// and which is released when the process ends.
+/// Reservations: one name per port in the kernel's abstract socket namespace, which all processes
+/// share and which is released when the process ends.
 static KEPT: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
 
 /// Different ports on which nothing listens, reserved until this process ends.

@@ -1,9 +1,10 @@
-//! Experiment C: effect of a larger disk, measured with the fio job of the published walk-through and
-//! judged by the planner.
+//! Experiment C: effect of a larger disk, measured with the fio job of the published walk-through
+//! and judged by the planner.
 //!
-//! The emulated bed has two standard persistent disks, of 200 and 600 GB; the given bed has the user's
-//! disks, which are only read. The walk-through measured 309 and 745 IOPS and called both as expected.
-//! The formula of its own source gives 150 and 450, and so do the emulated disks, which follow it.
+//! The emulated bed has two standard persistent disks, of 200 and 600 GB; the given bed has the
+//! user's disks, which are only read. The walk-through measured 309 and 745 IOPS and called both as
+//! expected. The formula of its own source gives 150 and 450, and so do the emulated disks, which
+//! follow it.
 
 use flagstone_bench::Error as BenchError;
 use flagstone_bench::campaign::{CampaignPlan, Watcher};

@@ -61,8 +61,8 @@ fn mark(emulated: bool) -> &'static str {
     if emulated { Provenance::Emulated.suffix() } else { "" }
 }
 
-/// The published plots: throughput and latency by write size, measured and published. `None` if no size
-/// was measured with and without the mirror.
+/// The published plots: throughput and latency by write size, measured and published. `None` if no
+/// size was measured with and without the mirror.
 fn mirror_drawing(summary: &MirrorSummary) -> Option<Plot> {
     let mark = mark(summary.emulated);
     let names = [

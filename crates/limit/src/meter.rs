@@ -253,7 +253,8 @@ mod tests {
     fn unused_rate_carries_over_within_tolerance_only() {
         let mut meter = one(Rate::new(1000));
         run(&mut meter, 0, ticks(1_000_000_000));
-        // After 3 ms of idle time 3 commands start at once, after a minute 5; each time one more is due.
+        // After 3 ms of idle time 3 commands start at once, after a minute 5; each time one more is
+        // due.
         let at = nanos(meter.free_at());
         assert_eq!(run(&mut meter, ticks(at + 3_000_000), 1), 4);
         assert_eq!(run(&mut meter, ticks(at + 60_000_000_000), 1), 6);

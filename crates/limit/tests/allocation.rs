@@ -1,5 +1,4 @@
 //! Heap allocation: a command allocates nothing, within the limit and beyond it.
-#![allow(missing_docs)]
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! Conformance of both layers, on every driver.
-#![allow(missing_docs)]
 
 use std::sync::Arc;
 use std::time::Duration;

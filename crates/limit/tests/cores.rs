@@ -1,6 +1,5 @@
 //! One limiter on several cores. These are real threads, so only the bounds that the limiter
 //! guarantees are checked.
-#![allow(missing_docs)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,5 +1,4 @@
 //! Both layers in simulated time: whole seconds in milliseconds, with hosts as tasks.
-#![allow(missing_docs)]
 
 use std::cell::RefCell;
 use std::rc::Rc;

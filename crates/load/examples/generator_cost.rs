@@ -5,7 +5,6 @@
 //! `at once` completes before the call returns. `later` completes each batch of calls from one
 //! task, as a connection does when responses arrive. `tasks` is an alternative generator with one
 //! task per I/O in flight, against the same late device, for comparison.
-#![allow(missing_docs)]
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

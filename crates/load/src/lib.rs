@@ -1,8 +1,8 @@
 //! Load generator (closed loop) and data verifier.
 //!
-//! [`run`](fn@run) keeps `depth` I/Os of a [`LoadJob`] in flight against a device and measures IOPS,
-//! throughput, and latency with a histogram. With [`LoadJob::verify`] it writes self-describing
-//! blocks and reports every block that is lost, torn, stale, misplaced or foreign.
+//! [`run`](fn@run) keeps `depth` I/Os of a [`LoadJob`] in flight against a device and measures
+//! IOPS, throughput, and latency with a histogram. With [`LoadJob::verify`] it writes
+//! self-describing blocks and reports every block that is lost, torn, stale, misplaced or foreign.
 //!
 //! Invariants:
 //! - The loop is closed: a slot starts its next I/O when its last one has completed. So latency is

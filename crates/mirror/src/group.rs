@@ -1,43 +1,45 @@
-//! Consistency group: mirrored volumes whose data is kept at one moment, and whose role moves as one.
+//! Consistency group: mirrored volumes whose data is kept at one moment, and whose role moves as
+//! one.
 //!
-//! An application that writes to several volumes relies on the order of its writes across them. After
-//! a failover, the volumes of a group show the source at one moment of its past.
+//! An application that writes to several volumes relies on the order of its writes across them.
+//! After a failover, the volumes of a group show the source at one moment of its past.
 //!
 //! Rules, each with its reason. `docs/mirror-groups.md` says what the operator sees.
 //!
-//! 1. *Group session:* the members' sessions to one peer form one group session. None takes host writes
-//!    before all members have attached, joined and begun their resyncs: otherwise a member would be
-//!    newer than another that still counts as consistent.
-//! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the peer
-//!    is acknowledged. A later write to another member must not reach the peer. A session that ends in
-//!    order, with nothing left to deliver, is an exception: no write follows it. One that ends because
-//!    the member moves to another mirror, such as one that is larger, is not: its successor serves at
-//!    once.
-//! 3. *One order:* the writes of a group session are numbered together, and the target starts each when
-//!    all writes that it may depend on are durable there, whichever member they change. They are sent
-//!    in that order, and the unacknowledged ones fit one window: a write that waits at the target for
-//!    others that have not been sent would exceed the time limit of a command.
-//! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may include
-//!    a write that depends on a write queued for another member.
-//! 5. *Same group on both nodes:* a target refuses a source that names another group. Without a common
-//!    order, both would count as consistent.
-//! 6. *All or none:* an order is decided for every member before anything is done, and carried out step
-//!    by step for all. No node begins to serve a member before all members have done what precedes it.
-//! 7. *Leader:* the role of the first member decides where the group is. Before the role is handed over,
-//!    every member has recorded the successor. Then the leader is handed over; if that succeeds, the
-//!    others follow, whatever happens.
-//! 8. *Followers:* a member takes the role by itself, also after a restart, only after the leader. A
-//!    source whose leader has moved, or follows the peer, becomes a target; a target whose leader serves
-//!    takes the role by an ordinary failover, which asks the peers. So a crash between two members ends
-//!    with all of them on one node.
-//! 9. *Records agree:* when a group session ends, every member that serves starts a new generation, also
-//!    without a write, and so does every member at a forced failover. Otherwise some members would follow
-//!    one node, and some the other, after a crash or a split brain.
-//! 10. *Crashed source:* a member never prefers its target after a crash, because each volume would decide
-//!     that for itself.
+//! 1. *Group session:* the members' sessions to one peer form one group session. None takes host
+//!    writes before all members have attached, joined and begun their resyncs: otherwise a member
+//!    would be newer than another that still counts as consistent.
+//! 2. *Freeze:* when a member's session ends, those of all members end, before a write without the
+//!    peer is acknowledged. A later write to another member must not reach the peer. A session that
+//!    ends in order, with nothing left to deliver, is an exception: no write follows it. One that
+//!    ends because the member moves to another mirror, such as one that is larger, is not: its
+//!    successor serves at once.
+//! 3. *One order:* the writes of a group session are numbered together, and the target starts each
+//!    when all writes that it may depend on are durable there, whichever member they change. They
+//!    are sent in that order, and the unacknowledged ones fit one window: a write that waits at the
+//!    target for others that have not been sent would exceed the time limit of a command.
+//! 4. *End of a resync:* only when the queues of all members at the last copy are empty. A copy may
+//!    include a write that depends on a write queued for another member.
+//! 5. *Same group on both nodes:* a target refuses a source that names another group. Without a
+//!    common order, both would count as consistent.
+//! 6. *All or none:* an order is decided for every member before anything is done, and carried out
+//!    step by step for all. No node begins to serve a member before all members have done what
+//!    precedes it.
+//! 7. *Leader:* the role of the first member decides where the group is. Before the role is handed
+//!    over, every member has recorded the successor. Then the leader is handed over; if that
+//!    succeeds, the others follow, whatever happens.
+//! 8. *Followers:* a member takes the role by itself, also after a restart, only after the leader.
+//!    A source whose leader has moved, or follows the peer, becomes a target; a target whose leader
+//!    serves takes the role by an ordinary failover, which asks the peers. So a crash between two
+//!    members ends with all of them on one node.
+//! 9. *Records agree:* when a group session ends, every member that serves starts a new generation,
+//!    also without a write, and so does every member at a forced failover. Otherwise some members
+//!    would follow one node, and some the other, after a crash or a split brain.
+//! 10. *Crashed source:* a member never prefers its target after a crash, because each volume would
+//!     decide that for itself.
 //!
-//! With rules 1 to 5, members that are consistent on one node are so at one moment. A member that is
-//! not, refuses the failover of all by rule 6.
+//! With rules 1 to 5, members that are consistent on one node are so at one moment. A member that
+//! is not, refuses the failover of all by rule 6.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -268,8 +270,8 @@ impl ConsistencyGroup {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends a group session: when this returns, no member sends a write in it. Not to be called under
-    /// the lock of a member's state.
+    /// Ends a group session: when this returns, no member sends a write in it. Not to be called
+    /// under the lock of a member's state.
     pub(crate) fn end(&self, leg: usize, session: &Arc<GroupSession>) {
         session.set_ended();
         {
@@ -330,9 +332,9 @@ impl Membership {
         1 << self.place
     }
 
-    /// Waits until every member has attached to the peer of this leg. A group session that there was
-    /// ends. In the next one, at most `window_bytes` are sent and not acknowledged. `None` if a member
-    /// is missing for too long.
+    /// Waits until every member has attached to the peer of this leg. A group session that there
+    /// was ends. In the next one, at most `window_bytes` are sent and not acknowledged. `None` if a
+    /// member is missing for too long.
     pub(crate) async fn gather(&self, leg: usize, window_bytes: u64) -> Option<Arc<GroupSession>> {
         let group = &self.group;
         let before = group.legs[leg].lock().current.take();
@@ -358,8 +360,8 @@ impl Membership {
         formed.or_else(|| group.legs[leg].lock().formed[self.place].take())
     }
 
-    /// This member's target is in sync, or durably inconsistent. Waits until all are. False if the group
-    /// session has ended.
+    /// This member's target is in sync, or durably inconsistent. Waits until all are. False if the
+    /// group session has ended.
     pub(crate) async fn all_begun(&self, leg: usize, session: &GroupSession) -> bool {
         session.begun.fetch_or(self.bit(), Ordering::SeqCst);
         self.group.wake(leg);
@@ -396,8 +398,8 @@ pub(crate) async fn follow_leader(member: Weak<Inner>) {
 }
 
 impl Mirror {
-    /// Ends the group sessions of which this mirror is a member, because it ends for good. A stop does
-    /// not, as no write follows that.
+    /// Ends the group sessions of which this mirror is a member, because it ends for good. A stop
+    /// does not, as no write follows that.
     pub fn leave_group_sessions(&self) {
         let Some(membership) = &self.0.group else { return };
         let sessions: Vec<_> = {
@@ -446,7 +448,8 @@ impl Inner {
         }
     }
 
-    /// Before a write without a peer is acknowledged: the other members have ended their sessions to it.
+    /// Before a write without a peer is acknowledged: the other members have ended their sessions
+    /// to it.
     pub(crate) fn freeze_group(&self) {
         let Some(membership) = &self.group else { return };
         let ended: Vec<_> = {
@@ -464,8 +467,8 @@ impl Inner {
                 member.wait_for_queue(leg).await;
             }
         }
-        // A write of another member that failed to reach the peer ended the group session before it left
-        // the queue.
+        // A write of another member that failed to reach the peer ended the group session before it
+        // left the queue.
         let ended = |own: &LegState| own.group_session.as_ref().is_some_and(|one| one.has_ended());
         self.catch_up(leg, session_id).await && !ended(&self.lock().legs[leg])
     }

@@ -126,17 +126,18 @@ pub const CHECK_BYTES: u64 = 1 << 20;
 
 /// Maximum volumes of a consistency group. Each has a session, a queue and a set of buffers.
 pub const GROUP_MEMBERS_MAX: usize = 16;
-/// How long a member of a group waits until the others have attached to the peer, in milliseconds: more
-/// than the pause between two attempts to reach it. Then its own session ends, and it tries again.
+/// How long a member of a group waits until the others have attached to the peer, in milliseconds:
+/// more than the pause between two attempts to reach it. Then its own session ends, and it tries
+/// again.
 pub const GATHER_MS: u64 = 10_000;
-/// Interval at which a member looks where the leader of its group is, in milliseconds. After a failed
-/// attempt to follow it, the interval grows to ten times this.
+/// Interval at which a member looks where the leader of its group is, in milliseconds. After a
+/// failed attempt to follow it, the interval grows to ten times this.
 pub const FOLLOW_LEADER_MS: u64 = 500;
 
 /// Window of sequence numbers at the target, from the oldest incomplete one. Each member of a group
-/// sends at most [`QUEUE_WRITES`] before the oldest is acknowledged, and a write longer than a transfer
-/// has several numbers. A waiting write takes about 60 B, and has arrived within the bounds of its
-/// connection.
+/// sends at most [`QUEUE_WRITES`] before the oldest is acknowledged, and a write longer than a
+/// transfer has several numbers. A waiting write takes about 60 B, and has arrived within the
+/// bounds of its connection.
 pub const ORDER_WINDOW: u32 = 4 * QUEUE_WRITES as u32 * GROUP_MEMBERS_MAX as u32;
 /// Maximum writes in an asynchronous queue: 8 MiB, with about 500 B for the task of each.
 pub const QUEUE_WRITES: usize = 16_384;
@@ -162,11 +163,11 @@ pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;
 /// Time limit of a call to a device of the replica, in milliseconds, while a peer is in sync or an
-/// order to change the role waits for it: then the local leg counts as failed. Above the pauses of a live migration,
-/// and below the 30 s after which Linux gives up a command.
+/// order to change the role waits for it: then the local leg counts as failed. Above the pauses of
+/// a live migration, and below the 30 s after which Linux gives up a command.
 pub const LOCAL_IO_MS: u64 = 20_000;
-/// How long a transfer to another mirror waits for the calls in flight and for the devices to answer
-/// while nothing has changed, in milliseconds. Host calls wait meanwhile.
+/// How long a transfer to another mirror waits for the calls in flight and for the devices to
+/// answer while nothing has changed, in milliseconds. Host calls wait meanwhile.
 pub const TRANSFER_CHECK_MS: u64 = 5000;
 /// How long host calls wait for the rest of a transfer, in milliseconds. Together with
 /// [`TRANSFER_CHECK_MS`] below the 30 s after which Linux gives up a command.
@@ -183,15 +184,16 @@ pub const REFUSAL_MS: u64 = 500;
 /// Pause before a peer is fenced again after the command failed, in milliseconds.
 pub const FENCE_RETRY_MS: u64 = 5000;
 
-/// How long a planned stop waits for the hand-over to the peer, in milliseconds: longer than the default
-/// timeout of a link, and well below the 90 s of service managers.
+/// How long a planned stop waits for the hand-over to the peer, in milliseconds: longer than the
+/// default timeout of a link, and well below the 90 s of service managers.
 pub const LEAVE_MS: u64 = 10_000;
 
 /// Interval at which a source compares the arbiter's record while its peer is in sync, in
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;
-/// Time within which a target reads what its source has just recorded, for a [`Proof`](crate::failover::Proof)
-/// of one store, in milliseconds: one call, and the durable record of what the source said.
+/// Time within which a target reads what its source has just recorded, for a
+/// [`Proof`](crate::failover::Proof) of one store, in milliseconds: one call, and the durable
+/// record of what the source said.
 pub const PROOF_MS: u64 = 2 * flagstone_arbiter::limits::CALL_MS;
 /// Pause before the arbiter is asked again after it granted nothing, in milliseconds: below the
 /// shortest lease.

@@ -9,13 +9,14 @@
 //! | discard | Treated as a write of zeroes that may deallocate, because legs must not differ in what a discard leaves. |
 //!
 //! One state, behind a lock that is held for a few instructions at a time, holds the role, the legs
-//! that receive writes, and the blocked calls. Every host call inspects it, or its core's view of it,
-//! once when it is admitted ([`crate::io::admission`]) and keeps what it found. A change of that
-//! state (a disconnect, a change of role, the end of a resync) waits for calls that were admitted
-//! earlier ([`crate::io::call_gate`]).
+//! that receive writes, and the blocked calls. Every host call inspects it, or its core's view of
+//! it, once when it is admitted ([`crate::io::admission`]) and keeps what it found. A change of
+//! that state (a disconnect, a change of role, the end of a resync) waits for calls that were
+//! admitted earlier ([`crate::io::call_gate`]).
 //!
 //! Continue with [`crate::io::admission`], [`crate::io::write`], [`crate::io::new_generation`],
-//! [`crate::session::connect`] and [`crate::session::resync`]. [`crate::session::target`] is the receiving side.
+//! [`crate::session::connect`] and [`crate::session::resync`]. [`crate::session::target`] is the
+//! receiving side.
 //!
 //! [`BlockDevice`]: flagstone_blockdev::BlockDevice
 
@@ -160,8 +161,8 @@ impl Mirror {
         Mirror::build(versions, local, peers, None, None)
     }
 
-    /// As [`Mirror::speaking`], as a member of a consistency group. An earlier mirror in its place has
-    /// ended.
+    /// As [`Mirror::speaking`], as a member of a consistency group. An earlier mirror in its place
+    /// has ended.
     ///
     /// # Panics
     /// As [`Mirror::new`].
@@ -174,8 +175,8 @@ impl Mirror {
         Mirror::build(versions, local, peers, group, None)
     }
 
-    /// Like [`Mirror::speaking`], with automatic failover if there are options for it. Such a mirror
-    /// is in no consistency group.
+    /// Like [`Mirror::speaking`], with automatic failover if there are options for it. Such a
+    /// mirror is in no consistency group.
     ///
     /// # Panics
     /// As [`Mirror::new`], and with `failover` unless there is a single peer in synchronous mode.
@@ -435,8 +436,8 @@ impl Inner {
         time::now().as_nanos()
     }
 
-    /// Current time of automatic failover, in nanoseconds of a clock that runs on while the machine is
-    /// suspended: a lease ends meanwhile, too.
+    /// Current time of automatic failover, in nanoseconds of a clock that runs on while the machine
+    /// is suspended: a lease ends meanwhile, too.
     pub(crate) fn boot_ns() -> u64 {
         time::boot_nanos()
     }

@@ -1,8 +1,8 @@
 //! Named values: enums with one name per value, in configuration, JSON, metrics and commands.
 
 /// Declares an enum with `ALL`, `name()`, `Display`, and the name as its serde form. With
-/// `_ => Unknown` at the end, values that a reader does not know become `Unknown`, the default; it is
-/// not in `ALL`.
+/// `_ => Unknown` at the end, values that a reader does not know become `Unknown`, the default; it
+/// is not in `ALL`.
 #[macro_export]
 macro_rules! named {
     (

@@ -50,8 +50,8 @@ named! {
         /// The operator decides.
         #[default]
         Manual = "manual",
-        /// Discard the local data if the peer serves hosts and this side does not. The operator decides
-        /// in all other cases.
+        /// Discard the local data if the peer serves hosts and this side does not. The operator
+        /// decides in all other cases.
         KeepServing = "keep-serving",
     }
 }
@@ -84,8 +84,8 @@ named! {
     /// Records that the write-intent log writes before the data.
     #[derive(Default)]
     pub enum IntentLogMode {
-        /// A record of all active regions whenever the set changes. Writes to active regions need no
-        /// record.
+        /// A record of all active regions whenever the set changes. Writes to active regions need
+        /// no record.
         #[default]
         ActiveRegions = "active-regions",
         /// A separate record for each write, one after the other, as a log without active regions

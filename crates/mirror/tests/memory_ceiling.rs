@@ -1,6 +1,5 @@
 //! Mirrors while hosts hold all pooled memory. A process of its own, because the memory limit
 //! applies to a process.
-#![allow(missing_docs)]
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};

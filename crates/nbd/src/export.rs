@@ -18,8 +18,8 @@ pub struct Export {
     pub device: SharedDevice,
     /// Refuse changes, even if the device is writable.
     pub read_only: bool,
-    /// Clients that may use it: names in their certificates, or identities of their pre-shared keys.
-    /// `None` for every client.
+    /// Clients that may use it: names in their certificates, or identities of their pre-shared
+    /// keys. `None` for every client.
     pub access: Option<Vec<String>>,
     /// Serializes read-modify-write with other changes.
     pub(crate) block_lock: BlockLock,

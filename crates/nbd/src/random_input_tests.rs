@@ -1,7 +1,7 @@
 //! Tests with random input: the code that parses peer input, as functions of bytes.
 //!
-//! Each test runs the code of real connections without sockets, and asserts its invariants: no panic,
-//! no range outside the export, bounded output, and progress on every step.
+//! Each test runs the code of real connections without sockets, and asserts its invariants: no
+//! panic, no range outside the export, bounded output, and progress on every step.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
 //! Heap allocations of server and client: none in the steady state.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Client against Flagstone's server: it behaves like any block device.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Invalid clients: the server survives them.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Servers that crash, lose power, restart or hang, in simulated time.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Client against old, minimal, unusual or broken servers.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Server behavior for conforming clients, checked byte by byte.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -3,7 +3,6 @@
 //!
 //! Left out: the kernel's socket buffers beyond a few KiB for each stalled client, the speed of the
 //! disk, and clients that share the good client's network.
-#![allow(missing_docs)]
 
 mod common;
 

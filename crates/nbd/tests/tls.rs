@@ -1,5 +1,4 @@
 //! STARTTLS between this crate's client and server, and what plain clients are refused.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The compiler checks each offset and the size, so there is no padding, and no misplaced field.
-//! A field named `_reserved` is reserved by the specification. One named `_unused` covers fields that
-//! the specification defines and this project does not read or set; they are 0.
+//! A field named `_reserved` is reserved by the specification. One named `_unused` covers fields
+//! that the specification defines and this project does not read or set; they are 0.
 //!
 //! All fields are bytes or little-endian integers of alignment 1: a structure can be viewed at any
 //! address, on any machine.

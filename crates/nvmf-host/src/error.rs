@@ -92,8 +92,8 @@ pub enum HostError {
     Reopened,
 }
 
-/// Alerts of RFC 8446, section 6.2, to a PSK that is not known. Another key of the same identity gets
-/// `decrypt_error` (section 4.2.11).
+/// Alerts of RFC 8446, section 6.2, to a PSK that is not known. Another key of the same identity
+/// gets `decrypt_error` (section 4.2.11).
 const HANDSHAKE_FAILURE: u8 = 40;
 const UNKNOWN_PSK: u8 = 115;
 

@@ -54,8 +54,9 @@ pub struct HostOptions {
 pub struct HostTls {
     /// Keys between this host and the subsystem; the first is offered.
     pub keys: TlsRing,
-    /// If TLS fails, as the target speaks none or lacks the key, connect without. An attacker on the way can bring that about, so
-    /// it is for the time in which the nodes of a pair change to TLS.
+    /// If TLS fails, as the target speaks none or lacks the key, connect without. An attacker on
+    /// the way can bring that about, so it is for the time in which the nodes of a pair change to
+    /// TLS.
     pub allow_plain: bool,
 }
 

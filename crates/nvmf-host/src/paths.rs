@@ -25,8 +25,8 @@ use crate::limits::{PATH_PAUSE, PATH_PAUSE_MAX, PATH_RECONNECT};
 /// executed there later. Nodes that serve the same namespace must therefore fence the abandoned
 /// one, as Flagstone's mirror does with its epochs. They must also know among themselves which
 /// completed writes a crashed node has lost, as the mirror does with its out-of-sync bitmap: this
-/// host does not fail flushes after a restart or a change of the path. After a failed flush, changes
-/// and flushes over its path fail until the device is reopened.
+/// host does not fail flushes after a restart or a change of the path. After a failed flush,
+/// changes and flushes over its path fail until the device is reopened.
 pub struct MultipathDevice(Arc<Paths>);
 
 struct Paths {

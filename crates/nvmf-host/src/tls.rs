@@ -29,8 +29,8 @@ pub(super) async fn connect(
         Ok(stream) => return Ok(stream.into()),
         Err(failed) => failed,
     };
-    // A target without TLS answers a ClientHello with a TermReq, which is no record, and closes; one
-    // with TLS for other hosts sends an alert.
+    // A target without TLS answers a ClientHello with a TermReq, which is no record, and closes;
+    // one with TLS for other hosts sends an alert.
     if !tls.allow_plain {
         return Err(HostError::Tls(failed));
     }

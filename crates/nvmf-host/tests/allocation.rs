@@ -1,5 +1,4 @@
 //! Heap allocations per command: none in the steady state.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Host and target authenticate each other over real connections.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -1,5 +1,4 @@
 //! Host on several cores, each with its own association.
-#![allow(missing_docs)]
 
 mod common;
 

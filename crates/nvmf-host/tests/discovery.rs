@@ -1,5 +1,4 @@
 //! Discovery logs of broken or malicious targets.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]

@@ -1,6 +1,5 @@
 //! Broken or malicious targets: the host detects and reports the violation, and continues over a
 //! new connection. It neither panics nor hangs, and no wrong data reaches a caller.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]
@@ -489,7 +488,8 @@ fn overdue_command_breaks_association() {
 }
 
 /// A target that has not yet read commands of an old connection would execute them after the
-/// commands of the next. So the host must not reconnect before the target has ended the old connection.
+/// commands of the next. So the host must not reconnect before the target has ended the old
+/// connection.
 #[test]
 fn reconnect_waits_for_target_to_close() {
     on_each_driver(async || {

@@ -1,6 +1,5 @@
 //! Targets that lose their volatile cache, restart or lose a connection, in simulated time. Hosts
 //! use one core: the simulator has no others.
-#![allow(missing_docs)]
 
 mod common;
 

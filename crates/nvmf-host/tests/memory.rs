@@ -1,6 +1,5 @@
 //! Reconnect at the memory ceiling: receiving and connecting never wait for memory, even when
 //! waiting calls hold all of it.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]

@@ -1,6 +1,5 @@
 //! Ordered writes with retries: each waits at the target for its predecessors. Progress therefore
 //! requires that a retried write is resent, whatever the others hold.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]

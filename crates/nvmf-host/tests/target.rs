@@ -1,5 +1,4 @@
 //! Host against Flagstone's own target, on the real drivers and in simulated worlds.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]

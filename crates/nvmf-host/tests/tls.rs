@@ -1,5 +1,4 @@
 //! TLS between host and target over real connections.
-#![allow(missing_docs)]
 
 mod common;
 

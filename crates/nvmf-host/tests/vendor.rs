@@ -1,6 +1,5 @@
 //! Vendor specific commands between a handler at the target and a session at the host, on both real
 //! drivers and a simulated network.
-#![allow(missing_docs)]
 
 mod common;
 #[path = "../../nvmf-target/tests/support/harness.rs"]

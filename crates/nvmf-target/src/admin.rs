@@ -30,8 +30,8 @@ pub(crate) fn admin_data_bytes(command: &Sqe) -> u32 {
 
 impl Controller {
     /// Answers an admin command. `data` is the host's data; bytes beyond [`admin_data_bytes`] are
-    /// ignored. Fabrics commands go to [`Controller::fabrics`]. `None` for a parked Asynchronous Event
-    /// Request: [`Controller::wait_event`] returns its completion later.
+    /// ignored. Fabrics commands go to [`Controller::fabrics`]. `None` for a parked Asynchronous
+    /// Event Request: [`Controller::wait_event`] returns its completion later.
     pub(crate) fn admin(&self, command: &Sqe, data: &[u8]) -> Option<CommandReply> {
         self.saw_traffic();
         if self.is_ready() && command.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {

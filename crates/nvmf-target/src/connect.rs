@@ -48,8 +48,8 @@ pub(crate) struct ConnectRefusal {
 }
 
 impl ConnectRefusal {
-    /// The queue identifier is in use, perhaps only until its ended connection has finished: without
-    /// Do Not Retry.
+    /// The queue identifier is in use, perhaps only until its ended connection has finished:
+    /// without Do Not Retry.
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
         ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
 
@@ -109,8 +109,8 @@ pub(crate) fn connect(
     }
     let (subnqn, hostnqn) = data.check()?;
     let subsystem = target.subsystem(&subnqn).ok_or(ConnectField::SubNqn)?;
-    // A host without a name is on no allow-list. Its identifier serves as its name, as for hosts that
-    // derive their name from it.
+    // A host without a name is on no allow-list. Its identifier serves as its name, as for hosts
+    // that derive their name from it.
     let allowed = hostnqn.map_or(subsystem.allows_all(), |nqn| subsystem.allows(&nqn));
     if !allowed {
         return Err(not_allowed());

@@ -79,10 +79,11 @@ enum Concatenated {
     /// Nothing.
     #[default]
     No,
-    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected to
-    /// connect anew.
+    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
+    /// to connect anew.
     Made(Vec<u8>),
-    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues yet.
+    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues
+    /// yet.
     Secured(Vec<u8>),
     /// TLS: so do I/O queues, now or before.
     InUse(Vec<u8>),
@@ -168,8 +169,8 @@ impl Controller {
         }
     }
 
-    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if the
-    /// controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
+    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if
+    /// the controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
     pub(crate) fn keep_psk(&self, new: NewPsk) -> bool {
         let (identity, proven) = (new.psk.identity.clone(), new.proven);
         let queues = self.queues.lock();
@@ -192,8 +193,8 @@ impl Controller {
         true
     }
 
-    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next attempt
-    /// of its host, which may not authenticate again before.
+    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next
+    /// attempt of its host, which may not authenticate again before.
     fn drop_psk(&self) {
         let _queues = self.queues.lock();
         if let Concatenated::InUse(identity) = std::mem::take(&mut *self.concatenated.lock()) {
@@ -403,9 +404,9 @@ impl Controller {
     /// Adds a queue.
     ///
     /// # Errors
-    /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or when
-    /// an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an I/O queue
-    /// without the TLS that its controller needs.
+    /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or
+    /// when an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an
+    /// I/O queue without the TLS that its controller needs.
     pub(super) fn attach(
         &self,
         queue: Arc<ControllerQueue>,

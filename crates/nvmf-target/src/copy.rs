@@ -1,8 +1,9 @@
 //! Copy command: copies ranges of a namespace to another range of it (NVM Command Set 3.2.2).
 //!
-//! All ranges are checked first. Then they are read into one buffer, and written with one call of the
-//! device. So ranges may overlap the destination, and a failed read changes nothing. Without memory
-//! for the buffer the host is asked to retry, because the command already holds memory for its list.
+//! All ranges are checked first. Then they are read into one buffer, and written with one call of
+//! the device. So ranges may overlap the destination, and a failed read changes nothing. Without
+//! memory for the buffer the host is asked to retry, because the command already holds memory for
+//! its list.
 
 use std::rc::Rc;
 use std::sync::Arc;

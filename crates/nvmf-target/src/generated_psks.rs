@@ -1,13 +1,13 @@
 //! Generated PSKs: the TLS PSKs of secure channel concatenation (Base 8.3.5.5.9), by identity.
 //!
 //! Invariants:
-//! - a PSK opens queues of the host and subsystem that made it by authentication, and is valid in the
-//!   handshake as well as in Connect. It ends with the first controller that has I/O queues by it, after
-//!   [`GENERATED_PSK_LIFETIME`], and when the keys of that authentication are replaced. The controller
-//!   that made it ends before, as its host connects anew; one whose I/O queues fail leaves it for the
-//!   host's next attempt;
-//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the oldest one that
-//!   a controller uses, or else the oldest. Only hosts with a configured key make any;
+//! - a PSK opens queues of the host and subsystem that made it by authentication, and is valid in
+//!   the handshake as well as in Connect. It ends with the first controller that has I/O queues by
+//!   it, after [`GENERATED_PSK_LIFETIME`], and when the keys of that authentication are replaced.
+//!   The controller that made it ends before, as its host connects anew; one whose I/O queues fail
+//!   leaves it for the host's next attempt;
+//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the oldest one
+//!   that a controller uses, or else the oldest. Only hosts with a configured key make any;
 //! - PSKs are erased when they end, and never printed.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -262,9 +262,9 @@ impl Target {
         Ok(())
     }
 
-    /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller Busy, which
-    /// hosts retry. Used while namespaces are still missing: a host that connected early would give
-    /// them up. The subsystem stays in the discovery log.
+    /// Refuses Connect to a subsystem until [`Target::resume_connects`], with Connect Controller
+    /// Busy, which hosts retry. Used while namespaces are still missing: a host that connected
+    /// early would give them up. The subsystem stays in the discovery log.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`].
@@ -273,7 +273,8 @@ impl Target {
         Ok(())
     }
 
-    /// Allows Connect after [`Target::suspend_connects`], and notifies hosts of a discovery log change.
+    /// Allows Connect after [`Target::suspend_connects`], and notifies hosts of a discovery log
+    /// change.
     ///
     /// # Errors
     /// [`TargetError::NoSubsystem`].
@@ -381,7 +382,8 @@ impl Target {
         self.add_tls_listener(address, TlsMode::Off)
     }
 
-    /// Same as [`Target::add_listener`], for a listener whose connections are encrypted as `tls` says.
+    /// Same as [`Target::add_listener`], for a listener whose connections are encrypted as `tls`
+    /// says.
     ///
     /// # Errors
     /// As [`Target::add_listener`].
@@ -452,8 +454,8 @@ impl Target {
         self.discovery.disconnect("target shutdown");
     }
 
-    /// Sets the TLS keys between hosts and the subsystem `nqn`, which may be added later. Connections
-    /// that are made afterwards use them.
+    /// Sets the TLS keys between hosts and the subsystem `nqn`, which may be added later.
+    /// Connections that are made afterwards use them.
     pub fn set_tls_keys(&self, nqn: &Nqn, keys: BTreeMap<Nqn, HostTls>) {
         self.tls.set(nqn, keys);
     }

@@ -47,8 +47,8 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// connected forever. Two minutes in all.
 pub(crate) const HOST_KEEP_ALIVE: KeepAlive = KeepAlive { idle_s: 60, interval_s: 10, probes: 6 };
 
-/// Longest wait of a Connect for the release of its queue identifier: the connection that had it has
-/// ended for its host, but not for this target yet.
+/// Longest wait of a Connect for the release of its queue identifier: the connection that had it
+/// has ended for its host, but not for this target yet.
 pub(crate) const QUEUE_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Polling interval of that wait.
@@ -68,8 +68,8 @@ pub(crate) const GENERATED_PSK_LIFETIME: Duration = Duration::from_secs(300);
 /// Interval at which invalid ones are erased.
 pub(crate) const GENERATED_PSK_PERIOD: Duration = Duration::from_secs(10);
 
-/// Such PSKs of one host, each of about 600 bytes: more controllers than one host connects at a time, as
-/// [`HANDSHAKES`] bounds that.
+/// Such PSKs of one host, each of about 600 bytes: more controllers than one host connects at a
+/// time, as [`HANDSHAKES`] bounds that.
 pub(crate) const GENERATED_PSKS_PER_HOST: usize = 128;
 
 /// TLS handshakes in flight of all hosts, and of one source address. Each holds about 100 KiB.

@@ -122,8 +122,8 @@ impl Namespace {
     }
 }
 
-/// Random, and not 0. Not from the runtime, because namespaces are added from any thread. A simulated
-/// run does not depend on it: hosts only compare it.
+/// Random, and not 0. Not from the runtime, because namespaces are added from any thread. A
+/// simulated run does not depend on it: hosts only compare it.
 fn random_instance() -> [u8; 16] {
     let half = |number: u8| u128::from(RandomState::new().hash_one(number));
     (half(0) << 64 | half(1)).max(1).to_le_bytes()

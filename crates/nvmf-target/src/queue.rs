@@ -96,8 +96,8 @@ impl ControllerQueue {
         Phase(self.phase.fetch_xor(1, AcqRel))
     }
 
-    /// True if no command of an earlier `phase` is in flight. Reliable for commands that the queue's
-    /// core started before a [`grace_period`](flagstone_transport::grace_period).
+    /// True if no command of an earlier `phase` is in flight. Reliable for commands that the
+    /// queue's core started before a [`grace_period`](flagstone_transport::grace_period).
     pub(crate) fn has_ended(&self, phase: Phase) -> bool {
         self.admitted[usize::from(phase.0)].load(Acquire) == 0
     }

@@ -3,8 +3,8 @@
 //! Invariants:
 //! - a key opens one pair of host and subsystem, which its identity names, and the discovery
 //!   subsystem for that host. Connect has to give the same names (`connection::tls`);
-//! - so does a key that concatenation has generated, but for discovery (`generated_psks`), and only on
-//!   listeners with optional TLS;
+//! - so does a key that concatenation has generated, but for discovery (`generated_psks`), and only
+//!   on listeners with optional TLS;
 //! - handshakes are admitted by [`HandshakeAdmission`];
 //! - each failed handshake is counted once, with its reason.
 
@@ -156,8 +156,8 @@ pub(crate) enum Channel<'a> {
     Plain,
     /// That it has a configured TLS key.
     ConfiguredKey,
-    /// That it has authenticated before: by secure channel concatenation, which made the PSK with this
-    /// identity.
+    /// That it has authenticated before: by secure channel concatenation, which made the PSK with
+    /// this identity.
     GeneratedPsk(&'a [u8]),
 }
 
@@ -203,9 +203,9 @@ impl TlsKeys {
         };
     }
 
-    /// True if `host` cannot connect to `subsystem` without TLS. If all hosts with TLS keys have to use
-    /// it, then hosts without any key have to as well. `authenticates` says that the host has another
-    /// key.
+    /// True if `host` cannot connect to `subsystem` without TLS. If all hosts with TLS keys have to
+    /// use it, then hosts without any key have to as well. `authenticates` says that the host has
+    /// another key.
     pub(crate) fn requires(
         &self,
         subsystem: &Nqn,

@@ -1,5 +1,4 @@
 //! Heap allocations per command: none for reads and writes in the steady state.
-#![allow(missing_docs)]
 
 mod support;
 

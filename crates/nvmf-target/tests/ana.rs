@@ -1,5 +1,4 @@
 //! Asymmetric Namespace Access (Base 8.1.1): refused commands, and waiting for earlier commands.
-#![allow(missing_docs)]
 
 mod support;
 

@@ -2,7 +2,6 @@
 //!
 //! Every test runs on both real drivers and in simulation. Left out: the cost of the group
 //! operations, which take no time in simulation.
-#![allow(missing_docs)]
 
 mod concatenation;
 mod support;

@@ -1,5 +1,5 @@
-//! Fused Compare and Write: status of both halves, atomicity, and hosts that break the rules or leave.
-#![allow(missing_docs)]
+//! Fused Compare and Write: status of both halves, atomicity, and hosts that break the rules or
+//! leave.
 
 mod support;
 

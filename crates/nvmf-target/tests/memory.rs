@@ -1,5 +1,4 @@
 //! Pooled memory of connections, and service at the memory ceiling.
-#![allow(missing_docs)]
 
 mod support;
 

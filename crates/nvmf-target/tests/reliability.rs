@@ -1,6 +1,5 @@
 //! Stalled hosts, slow or failing devices, and reconnects: started work ends in order, and nothing
 //! leaks.
-#![allow(missing_docs)]
 
 mod support;
 

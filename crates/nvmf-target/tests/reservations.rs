@@ -1,6 +1,5 @@
 //! Reservations between two hosts: commands that they restrict, preempted writes in flight,
 //! notifications, and restarts.
-#![allow(missing_docs)]
 
 mod support;
 
@@ -140,8 +139,8 @@ fn reservation_survives_reconnect() {
     });
 }
 
-/// A write of the preempted host hangs in the device. The preemption completes after it, also if its
-/// connection has ended, and in spite of further reads of the host.
+/// A write of the preempted host hangs in the device. The preemption completes after it, also if
+/// its connection has ended, and in spite of further reads of the host.
 async fn preempted_write_lands_first(action: u32, disconnects: bool) {
     let server = server_of(None, None);
     let mut one = Host::attach(&server, &options(1)).await;

@@ -2,7 +2,6 @@
 //! simulated time.
 //!
 //! Left out: the kernel's socket buffers beyond a few KiB, and the speed of the disk.
-#![allow(missing_docs)]
 
 mod support;
 

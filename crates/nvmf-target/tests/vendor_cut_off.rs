@@ -1,6 +1,5 @@
 //! Vendor specific commands of arbitrary hosts, such as `nvme admin-passthru` of Linux, and
 //! ordinary commands of a session whose device is unreachable.
-#![allow(missing_docs)]
 
 mod support;
 

@@ -1,5 +1,4 @@
 //! Tests of pictures: well-formed, complete, deterministic.
-#![allow(missing_docs)]
 
 use flagstone_plot::{
     Axis, BarValue, Bars, Curve, Figure, Group, Hue, LineSeries, Mark, Note, NumberFormat, Panel,

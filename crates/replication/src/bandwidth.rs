@@ -465,8 +465,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any interleaving of arrivals, cancellations and wake-ups, the next entry has an armed
-        /// timer, and all entries are granted in the end.
+        /// For any interleaving of arrivals, cancellations and wake-ups, the next entry has an
+        /// armed timer, and all entries are granted in the end.
         #[test]
         fn next_entry_always_has_a_timer(
             steps in prop::collection::vec((0u8..5, any::<usize>(), 1u64..4 * MIB), 1..120),

@@ -1,8 +1,8 @@
 //! Replication link: the connection between the replicas of a mirrored volume, over NVMe/TCP.
 //!
-//! The mirror defines its peer as a [`PeerConnector`](flagstone_mirror::wire::peer::PeerConnector), and
-//! NVMe/TCP has vendor-specific commands. This crate implements one on top of the other, at both
-//! ends:
+//! The mirror defines its peer as a [`PeerConnector`](flagstone_mirror::wire::peer::PeerConnector),
+//! and NVMe/TCP has vendor-specific commands. This crate implements one on top of the other, at
+//! both ends:
 //!
 //! - [`NvmePeer`] connects to the peer's replica as an NVMe/TCP host;
 //! - [`serve_replica`] serves a mirror's own leg to its peers: as a separate subsystem that appears

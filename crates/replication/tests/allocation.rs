@@ -3,7 +3,6 @@
 //!
 //! Left out: disks, because memory devices answer at once; asynchronous mode, whose reorder buffer
 //! allocates for a write that arrives before an earlier one has completed.
-#![allow(missing_docs)]
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

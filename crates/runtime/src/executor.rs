@@ -475,8 +475,8 @@ impl Executor {
         }
     }
 
-    /// Counts a turn with `polls` polled tasks. Only this thread writes the counters, so it needs no
-    /// locked instruction.
+    /// Counts a turn with `polls` polled tasks. Only this thread writes the counters, so it needs
+    /// no locked instruction.
     fn count_turn(&self, polls: usize) {
         let work = &self.shared.work;
         let add = |counter: &AtomicU64, more: u64| {

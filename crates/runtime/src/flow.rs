@@ -1,8 +1,8 @@
 //! End of a flow: notifies the work of a client that the client is gone.
 //!
 //! Work that has begun runs to its end. Work that only waits, and has no effect yet, can give up
-//! with [`unless_flow_ended`]. Both sides have to run on the same core, as the tasks of a connection
-//! do. Allocates only while something waits.
+//! with [`unless_flow_ended`]. Both sides have to run on the same core, as the tasks of a
+//! connection do. Allocates only while something waits.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
-//! Privileges of the process: what a server gives up before it starts its threads, which inherit the
-//! result.
+//! Privileges of the process: what a server gives up before it starts its threads, which inherit
+//! the result.
 //!
 //! Kept, of a process that has them (as root has): `CAP_DAC_OVERRIDE`, because devices and files of
-//! other owners are opened again later, and `CAP_NET_BIND_SERVICE`, because listeners are bound after
-//! this. No program that it might start can gain others (`no_new_privs`).
+//! other owners are opened again later, and `CAP_NET_BIND_SERVICE`, because listeners are bound
+//! after this. No program that it might start can gain others (`no_new_privs`).
 
 use std::io;
 
@@ -18,8 +18,8 @@ use rustix::thread::{
 /// The capabilities that a server keeps.
 const KEPT: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::NET_BIND_SERVICE);
 
-/// Gives up what serving does not need. Call it before any other thread starts: capabilities belong to
-/// a thread.
+/// Gives up what serving does not need. Call it before any other thread starts: capabilities belong
+/// to a thread.
 ///
 /// # Errors
 /// The system refuses a part of it.

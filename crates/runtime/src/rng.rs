@@ -1,6 +1,7 @@
 //! Seeded random numbers: small, fast, and the same on every machine. Not for secrets.
 //!
-//! Recorded seeds of the simulator depend on the sequences of [`Rng`], which therefore never change.
+//! Recorded seeds of the simulator depend on the sequences of [`Rng`], which therefore never
+//! change.
 
 /// xoshiro256** seeded through splitmix64.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! Synchronization of tasks: notification and semaphore on one core, and notification and a one-shot
-//! channel between any two tasks or threads.
+//! Synchronization of tasks: notification and semaphore on one core, and notification and a
+//! one-shot channel between any two tasks or threads.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -53,8 +53,8 @@ pub fn now() -> Instant {
     Instant(Executor::current().now())
 }
 
-/// Nanoseconds of a monotonic clock that runs on while the machine is suspended (`CLOCK_BOOTTIME`): for
-/// rights that end at a time that another machine counts too. Sleeps do not count that time.
+/// Nanoseconds of a monotonic clock that runs on while the machine is suspended (`CLOCK_BOOTTIME`):
+/// for rights that end at a time that another machine counts too. Sleeps do not count that time.
 pub fn boot_nanos() -> u64 {
     Executor::current().driver().boot_time()
 }
@@ -130,8 +130,8 @@ impl Backoff {
         pause
     }
 
-    /// Sleeps for a random part of the next pause, at least half of it. The jitter keeps the clients
-    /// of a restarted server from reconnecting simultaneously.
+    /// Sleeps for a random part of the next pause, at least half of it. The jitter keeps the
+    /// clients of a restarted server from reconnecting simultaneously.
     pub async fn sleep_with_jitter(&mut self) {
         let half = self.advance().as_nanos() as u64 / 2;
         sleep(Duration::from_nanos(half + crate::random_u64() % (half + 1))).await;

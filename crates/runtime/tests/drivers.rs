@@ -1,5 +1,4 @@
 //! Real drivers: both have the same behavior.
-#![allow(missing_docs)]
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,5 +1,4 @@
 //! Memory limit and its queue of waiters. In a process of its own, because the limit is global.
-#![allow(missing_docs)]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

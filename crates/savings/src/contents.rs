@@ -4,8 +4,8 @@
 //! fingerprint ends with `k` zero bits are kept (adaptive sampling: Wegman; Flajolet 1990). Their
 //! number times 2^k estimates the number of contents without regard to how often each occurs.
 //!
-//! For a sample, every occurrence is kept with its run, because the bounds need them; the size of the
-//! sample bounds the memory.
+//! For a sample, every occurrence is kept with its run, because the bounds need them; the size of
+//! the sample bounds the memory.
 
 /// Entries before a compaction: 128 MiB.
 const ENTRIES_MAX: usize = 8 << 20;

@@ -1,19 +1,19 @@
 //! Estimates from runs: shares of the data with confidence intervals.
 //!
-//! A run is a cluster of blocks, and all figures of a run are correlated, so the variance comes from
-//! the differences between runs (ratio estimator of cluster sampling, Cochran 1977, chapter 9A) with
-//! the finite population correction. Two pseudo-runs that save nothing and two that save everything
-//! widen the interval (Agresti and Coull 1998): a sample of equal runs is not a proof that all runs
-//! are equal.
+//! A run is a cluster of blocks, and all figures of a run are correlated, so the variance comes
+//! from the differences between runs (ratio estimator of cluster sampling, Cochran 1977, chapter
+//! 9A) with the finite population correction. Two pseudo-runs that save nothing and two that save
+//! everything widen the interval (Agresti and Coull 1998): a sample of equal runs is not a proof
+//! that all runs are equal.
 //!
-//! Duplicates of a sample cannot be extrapolated without assumptions (Charikar et al. 2000), so they
-//! have bounds:
+//! Duplicates of a sample cannot be extrapolated without assumptions (Charikar et al. 2000), so
+//! they have bounds:
 //! - at least: with contents of one sampled run scaled to all runs, and contents of several runs
 //!   counted once, the number of contents is overestimated on average (their upper bound);
-//! - at most: contents in many sampled runs count as duplicates in full. Equal pairs among the others
-//!   give the mean number of copies `m` of a block, and at least `1 / m` of these blocks have a
-//!   content of their own (Jensen). Three unseen pairs of equal runs are added, the 95 % bound for
-//!   events that were not seen.
+//! - at most: contents in many sampled runs count as duplicates in full. Equal pairs among the
+//!   others give the mean number of copies `m` of a block, and at least `1 / m` of these blocks
+//!   have a content of their own (Jensen). Three unseen pairs of equal runs are added, the 95 %
+//!   bound for events that were not seen.
 
 use serde::Serialize;
 

@@ -1,5 +1,4 @@
 //! Surveys of known data: exact figures of everything, and intervals that cover the truth.
-#![allow(missing_docs)]
 
 use std::sync::Arc;
 

@@ -50,8 +50,8 @@ impl Connections {
         self.open.lock().streams.values().for_each(act);
     }
 
-    /// Stops receiving, and waits up to `patience` for requests in progress and their responses; then
-    /// closes the remaining connections. Returns their number.
+    /// Stops receiving, and waits up to `patience` for requests in progress and their responses;
+    /// then closes the remaining connections. Returns their number.
     pub(crate) async fn drain(&self, patience: Duration) -> usize {
         self.each(Stream::shutdown_receiving);
         let drained = async {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Remote volumes opened concurrently. Each may take seconds to time out, and holds its connections.
+/// Remote volumes opened concurrently. Each may take seconds to time out, and holds its
+/// connections.
 pub const OPEN_AT_ONCE: usize = 32;
 
 /// Shortest and longest pause between attempts to open a pending volume; it doubles each time. A
@@ -41,22 +42,22 @@ pub const SCRUB_DAMAGE: usize = 100;
 /// Time after which the progress of a scrub is saved: what is verified again after a crash.
 pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Pause between attempts to open a pool whose devices cannot be used, and between looks at how full
-/// pools are.
+/// Pause between attempts to open a pool whose devices cannot be used, and between looks at how
+/// full pools are.
 pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 
 /// Longest pause between attempts to open a complete pool: each reads all disks of the machine.
 pub const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Pause between two records of the identities of open pools: what a copy of their disks may be younger
-/// and still be found after a crash.
+/// Pause between two records of the identities of open pools: what a copy of their disks may be
+/// younger and still be found after a crash.
 pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
 
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Longest wait of an order for the order before it: more than that one waits for commands of hosts, and
-/// less than clients wait for an answer.
+/// Longest wait of an order for the order before it: more than that one waits for commands of
+/// hosts, and less than clients wait for an answer.
 pub const ORDER_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest wait for a change that closes and opens a pool. It continues when its devices answer.

@@ -1,11 +1,12 @@
 //! Pending volumes: their remote devices are unreachable, and are retried while others are served.
 //!
-//! Meanwhile hosts get answers that make them retry: Connect Controller Busy from a subsystem without
-//! namespaces, and an unavailable export over NBD. A subsystem with several volumes has the open ones;
-//! hosts learn of the others by Namespace Attribute Changed.
+//! Meanwhile hosts get answers that make them retry: Connect Controller Busy from a subsystem
+//! without namespaces, and an unavailable export over NBD. A subsystem with several volumes has the
+//! open ones; hosts learn of the others by Namespace Attribute Changed.
 //!
-//! At startup only transient errors make a volume pending; a permanent error ends the server. Later no
-//! error ends the server: permanent errors are retried too, because the fix may be on the other side.
+//! At startup only transient errors make a volume pending; a permanent error ends the server. Later
+//! no error ends the server: permanent errors are retried too, because the fix may be on the other
+//! side.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -202,7 +203,8 @@ impl Server {
     ) -> Result<(), ServeError> {
         let counted = StatsLayer::with(device, volume.counters.clone());
         let device: SharedDevice = Arc::new(counted);
-        // The NVMe namespace goes first, because it may be refused. Export names were checked before.
+        // The NVMe namespace goes first, because it may be refused. Export names were checked
+        // before.
         add_volume(&self.target, volume, &device, self.reservations_of(volume)?)?;
         let config = &volume.config;
         let export = Export::new(config.nbd_export.clone(), device.clone())

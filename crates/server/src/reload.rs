@@ -1,8 +1,8 @@
-//! Reload of a running server: the numbers of existing limits, and the files of keys, certificates and
-//! tokens. Other changes need a restart.
+//! Reload of a running server: the numbers of existing limits, and the files of keys, certificates
+//! and tokens. Other changes need a restart.
 //!
-//! Invariant: everything is read before anything changes. If the configuration or any file cannot be
-//! used, nothing changes, so a key is never withdrawn for some of its users only.
+//! Invariant: everything is read before anything changes. If the configuration or any file cannot
+//! be used, nothing changes, so a key is never withdrawn for some of its users only.
 
 use std::sync::Arc;
 
@@ -79,8 +79,8 @@ impl Server {
         }
     }
 
-    /// Keys of the NBD listeners, `None` without TLS. Files that `next`, the configuration of the next
-    /// start, does not name any more may be missing.
+    /// Keys of the NBD listeners, `None` without TLS. Files that `next`, the configuration of the
+    /// next start, does not name any more may be missing.
     fn read_nbd_server(&self, next: &Config) -> Result<Option<TlsServer>, TlsFileError> {
         let files = |nbd: &Nbd| (nbd.tls_certificates.clone(), nbd.tls_psk_file.clone());
         let (running, next) = (&self.config.server.nbd, &next.server.nbd);

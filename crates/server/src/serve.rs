@@ -1,8 +1,9 @@
 //! Daemon: opens the volumes, serves them on all listeners, and shuts down in order.
 //!
 //! Nothing is served before every configured volume is open, except that volumes with unreachable
-//! remote devices follow later (`pending`). SIGTERM and SIGINT start the shutdown: the server receives
-//! no more requests, completes those in progress, sends their responses, and flushes every volume.
+//! remote devices follow later (`pending`). SIGTERM and SIGINT start the shutdown: the server
+//! receives no more requests, completes those in progress, sends their responses, and flushes every
+//! volume.
 
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
@@ -110,9 +111,9 @@ pub(crate) struct Server {
     cores: Vec<CoreHandle>,
 }
 
-/// Serves until the process receives SIGTERM or SIGINT. Calls `announce` once, with the text to print,
-/// when all addresses are served. SIGHUP and the API call `reload_config` and apply changed limits;
-/// other changes need a restart. `manager` learns of each.
+/// Serves until the process receives SIGTERM or SIGINT. Calls `announce` once, with the text to
+/// print, when all addresses are served. SIGHUP and the API call `reload_config` and apply changed
+/// limits; other changes need a restart. `manager` learns of each.
 ///
 /// # Errors
 /// See [`ServeError`].
@@ -289,8 +290,8 @@ fn machine_id() -> Vec<u8> {
 }
 
 /// Binds, and retries an address in use: after a server is killed, the kernel closes its io_uring
-/// rings, and with them its sockets, some time after the process is gone. `listen` names the address
-/// in an error, and `busy` is the advice about an address in use.
+/// rings, and with them its sockets, some time after the process is gone. `listen` names the
+/// address in an error, and `busy` is the advice about an address in use.
 pub(crate) async fn bind(
     attempt: impl Fn() -> std::io::Result<Listener>,
     address: &Address,

@@ -1,8 +1,8 @@
-//! Service manager: tells systemd when the server is ready, reloads, stops and makes progress, with the
-//! datagrams of sd_notify(3).
+//! Service manager: tells systemd when the server is ready, reloads, stops and makes progress, with
+//! the datagrams of sd_notify(3).
 //!
-//! Invariants: no message blocks an executor. The watchdog is fed only after every executor has run a
-//! task since the previous message. Outside of a service (no `NOTIFY_SOCKET`) nothing is sent.
+//! Invariants: no message blocks an executor. The watchdog is fed only after every executor has run
+//! a task since the previous message. Outside of a service (no `NOTIFY_SOCKET`) nothing is sent.
 
 use std::env;
 use std::io;
@@ -49,8 +49,8 @@ impl Message<'_> {
 }
 
 impl ServiceManager {
-    /// The manager that the environment names. An unusable socket is logged, because the service works
-    /// without its manager.
+    /// The manager that the environment names. An unusable socket is logged, because the service
+    /// works without its manager.
     pub fn from_environment() -> ServiceManager {
         let Some(name) = env::var_os("NOTIFY_SOCKET") else { return ServiceManager::default() };
         let [usec, pid] = ["WATCHDOG_USEC", "WATCHDOG_PID"].map(|name| env::var(name).ok());

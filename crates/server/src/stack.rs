@@ -62,8 +62,8 @@ pub(crate) fn layer_name(layer: &Layer) -> &'static str {
     }
 }
 
-/// Opens the stack of a volume with existing limiters: `shared` for all volumes, `own` for this one.
-/// Cancel-safe, and may be repeated.
+/// Opens the stack of a volume with existing limiters: `shared` for all volumes, `own` for this
+/// one. Cancel-safe, and may be repeated.
 pub(crate) async fn open_stack(
     config: &Config,
     index: usize,

@@ -1,5 +1,4 @@
 //! HTTP server and client over both kinds of socket, with slow, silent and excessive peers.
-#![allow(missing_docs)]
 #![allow(clippy::disallowed_methods, reason = "clients on plain threads, outside of the runtime")]
 
 use std::io::{ErrorKind, Read, Write};

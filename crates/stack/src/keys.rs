@@ -1,4 +1,5 @@
-//! Key files: one or two secrets or TLS keys, one on each line, read with the checks that OpenSSH makes.
+//! Key files: one or two secrets or TLS keys, one on each line, read with the checks that OpenSSH
+//! makes.
 //!
 //! Every user of a path has the same ring. [`ReadAgain`] reads all files again and replaces the
 //! secrets of the rings, so that connections made later use them. An error never contains a secret.
@@ -106,8 +107,9 @@ pub struct ReadAgain {
 }
 
 impl ReadAgain {
-    /// Reads every file in use. Nothing changes before [`ReadAgain::apply`]. A file that `next`, the
-    /// configuration of the next start, does not name any more may be missing: its secrets stay.
+    /// Reads every file in use. Nothing changes before [`ReadAgain::apply`]. A file that `next`,
+    /// the configuration of the next start, does not name any more may be missing: its secrets
+    /// stay.
     ///
     /// # Errors
     /// All other files that cannot be used.
@@ -199,8 +201,8 @@ pub fn is_tls(path: &Path) -> Result<bool, KeyError> {
     Ok(lines(&text).next().is_some_and(|(_, line)| TlsKey::is_meant(line)))
 }
 
-/// Bytes of a file that holds hexadecimal digits alone, at most 64 bytes; `None` if it holds anything
-/// else.
+/// Bytes of a file that holds hexadecimal digits alone, at most 64 bytes; `None` if it holds
+/// anything else.
 ///
 /// # Errors
 /// The file cannot be used.

@@ -1,5 +1,5 @@
-//! Device stacks: opens the devices named by a configuration or a command line, and adds the layers of
-//! a volume.
+//! Device stacks: opens the devices named by a configuration or a command line, and adds the layers
+//! of a volume.
 //!
 //! Mirrored volumes are excluded: their layer needs the server's nodes and peers.
 

@@ -34,8 +34,8 @@ pub struct OpenError {
     pub device: String,
     /// The problem.
     pub problem: String,
-    /// The device is unreachable and may become reachable without any change here. Other errors need
-    /// an operator.
+    /// The device is unreachable and may become reachable without any change here. Other errors
+    /// need an operator.
     pub may_pass: bool,
 }
 
@@ -166,7 +166,8 @@ pub fn own_limit(volume: &Volume) -> Result<Option<Arc<Limiter>>, OpenError> {
 }
 
 /// Opens the volume at `index` of a configuration, which is not mirrored: its devices, then its
-/// layers over them, the last first. `shared` are the limits of the configuration, from [`open_limits`].
+/// layers over them, the last first. `shared` are the limits of the configuration, from
+/// [`open_limits`].
 ///
 /// # Errors
 /// As [`open_device`]; that the devices do not fit together; or that the volume is mirrored.

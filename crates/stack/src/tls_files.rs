@@ -1,5 +1,5 @@
-//! Certificates and pre-shared keys of NBD with TLS, in the files that QEMU, nbdkit and libnbd use: a
-//! directory with `ca-cert.pem`, `server-cert.pem`, `server-key.pem`, `client-cert.pem` and
+//! Certificates and pre-shared keys of NBD with TLS, in the files that QEMU, nbdkit and libnbd use:
+//! a directory with `ca-cert.pem`, `server-cert.pem`, `server-key.pem`, `client-cert.pem` and
 //! `client-key.pem`, and a file with `NAME:HEX` on each line, as `psktool` of GnuTLS makes it.
 //!
 //! A name may have two keys while one replaces the other. A client proves the first one.
@@ -134,9 +134,9 @@ pub fn client(spec: &NbdTlsSpec, host: &str) -> Result<NbdTlsClient, TlsFileErro
     Ok(client)
 }
 
-/// Reads the files of all remote exports. Nothing changes before the caller replaces the clients. Those
-/// of an export that `next`, the configuration of the next start, does not name any more may be
-/// missing: its keys stay.
+/// Reads the files of all remote exports. Nothing changes before the caller replaces the clients.
+/// Those of an export that `next`, the configuration of the next start, does not name any more may
+/// be missing: its keys stay.
 ///
 /// # Errors
 /// All other files that cannot be used.

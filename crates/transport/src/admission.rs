@@ -79,8 +79,8 @@ pub struct AdmittedHandshake<'a> {
 }
 
 impl AdmittedHandshake<'_> {
-    /// Runs the handshake for at most `patience`. `kind` says how an error counts, `None` for one that
-    /// costs this side nothing. Returns `None` if the handshake took too long or was evicted.
+    /// Runs the handshake for at most `patience`. `kind` says how an error counts, `None` for one
+    /// that costs this side nothing. Returns `None` if the handshake took too long or was evicted.
     pub async fn run<T, E>(
         self,
         patience: Duration,

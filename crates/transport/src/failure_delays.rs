@@ -1,8 +1,8 @@
-//! Failure delays: the wait of a source address before its next handshake, the longer the more of its
-//! handshakes failed.
+//! Failure delays: the wait of a source address before its next handshake, the longer the more of
+//! its handshakes failed.
 //!
-//! Invariants: a source waits for its own failures only; at most [`FAILED_SOURCES`] are remembered. One
-//! network of IPv6 hosts (/64) is one source, because a single host may use all its addresses.
+//! Invariants: a source waits for its own failures only; at most [`FAILED_SOURCES`] are remembered.
+//! One network of IPv6 hosts (/64) is one source, because a single host may use all its addresses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};

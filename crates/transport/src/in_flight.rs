@@ -3,9 +3,9 @@
 //! Invariants:
 //! - a handshake that waits for its turn counts for its source, and only one that has begun counts
 //!   among all. So a source that has to wait cannot keep the places of others;
-//! - when all places are taken, a handshake takes the place of the source with the most, whose oldest
-//!   handshake is evicted, unless its own source then had as many. So sources that stall cannot keep
-//!   others out, however many places they take, and evictions end.
+//! - when all places are taken, a handshake takes the place of the source with the most, whose
+//!   oldest handshake is evicted, unless its own source then had as many. So sources that stall
+//!   cannot keep others out, however many places they take, and evictions end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -3,8 +3,8 @@
 //! [`Rx`] receives many messages per system call, with payloads in place. [`Tx`] queues the headers
 //! and payloads of the tasks of a connection, and sends what has accumulated. [`WaitGroup`] and
 //! [`grace_period`] wait for work on all cores. [`RefusalLog`] logs refused peers, and
-//! [`FailureDelays`] delays them. [`InFlight`] bounds handshakes, and [`HandshakeAdmission`] does both. [`PskChooser`]
-//! finds the pre-shared key that a client proves.
+//! [`FailureDelays`] delays them. [`InFlight`] bounds handshakes, and [`HandshakeAdmission`] does
+//! both. [`PskChooser`] finds the pre-shared key that a client proves.
 
 mod admission;
 mod failure_delays;

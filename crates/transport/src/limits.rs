@@ -59,7 +59,8 @@ pub(crate) const REFUSALS_KNOWN: usize = 64;
 /// Bytes of a refused name that are logged: an NQN has at most 223.
 pub(crate) const REFUSAL_NAME_CHARS: usize = 223;
 
-/// Delay of a handshake after one failure of its source address; it doubles with each further failure.
+/// Delay of a handshake after one failure of its source address; it doubles with each further
+/// failure.
 pub const FAILURE_DELAY: Duration = Duration::from_millis(100);
 
 /// Longest such delay.

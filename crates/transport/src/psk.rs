@@ -1,5 +1,5 @@
-//! Pre-shared keys of a TLS server: the known keys of each identity that a ClientHello offers, and the
-//! binder that proves one of them.
+//! Pre-shared keys of a TLS server: the known keys of each identity that a ClientHello offers, and
+//! the binder that proves one of them.
 
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ impl<K: PskKeys> PskServer for PskChooser<K> {
     }
 }
 
-/// The first key that the client of `hello` proves, among the `candidates` of its identities. `T` says
-/// where a key comes from.
+/// The first key that the client of `hello` proves, among the `candidates` of its identities. `T`
+/// says where a key comes from.
 ///
 /// # Errors
 /// No key is proven.

@@ -1,7 +1,8 @@
 //! Refusal log: one line in the log per refused peer, name and reason.
 //!
 //! Peers decide how often they are refused and under which name. Therefore:
-//! - the same refusal is logged once within [`REFUSAL_REPEAT`]: hosts retry for as long as they run;
+//! - the same refusal is logged once within [`REFUSAL_REPEAT`]: hosts retry for as long as they
+//!   run;
 //! - all refusals together are logged [`REFUSALS_BURST`] times at once, then once per
 //!   [`REFUSAL_PERIOD`]. The next line has the number of omitted refusals;
 //! - names are escaped and cut off, so that they cannot forge lines.
@@ -31,8 +32,8 @@ impl RefusalLog {
         RefusalLog { what, limit: Mutex::default() }
     }
 
-    /// Logs that `peer`, as of `Stream::peer`, was refused for `reason`. `name` is who or what it named,
-    /// as received. Call it on a core of the runtime.
+    /// Logs that `peer`, as of `Stream::peer`, was refused for `reason`. `name` is who or what it
+    /// named, as received. Call it on a core of the runtime.
     pub fn refused(&self, peer: &str, name: &[u8], reason: &dyn Display) {
         let reason = reason.to_string();
         let key = key(peer, name, &reason);

@@ -58,7 +58,8 @@ impl Tx {
         }
     }
 
-    /// Limits a send to `bytes`: [`Tx::sent_bytes`] shows the progress of a slow peer in such steps.
+    /// Limits a send to `bytes`: [`Tx::sent_bytes`] shows the progress of a slow peer in such
+    /// steps.
     #[must_use]
     pub fn with_send_limit(mut self, bytes: usize) -> Tx {
         self.send_bytes_max = bytes;

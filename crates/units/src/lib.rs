@@ -1,5 +1,5 @@
-//! Units and names as text: sizes, throughputs, durations, numbers and dates, as people write and read them; and
-//! [`nearest_name`], which corrects misspelled names.
+//! Units and names as text: sizes, throughputs, durations, numbers and dates, as people write and
+//! read them; and [`nearest_name`], which corrects misspelled names.
 //!
 //! [`parse_size`], [`parse_rate`] and [`parse_duration`] are the only parsers, so a value has one
 //! meaning in configuration files, suites and options. The `format_*` functions are exact: parsing

@@ -1,5 +1,5 @@
-//! Exact text of sizes, throughputs and durations, one grammar for files and options: what is parsed
-//! prints as the same value.
+//! Exact text of sizes, throughputs and durations, one grammar for files and options: what is
+//! parsed prints as the same value.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -105,8 +105,8 @@ fn shortened(unit: &str) -> String {
     unit.chars().take(16).flat_map(char::escape_debug).collect()
 }
 
-/// Reads a size in bytes: a whole number, alone or with `B`, `KiB`…`PiB` or `k`…`p` (powers of 1,024),
-/// or `KB`…`PB` (powers of 1,000), in either case.
+/// Reads a size in bytes: a whole number, alone or with `B`, `KiB`…`PiB` or `k`…`p` (powers of
+/// 1,024), or `KB`…`PB` (powers of 1,000), in either case.
 ///
 /// # Errors
 /// The text has another form, or the size is 2^64 bytes or more.
@@ -180,8 +180,8 @@ pub fn format_rate(bytes_per_second: u64) -> String {
     }
 }
 
-/// Reads a duration: a whole number and `ns`, `us`, `ms`, `s`, `min` or `m`, or `h`, in either case; `0`
-/// needs no unit.
+/// Reads a duration: a whole number and `ns`, `us`, `ms`, `s`, `min` or `m`, or `h`, in either
+/// case; `0` needs no unit.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let (number, unit) = split_number(text).ok_or(DurationError::NotANumber)?;
     if is_fraction(unit) {

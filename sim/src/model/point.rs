@@ -1,7 +1,7 @@
 //! Points in time of a device: what a snapshot, a clone or a rollback may contain.
 //!
-//! A snapshot that is taken during a load has, per sector, a version that was readable when the order
-//! began, or one written since. Once it has been read, it never changes.
+//! A snapshot that is taken during a load has, per sector, a version that was readable when the
+//! order began, or one written since. Once it has been read, it never changes.
 
 use super::{Change, SECTOR_BYTES, Sector, Shared, ZEROES, version_of};
 

@@ -1,7 +1,7 @@
 //! Volume on a file, served over a simulated network to one client, through all faults.
 //!
-//! The server, the client and the file device are the real code, with and without TLS. Authentication
-//! and multiple hosts are left out.
+//! The server, the client and the file device are the real code, with and without TLS.
+//! Authentication and multiple hosts are left out.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

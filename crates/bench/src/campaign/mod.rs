@@ -23,8 +23,8 @@ use crate::target::{BenchTarget, DiskAddress};
 
 pub use run::{Campaign, CampaignEnd, Watcher};
 
-/// Step whose command prints the bytes that the layer below a target has written so far; from it follows
-/// the write amplification of each job.
+/// Step whose command prints the bytes that the layer below a target has written so far; from it
+/// follows the write amplification of each job.
 pub const WRITTEN: &str = "written";
 
 /// Upper bound of the rounds of a job that does not become steady.

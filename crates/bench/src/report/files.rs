@@ -10,8 +10,8 @@ use crate::error::Error;
 use crate::table::Form;
 
 impl HtmlReport {
-    /// Writes each table as Markdown and CSV, and each plot as SVG, into a directory that is made if it is
-    /// missing. Returns the number of files.
+    /// Writes each table as Markdown and CSV, and each plot as SVG, into a directory that is made
+    /// if it is missing. Returns the number of files.
     pub fn write_files(&self, directory: &Path) -> Result<usize, Error> {
         fs::create_dir_all(directory).map_err(Error::file("cannot make", directory))?;
         let mut count = 0;

@@ -6,9 +6,9 @@
 //! each plot. Text of results, which anyone may have written, is never markup. The report of 1,000
 //! results stays below 5 MB.
 //!
-//! [`Run`] reads results, [`HtmlReport`] collects them, `plots` and `tables` draw, `page` writes the
-//! HTML and [`files`] the files. [`AdditionalSections`] are the additional sections of an experiment; an
-//! [`CombinedReport`] combines several reports in one page.
+//! [`Run`] reads results, [`HtmlReport`] collects them, `plots` and `tables` draw, `page` writes
+//! the HTML and [`files`] the files. [`AdditionalSections`] are the additional sections of an
+//! experiment; an [`CombinedReport`] combines several reports in one page.
 
 mod additional_sections;
 mod combined_report;
@@ -52,8 +52,8 @@ pub struct Run {
 
 impl Run {
     /// Reads several runs. Duplicates are refused: repetitions that are counted twice would make
-    /// differences seem more significant than they are. `names`, if there are any, replace the names
-    /// of the runs, or of the targets of a single run, in order.
+    /// differences seem more significant than they are. `names`, if there are any, replace the
+    /// names of the runs, or of the targets of a single run, in order.
     ///
     /// # Errors
     /// As [`Run::read`]; [`Error::Usage`] for a duplicate, and for too few or too many names.

@@ -66,8 +66,8 @@ impl Maker<'_> {
         Picture { title, subtitle, panels, footer: self.footer.clone() }
     }
 
-    /// One plot for each question: throughput and latency by block size for jobs that differ only in
-    /// it, and by job for the others.
+    /// One plot for each question: throughput and latency by block size for jobs that differ only
+    /// in it, and by job for the others.
     fn bars(&self) -> Vec<Plot> {
         let families = families(self.comparison.rows(), |family, row| {
             let key = |row: &JobRow| (row.rw, row.depth, row.threads, row.disks);

@@ -4,8 +4,8 @@ use flagstone_runtime::fs::DataRanges;
 
 use crate::Extent;
 
-/// Extents of `[offset, offset + len)` in blocks of `block` bytes, as far as `data` is known. A block
-/// that contains any data is data.
+/// Extents of `[offset, offset + len)` in blocks of `block` bytes, as far as `data` is known. A
+/// block that contains any data is data.
 pub(super) fn of_data(offset: u64, len: u64, block: u64, data: &DataRanges) -> Vec<Extent> {
     let end = offset + len;
     let mut extents = Vec::new();

@@ -8,12 +8,13 @@
 //!   [`IoError::Poisoned`] until the file is opened again; reads still work. A failed durable write
 //!   does the same, unless it certainly failed before it reached the disk;
 //! - concurrent flushes share one sync;
-//! - a file or disk that became shorter while open is poisoned, as after a failed sync. A read of the
-//!   lost range fails, and no write extends a truncated file: the range would become a hole, which
-//!   reads as zeroes. A short read, a flush and, at most [`SIZE_CHECK_MS`] later, a change find it.
+//! - a file or disk that became shorter while open is poisoned, as after a failed sync. A read of
+//!   the lost range fails, and no write extends a truncated file: the range would become a hole,
+//!   which reads as zeroes. A short read, a flush and, at most [`SIZE_CHECK_MS`] later, a change
+//!   find it.
 //!
-//! The file may grow while it is open: [`BlockDevice::refresh`] finds the new size. Space that was only
-//! [exposed](BlockDevice::expose) may be taken back: its loss poisons nothing.
+//! The file may grow while it is open: [`BlockDevice::refresh`] finds the new size. Space that was
+//! only [exposed](BlockDevice::expose) may be taken back: its loss poisons nothing.
 //!
 //! Overlapping calls with O_DIRECT are as atomic as on the disk below, which means at least a
 //! sector.
@@ -48,8 +49,8 @@ struct Inner {
     opened: Geometry,
     /// Size at open or at the last refresh. A shorter file is poisoned.
     size_bytes: AtomicU64,
-    /// Size up to which [`BlockDevice::expose`] lets calls go; 0 for none. A file that is shorter than
-    /// this, but not than `size_bytes`, is not poisoned.
+    /// Size up to which [`BlockDevice::expose`] lets calls go; 0 for none. A file that is shorter
+    /// than this, but not than `size_bytes`, is not poisoned.
     exposed_bytes: AtomicU64,
     /// When the size was last compared with the file's, in ns of the runtime's clock.
     size_checked_ns: AtomicU64,

@@ -83,8 +83,8 @@ impl Histogram {
         difference
     }
 
-    /// Number of latencies below 2 to the power of `power` nanoseconds, which is the end of a bucket:
-    /// `power` is from 10 to 35.
+    /// Number of latencies below 2 to the power of `power` nanoseconds, which is the end of a
+    /// bucket: `power` is from 10 to 35.
     pub fn below_power(&self, power: u32) -> u64 {
         self.counts[..bucket_of(1 << power)].iter().sum()
     }

@@ -1,5 +1,5 @@
 //! Helpers for device tests: drivers to run on, and places for files.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 use std::cell::Cell;
 use std::path::PathBuf;

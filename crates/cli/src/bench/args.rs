@@ -62,7 +62,8 @@ pub(crate) struct ResultsArgs {
     /// single result are compared with each other
     #[arg(required = true)]
     pub(crate) results: Vec<PathBuf>,
-    /// Name of a series, in order: of each result, or of each target of a single result (repeatable)
+    /// Name of a series, in order: of each result, or of each target of a single result
+    /// (repeatable)
     #[arg(long, value_name = "NAME")]
     name: Vec<String>,
 }
@@ -84,7 +85,8 @@ fn step(text: &str) -> Result<(String, String), String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// A built-in suite (see flagstone bench list), the file of a suite, or a job file of fio (.fio)
+    /// A built-in suite (see flagstone bench list), the file of a suite, or a job file of fio
+    /// (.fio)
     pub(crate) suite: String,
     /// Targets to measure: [NAME=]DISK[,DISK…]; a disk is a path, nbd://… or nvme-tcp://…
     #[arg(required = true)]
@@ -131,8 +133,8 @@ pub(crate) struct RunArgs {
     /// Initiator for nvme-tcp:// targets
     #[arg(long, value_name = "WHO", default_value = "auto", value_parser = one_of(INITIATORS))]
     pub(crate) initiator: InitiatorChoice,
-    /// Shell command of a step of the suite, such as snapshot='lvcreate -s vg/thin'; `written` prints
-    /// the bytes that the layer below the target has written so far (repeatable)
+    /// Shell command of a step of the suite, such as snapshot='lvcreate -s vg/thin'; `written`
+    /// prints the bytes that the layer below the target has written so far (repeatable)
     #[arg(long, value_name = "STEP=COMMAND", value_parser = step)]
     pub(crate) step: Vec<(String, String)>,
     /// Print fio's job files and exit

@@ -35,8 +35,8 @@ pub(crate) enum LabCommand {
     Pool(LabPoolArgs),
     /// Measure the limits of cloud disks: rows of the page's tables, emulated, or a real disk
     Limits(LimitsArgs),
-    /// Measure and verify a served volume, then run the pool, mirror, fabric and failover experiments,
-    /// shortened
+    /// Measure and verify a served volume, then run the pool, mirror, fabric and failover
+    /// experiments, shortened
     Demo(DemoArgs),
 }
 

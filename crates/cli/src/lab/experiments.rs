@@ -1,4 +1,5 @@
-//! `flagstone lab mirror`, `fabric`, `provisioned`, `pool` and `limits`, on an emulated or a given bed.
+//! `flagstone lab mirror`, `fabric`, `provisioned`, `pool` and `limits`, on an emulated or a given
+//! bed.
 
 use std::path::PathBuf;
 
@@ -31,8 +32,8 @@ use crate::output::{complain, json, print};
 
 /// Round trip between two zones of a region, in µs.
 const RTT_US: u64 = 300;
-/// Disk type and machine type of the published walk-through. It names no machine; none with 4 vCPUs or
-/// more limits such a disk.
+/// Disk type and machine type of the published walk-through. It names no machine; none with 4 vCPUs
+/// or more limits such a disk.
 const WALK_THROUGH: (&str, &str) = ("pd-standard", "n1-standard-8");
 
 pub(super) fn run_options(
@@ -85,8 +86,8 @@ impl MeasureArgs {
     }
 }
 
-/// Runs an experiment, then writes and prints its summary and the report. `sections` returns `None` if
-/// nothing was measured.
+/// Runs an experiment, then writes and prints its summary and the report. `sections` returns `None`
+/// if nothing was measured.
 fn run<S: Serialize>(
     options: &RunOptions,
     output: &OutputArgs,

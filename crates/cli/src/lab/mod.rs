@@ -76,8 +76,8 @@ fn text(sections: &AdditionalSections, form: Form) -> String {
     all.join("\n")
 }
 
-/// Writes the additional sections and the HTML report into the directory of the results; returns the
-/// report's path.
+/// Writes the additional sections and the HTML report into the directory of the results; returns
+/// the report's path.
 fn report(directory: &Path, additional_sections: &AdditionalSections) -> Result<PathBuf, Error> {
     additional_sections.write(directory)?;
     let html = HtmlReport::new(vec![Run::read(directory)?]).html();

@@ -87,8 +87,8 @@ pub(crate) struct CreateArgs {
     /// With --source: start a new volume although an earlier replica may be here, or on a peer
     #[arg(long, conflicts_with = "target")]
     pub(crate) new_volume: bool,
-    /// The device reads as zeroes, on both nodes: nothing but hosts' writes has to be copied. Reads all
-    /// of it, except for holes, and refuses a device that has other data
+    /// The device reads as zeroes, on both nodes: nothing but hosts' writes has to be copied. Reads
+    /// all of it, except for holes, and refuses a device that has other data
     #[arg(long, conflicts_with = "destroy_data")]
     pub(crate) empty: bool,
     /// Skip the confirmation of data loss
@@ -203,8 +203,8 @@ pub(crate) struct AddPeerArgs {
     /// has its [peer.NAME]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) address: Option<String>,
-    /// Accept a node on another machine without a key: anyone who takes its name or address can read
-    /// and overwrite the mirror
+    /// Accept a node on another machine without a key: anyone who takes its name or address can
+    /// read and overwrite the mirror
     #[arg(long)]
     pub(crate) insecure: bool,
 }
@@ -223,8 +223,8 @@ pub(crate) struct MemberArgs {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ForceArgs {
-    /// Proceed although a peer serves hosts or does not answer, or the local disk is unverified after
-    /// a failed flush (failover), or hosts are served (delete)
+    /// Proceed although a peer serves hosts or does not answer, or the local disk is unverified
+    /// after a failed flush (failover), or hosts are served (delete)
     #[arg(long)]
     pub(crate) force: bool,
     /// Skip the confirmation of data loss

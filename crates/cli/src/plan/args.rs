@@ -307,7 +307,8 @@ pub(crate) struct CheapestArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// Outputs of fio 3 as json or json+, of one disk, which are judged together; - is standard input
+    /// Outputs of fio 3 as json or json+, of one disk, which are judged together; - is standard
+    /// input
     #[arg(value_name = "RESULT", required = true)]
     pub(crate) results: Vec<String>,
     #[command(flatten)]

@@ -91,7 +91,8 @@ pub(crate) struct SendArgs {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ReceiveArgs {
-    /// The volume: a new one, or an existing one with the base as a snapshot for a stream with a base
+    /// The volume: a new one, or an existing one with the base as a snapshot for a stream with a
+    /// base
     pub(crate) name: String,
     /// Pool of a new volume
     #[arg(long, value_name = "NAME")]

@@ -1,5 +1,5 @@
-//! `flagstone pool`, `flagstone volume` and `flagstone snapshot`: orders to the running server, and the state of its
-//! pools. An order that loses data needs confirmation: a dry run tells the loss.
+//! `flagstone pool`, `flagstone volume` and `flagstone snapshot`: orders to the running server, and
+//! the state of its pools. An order that loses data needs confirmation: a dry run tells the loss.
 
 pub(crate) mod args;
 mod show;

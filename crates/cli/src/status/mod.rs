@@ -39,8 +39,8 @@ impl QueryArgs {
         self.api.connect()
     }
 
-    /// Prints what `sample` returns; with `--watch` until interrupted, or until the reader has closed
-    /// the pipe.
+    /// Prints what `sample` returns; with `--watch` until interrupted, or until the reader has
+    /// closed the pipe.
     pub(crate) async fn repeat(
         &self,
         mut sample: impl FnMut(&mut ApiClient) -> Result<String, Failure>,

@@ -8,8 +8,9 @@ use crate::judge::{Bottleneck, Case, JudgmentVerdict};
 use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
 use crate::prediction::{Dimension, PredictedLimit, Recommendation};
 
-/// A cause or a hypothesis; `Display` explains each. A `utilization` of 1 is all of the limit, `times` is
-/// the measured rate as a multiple of the limit, and `extra_us` is latency above the model.
+/// A cause or a hypothesis; `Display` explains each. A `utilization` of 1 is all of the limit,
+/// `times` is the measured rate as a multiple of the limit, and `extra_us` is latency above the
+/// model.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "kebab-case")]
 pub enum Cause {

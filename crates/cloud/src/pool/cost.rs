@@ -1,10 +1,10 @@
 //! Cost of a host's I/O on the disk below a pool, as arithmetic.
 //!
 //! Model, for random I/O spread evenly over the working set:
-//! - **Write amplification.** The log overwrites its segments in turn. A block of a segment is still
-//!   live when the cleaner reaches the segment with probability `u`, where `fullness = (1 - u) /
-//!   ln(1 / u)` (Menon and Stockmeyer 1995 for arrays, Desnoyers 2012 for SSDs). Each segment gives
-//!   back `1 - u` of its space, so each written block costs `1 / (1 - u)` block writes, as in
+//! - **Write amplification.** The log overwrites its segments in turn. A block of a segment is
+//!   still live when the cleaner reaches the segment with probability `u`, where `fullness = (1 -
+//!   u) / ln(1 / u)` (Menon and Stockmeyer 1995 for arrays, Desnoyers 2012 for SSDs). Each segment
+//!   gives back `1 - u` of its space, so each written block costs `1 / (1 - u)` block writes, as in
 //!   Rosenblum and Ousterhout 1992. Uneven overwrites cost less.
 //! - **Gathering.** Writes that wait for the disk share one device write, up to a chunk.
 //! - **Map.** A leaf page has the places of 252 blocks. Leaves beyond the cache are read for every
@@ -24,8 +24,8 @@ const LEAF_BLOCKS: f64 = 252.0;
 const PAGES_PER_CHUNK: f64 = 64.0;
 /// Changes of blocks between two checkpoints: 64 segments of 8 MiB.
 const CHANGES_PER_CHECKPOINT: f64 = 131_072.0;
-/// Largest transfer that clouds count as one I/O. The catalogs' pages do not say; 256 KiB is what EBS
-/// documents.
+/// Largest transfer that clouds count as one I/O. The catalogs' pages do not say; 256 KiB is what
+/// EBS documents.
 const COUNTED_BYTES: f64 = 262_144.0;
 
 /// Live share of the segments that the cleaner reaches, 0 to 1, in a pool that is this full.

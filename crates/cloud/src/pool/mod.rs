@@ -1,5 +1,5 @@
-//! Prediction of a pool on a cloud disk: random writes and reads by fullness, against the raw disk and
-//! against the next larger disk that does the same.
+//! Prediction of a pool on a cloud disk: random writes and reads by fullness, against the raw disk
+//! and against the next larger disk that does the same.
 //!
 //! [`cost`] has the model. What it leaves out is in [`PoolPrediction::notes`]: the CPU, and the
 //! latency of a single writer that flushes, which a pool without a log device does not shorten.
@@ -263,8 +263,8 @@ impl Catalog {
         })
     }
 
-    /// The smallest disk of the type that does as many random writes without a pool: a larger one, or
-    /// one with more purchased IOPS.
+    /// The smallest disk of the type that does as many random writes without a pool: a larger one,
+    /// or one with more purchased IOPS.
     fn equal_disk(
         &self,
         configuration: &DiskConfiguration,

@@ -89,8 +89,8 @@ pub(crate) struct HostFacts {
 }
 
 impl HostFacts {
-    /// Reads a host. `disks` are kernel names; if empty, all are examined except loop, RAM and optical
-    /// disks.
+    /// Reads a host. `disks` are kernel names; if empty, all are examined except loop, RAM and
+    /// optical disks.
     pub(crate) fn read(root: &Root, disks: &[String]) -> HostFacts {
         let mut reader = FactReader::new(root);
         let mut facts = HostFacts {

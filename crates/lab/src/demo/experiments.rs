@@ -1,5 +1,5 @@
-//! Experiments of the demo, as short as they still show something: a pool, the mirror, the fabric, and
-//! a failover under a verifying load.
+//! Experiments of the demo, as short as they still show something: a pool, the mirror, the fabric,
+//! and a failover under a verifying load.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

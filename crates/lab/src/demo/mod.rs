@@ -1,6 +1,6 @@
-//! Demo: a volume on a file is served, attached over NVMe/TCP and NBD, measured against its file and
-//! verified; then the pool, mirror, fabric and failover experiments run, shortened. `make demo` is
-//! `flagstone lab demo`.
+//! Demo: a volume on a file is served, attached over NVMe/TCP and NBD, measured against its file
+//! and verified; then the pool, mirror, fabric and failover experiments run, shortened. `make demo`
+//! is `flagstone lab demo`.
 //!
 //! Invariants:
 //! - fio measures the file and the NBD export, `flagstone load` the NVMe/TCP namespace, each as a

@@ -1,5 +1,5 @@
-//! Tables of the demo that fit a terminal: the most important numbers, and the experiments, beside the
-//! published figures.
+//! Tables of the demo that fit a terminal: the most important numbers, and the experiments, beside
+//! the published figures.
 
 use crate::fabric::{FabricRow, FabricSummary};
 use crate::failover::{Death, FailoverSummary};
@@ -177,8 +177,8 @@ pub(crate) fn fabric(summary: &FabricSummary) -> Table {
     table
 }
 
-/// The served volume: IOPS and mean latency over each path, with the ratio to the local disk and the
-/// latency that the path adds.
+/// The served volume: IOPS and mean latency over each path, with the ratio to the local disk and
+/// the latency that the path adds.
 pub(crate) fn served(rows: &[GridRow], engine: &str) -> Table {
     let heads = format!(
         "random 4 KiB|depth|local ({engine}) IOPS|mean µs|NVMe/TCP IOPS|ratio|added µs|NBD IOPS|ratio|\

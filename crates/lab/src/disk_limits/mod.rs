@@ -2,8 +2,8 @@
 //!
 //! The emulated bed has a sample of the disks in the tables of Google's page of about 2019. The
 //! emulation follows the catalog's formulas, not the printed numbers, so agreement shows that
-//! formula, limiter and data path are right. The given bed has a disk of the user, which is compared
-//! with the catalog's prediction.
+//! formula, limiter and data path are right. The given bed has a disk of the user, which is
+//! compared with the catalog's prediction.
 
 mod sample;
 

@@ -1,5 +1,5 @@
-//! Sample of the disks in the tables of Google's page: the printed figures, the emulated volume, and
-//! the jobs that measure them.
+//! Sample of the disks in the tables of Google's page: the printed figures, the emulated volume,
+//! and the jobs that measure them.
 
 use flagstone_bench::job::{AccessPattern, BenchJob};
 use flagstone_cloud::{Catalog, DiskConfiguration, Workload};
@@ -26,8 +26,8 @@ pub(super) const WRITE: LimitColumn = LimitColumn::new("write-8k", 0, 8, false);
 pub(super) const WRITE_16: LimitColumn = LimitColumn::new("write-16k", 0, 16, false);
 pub(super) const READ_MB: LimitColumn = LimitColumn::new("read-256k", 100, 256, true);
 pub(super) const WRITE_MB: LimitColumn = LimitColumn::new("write-256k", 0, 256, true);
-/// Concurrent reads and writes of 8 KB per second: the page's points (2,250, 3,750) are 37.5 % reads,
-/// rounded to 38 %.
+/// Concurrent reads and writes of 8 KB per second: the page's points (2,250, 3,750) are 37.5 %
+/// reads, rounded to 38 %.
 const MIXED_38: LimitColumn = LimitColumn::new("mixed-8k-38r", 38, 8, false);
 /// The page's points (15,000, 22,500).
 const MIXED_40: LimitColumn = LimitColumn::new("mixed-8k-40r", 40, 8, false);
@@ -85,8 +85,8 @@ impl LimitColumn {
         COLUMNS.iter().position(|column| column == self).unwrap_or(COLUMNS.len())
     }
 
-    /// Requests in flight that suffice for any disk: 60,000 reads of 2.5 ms are 150 in flight, 4,700
-    /// large ones are 12.
+    /// Requests in flight that suffice for any disk: 60,000 reads of 2.5 ms are 150 in flight,
+    /// 4,700 large ones are 12.
     pub(super) fn deep(&self) -> u32 {
         if self.is_throughput { 32 } else { 256 }
     }
@@ -262,8 +262,9 @@ impl SampleDisk {
     }
 }
 
-/// IOPS per request in flight. The page's rule of thumb is 400; half of that doubles the queue. In a
-/// longer queue the first requests wait, and requests from before the measurement are not counted.
+/// IOPS per request in flight. The page's rule of thumb is 400; half of that doubles the queue. In
+/// a longer queue the first requests wait, and requests from before the measurement are not
+/// counted.
 const IOPS_PER_IO: f64 = 200.0;
 const DEPTHS: [u32; 2] = [4, 256];
 

@@ -1,5 +1,5 @@
-//! Emulated bed of the fabric experiment: striped SSDs in the generator's process, and behind a server
-//! with a network limit.
+//! Emulated bed of the fabric experiment: striped SSDs in the generator's process, and behind a
+//! server with a network limit.
 
 use std::time::Duration;
 

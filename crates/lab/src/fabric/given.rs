@@ -21,8 +21,8 @@ use crate::limits::OUTPUT_BYTES;
 #[derive(Clone, Debug)]
 pub struct GivenFabric {
     pub targets: BedTargets,
-    /// Devices of one SSD each; or `nvme-tcp://` volumes, the first of one SSD, the second of two, and
-    /// so on.
+    /// Devices of one SSD each; or `nvme-tcp://` volumes, the first of one SSD, the second of two,
+    /// and so on.
     pub disks: Vec<String>,
     pub local_results: Option<PathBuf>,
 }

@@ -1,12 +1,13 @@
-//! Experiment B: local NVMe SSDs against the same SSDs over NVMe/TCP, beside what MayaScale published.
+//! Experiment B: local NVMe SSDs against the same SSDs over NVMe/TCP, beside what MayaScale
+//! published.
 //!
-//! The emulated bed measures one to four striped SSDs in the process of the generator, as a local disk
-//! is, and through a server with the network limit of the published machine. `scale` slows disks and
-//! network down so that a machine with few CPUs reaches their limits.
+//! The emulated bed measures one to four striped SSDs in the process of the generator, as a local
+//! disk is, and through a server with the network limit of the published machine. `scale` slows
+//! disks and network down so that a machine with few CPUs reaches their limits.
 //!
-//! The given bed takes two runs, one on each machine: on the server, which measures its devices, and on
-//! the client, which measures one served volume for each number of SSDs. The client's run takes the
-//! results of the server's and shows both.
+//! The given bed takes two runs, one on each machine: on the server, which measures its devices,
+//! and on the client, which measures one served volume for each number of SSDs. The client's run
+//! takes the results of the server's and shows both.
 
 mod emulated;
 mod given;

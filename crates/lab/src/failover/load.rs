@@ -1,8 +1,8 @@
-//! Host of the drill: a verifying load on both nodes. When it has been stopped, another process reads
-//! all blocks back.
+//! Host of the drill: a verifying load on both nodes. When it has been stopped, another process
+//! reads all blocks back.
 //!
-//! Acknowledged writes are recorded in a file outside of the volume, so the load does not have to know
-//! how long the drill takes, and its promises are checked by a process without its state.
+//! Acknowledged writes are recorded in a file outside of the volume, so the load does not have to
+//! know how long the drill takes, and its promises are checked by a process without its state.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

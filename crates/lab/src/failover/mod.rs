@@ -1,9 +1,10 @@
-//! Failover drill: a node dies under a verifying load, the other takes over, the first one returns, is
-//! resynced, and gets its role back.
+//! Failover drill: a node dies under a verifying load, the other takes over, the first one returns,
+//! is resynced, and gets its role back.
 //!
 //! Invariants: the host (`load`) uses both nodes and must not see an error. It compares each block
-//! that it reads with what it wrote, and at the end all blocks are read back. It runs until the drill
-//! ends, however long that takes. Wrong data is a result ([`VerifiedLoad::is_right`]), not an error.
+//! that it reads with what it wrote, and at the end all blocks are read back. It runs until the
+//! drill ends, however long that takes. Wrong data is a result ([`VerifiedLoad::is_right`]), not an
+//! error.
 //!
 //! The emulated bed has two processes on this machine; the given bed has the user's nodes, on which
 //! the user's commands, or the user, do what the drill needs.
@@ -36,8 +37,8 @@ use crate::bed::{self, BedTargets, RunOptions};
 use crate::node::ReportedMirror;
 
 const TARGET: &str = "mirror, both nodes";
-/// Fractions of the drill's length at which the source dies, returns and gets its role back, unless an
-/// earlier step takes longer.
+/// Fractions of the drill's length at which the source dies, returns and gets its role back, unless
+/// an earlier step takes longer.
 const DEATH: f64 = 0.2;
 const RETURN: f64 = 0.5;
 const SWITCHOVER: f64 = 0.8;
@@ -101,8 +102,8 @@ impl Resynced {
 /// The two nodes of a drill. Node A is the source at the start.
 trait DrillNodes {
     fn facts(&self) -> Result<DrillFacts, Error>;
-    /// Starts or checks the nodes: both are in sync afterwards. Returns the size of the volume, 0 if
-    /// unknown.
+    /// Starts or checks the nodes: both are in sync afterwards. Returns the size of the volume, 0
+    /// if unknown.
     fn prepare(&mut self, follower: &mut dyn Follower) -> Result<u64, Error>;
     /// Kills node A. The returned stopwatch started at its death.
     fn kill(

@@ -65,8 +65,8 @@ pub(crate) fn drawing(summary: &FailoverSummary) -> Plot {
     )
 }
 
-/// The picture. Events have numbers; their descriptions are in the subtitle, where there is room for
-/// events that follow each other closely.
+/// The picture. Events have numbers; their descriptions are in the subtitle, where there is room
+/// for events that follow each other closely.
 pub(super) fn picture(
     (timeline, events): (&[TimelinePoint], &[DrillEvent]),
     title: String,

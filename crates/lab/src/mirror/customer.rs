@@ -1,8 +1,8 @@
-//! Published claims about a customer's system: a log with one metadata write before each data write,
-//! and a machine type that never reached the disk's limit.
+//! Published claims about a customer's system: a log with one metadata write before each data
+//! write, and a machine type that never reached the disk's limit.
 //!
-//! If a metadata write takes `t`, there are at most `1 / t` data writes per second, independent of queue
-//! depth and disks. The setups measure it beside the arithmetic.
+//! If a metadata write takes `t`, there are at most `1 / t` data writes per second, independent of
+//! queue depth and disks. The setups measure it beside the arithmetic.
 
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
@@ -98,8 +98,8 @@ pub(super) fn machine_table(summary: &MirrorSummary) -> Table {
     Table { rows: rows.collect(), ..table(title, &heads) }
 }
 
-/// Throughput that the catalog allows for random writes of a row's size on a machine type, in MiB/s;
-/// none for a machine type that it does not have.
+/// Throughput that the catalog allows for random writes of a row's size on a machine type, in
+/// MiB/s; none for a machine type that it does not have.
 fn page_limit(machine: &str, row: &PublishedRow) -> Option<f64> {
     Some(writes_per_s_most(row.block_bytes, Some(machine))? * row.block_bytes as f64 / MIB)
 }

@@ -2,9 +2,9 @@
 //!
 //! The disks have the limits of 500 GB of SSD persistent disk, and a latency that is calibrated on
 //! this machine so that the volume without a mirror has its published latency. What differs then is
-//! the mirror, the link and this machine. Each repetition is the whole experiment: it calibrates the
-//! disks, restarts both nodes for each write size, and measures all setups in turn. So the variation
-//! between repetitions includes everything that differs between runs.
+//! the mirror, the link and this machine. Each repetition is the whole experiment: it calibrates
+//! the disks, restarts both nodes for each write size, and measures all setups in turn. So the
+//! variation between repetitions includes everything that differs between runs.
 
 use std::path::Path;
 
@@ -125,7 +125,8 @@ impl Parameters<'_> {
         rows.iter().map(|row| self.row_seconds(row)).sum()
     }
 
-    /// Disks of a row. The target's disk adds the round trip of the link, except for the loopback's part.
+    /// Disks of a row. The target's disk adds the round trip of the link, except for the loopback's
+    /// part.
     fn disks(&self, calibrated: &Calibrated) -> EmulatedDisks {
         let rest_us = self.bed.rtt_us as f64 - calibrated.loopback_us;
         EmulatedDisks {
@@ -153,8 +154,8 @@ impl Parameters<'_> {
         super::job(self.run, row, name, if hot { HOT_BYTES } else { COLD_BYTES })
     }
 
-    /// Job that measures the loopback, with the write rate of the row without a mirror: rarer writes
-    /// would take longer because the CPUs sleep between them.
+    /// Job that measures the loopback, with the write rate of the row without a mirror: rarer
+    /// writes would take longer because the CPUs sleep between them.
     fn loopback_job(&self, row: &PublishedRow) -> BenchJob {
         let (ramp_ms, runtime_ms) = PROBE_MS;
         let per_s = row.plain.mib_per_s * f64::from(1 << 20) / row.block_bytes as f64;
@@ -202,12 +203,12 @@ impl Lab<'_> {
         rows.map(|(row, loopback_us)| self.disk(row, loopback_us)).collect()
     }
 
-    /// Finds the latency of the emulated disk with which the volume without a mirror has its published
-    /// latency, including the path to the disk on this machine.
+    /// Finds the latency of the emulated disk with which the volume without a mirror has its
+    /// published latency, including the path to the disk on this machine.
     fn disk(&mut self, row: &PublishedRow, loopback_us: f64) -> Result<Calibrated, Error> {
         let published_us = row.plain.latency_ms * 1e3;
-        // Where the throughput limit binds, the latency of the disk is unknown: the published one at
-        // 4K is used.
+        // Where the throughput limit binds, the latency of the disk is unknown: the published one
+        // at 4K is used.
         let bound_by_latency = row.block_bytes < 64 << 10;
         let wanted_us =
             if bound_by_latency { published_us } else { ROWS[2].plain.latency_ms * 1e3 };
@@ -221,8 +222,8 @@ impl Lab<'_> {
         if !bound_by_latency {
             return Ok(found);
         }
-        // Without a machine type, whose limits would look like latency. The median of several probes is
-        // robust against other load on this machine.
+        // Without a machine type, whose limits would look like latency. The median of several
+        // probes is robust against other load on this machine.
         let mut job = self.parameters.job(row, true);
         (job.ramp_ms, job.runtime_ms) = PROBE_MS;
         let uri = device(&self.pair.ports[..1], SETUPS[0].volume);
@@ -287,7 +288,8 @@ impl Lab<'_> {
         self.pair.b.configure(&disks.configuration(&self.pair, 1, &setups))
     }
 
-    /// Measures a row of one repetition with newly started nodes. The store has the earlier results.
+    /// Measures a row of one repetition with newly started nodes. The store has the earlier
+    /// results.
     fn row(
         &mut self,
         row: &PublishedRow,

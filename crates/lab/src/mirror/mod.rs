@@ -1,7 +1,7 @@
 //! Experiment A: a mirror against no mirror, beside the published table.
 //!
-//! The emulated bed measures many setups with two processes on this machine; the given bed measures a
-//! mirrored volume of the user's nodes against one without a mirror.
+//! The emulated bed measures many setups with two processes on this machine; the given bed measures
+//! a mirrored volume of the user's nodes against one without a mirror.
 
 mod customer;
 mod emulated;

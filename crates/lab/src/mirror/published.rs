@@ -1,7 +1,7 @@
 //! Published figures of experiment A.
 //!
-//! The report's MB/s are MiB/s: 24 requests of 64 KiB in flight at 6.248 ms are 240.07 MiB/s, and the
-//! other rows agree.
+//! The report's MB/s are MiB/s: 24 requests of 64 KiB in flight at 6.248 ms are 240.07 MiB/s, and
+//! the other rows agree.
 
 use serde::Serialize;
 
@@ -47,7 +47,8 @@ pub const ROWS: [PublishedRow; 3] = [
 mod tests {
     use super::*;
 
-    /// SIOS relates the overhead of latency to the mirror's latency, this project to the baseline's.
+    /// SIOS relates the overhead of latency to the mirror's latency, this project to the
+    /// baseline's.
     #[test]
     fn published_overheads_follow_from_the_figures() {
         let overheads = [(0.00, -0.02), (39.18, 39.21), (21.84, 21.88)];

@@ -1,10 +1,10 @@
 //! Setups of the emulated bed: the volumes of both nodes and their configuration.
 //!
-//! The disks are memory with the latency of the published report's disks. The target's disk adds the
-//! round trip of the link, except for the part that the loopback already takes: one timer for both
-//! costs no CPU time and no second wake-up, which matters where nodes and host share the CPUs. An
-//! asynchronous mirror has the round trip in the link itself, because in the target's disk dependent
-//! writes would wait for it one after the other.
+//! The disks are memory with the latency of the published report's disks. The target's disk adds
+//! the round trip of the link, except for the part that the loopback already takes: one timer for
+//! both costs no CPU time and no second wake-up, which matters where nodes and host share the CPUs.
+//! An asynchronous mirror has the round trip in the link itself, because in the target's disk
+//! dependent writes would wait for it one after the other.
 
 use std::fmt::Write as _;
 
@@ -35,15 +35,15 @@ pub const TYPE: &str = "pd-ssd";
 pub const DISK_BYTES: u64 = 500_000_000_000;
 /// Catalog of the report's time.
 pub const CATALOG: &str = "gcp-2019";
-/// Read latency of the disks, in µs: below the millisecond for which SSD persistent disks are designed.
-/// Only the start of a node and resyncs read.
+/// Read latency of the disks, in µs: below the millisecond for which SSD persistent disks are
+/// designed. Only the start of a node and resyncs read.
 const READ_LATENCY_US: u64 = 800;
 /// Latency of a log write on a local SSD, in µs. An assumption: SSDs of this kind take less than
 /// 100 µs at low queue depths.
 pub(crate) const LOCAL_SSD_LATENCY_US: u64 = 100;
 
-/// Latency of a log write on a persistent disk of its own, in µs. Later sources than the page state it
-/// as the design limit of SSD persistent disks.
+/// Latency of a log write on a persistent disk of its own, in µs. Later sources than the page state
+/// it as the design limit of SSD persistent disks.
 pub(crate) const PERSISTENT_DISK_LATENCY_US: u64 = 1000;
 const NODE: &str = "cores = 1\nbuffer_memory = \"512MiB\"\n";
 
@@ -70,8 +70,8 @@ pub(crate) enum LogPlacement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MirrorKind {
     None,
-    /// Remote disk, no mirror: the source uses the target's disk over the link. That is the slower leg of
-    /// a mirror, so no mirror on this machine is faster except for noise.
+    /// Remote disk, no mirror: the source uses the target's disk over the link. That is the slower
+    /// leg of a mirror, so no mirror on this machine is faster except for noise.
     Far,
     /// A completed write is durable on both nodes.
     SyncDisk,
@@ -163,8 +163,8 @@ pub(crate) const SETUPS: [MirrorSetup; 11] = [
 ];
 
 impl MirrorSetup {
-    /// Whether it takes part in the jobs of hot or of cold volumes. The setup without a mirror takes part
-    /// in both.
+    /// Whether it takes part in the jobs of hot or of cold volumes. The setup without a mirror
+    /// takes part in both.
     pub(crate) fn is_in(&self, hot: bool) -> bool {
         self.mirror == MirrorKind::None || self.hot == hot
     }

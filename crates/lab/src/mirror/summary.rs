@@ -56,8 +56,9 @@ impl Calibrated {
     }
 
     /// Least mean latency of a synchronous mirror, in ms, if it is `plain_ms` without a mirror: the
-    /// peer's disk answers one round trip later. Where a limit of `most_per_s` writes binds, writes wait
-    /// for it on both nodes, and only the part of the round trip that exceeds this wait adds latency.
+    /// peer's disk answers one round trip later. Where a limit of `most_per_s` writes binds, writes
+    /// wait for it on both nodes, and only the part of the round trip that exceeds this wait adds
+    /// latency.
     fn bound_ms(&self, plain_ms: f64, rtt_us: f64, most_per_s: f64) -> f64 {
         let link_ms = self.link_us(rtt_us) / 1e3;
         let disk_ms = (self.write_latency_us as f64 + self.way_us.unwrap_or(0.0)) / 1e3;
@@ -91,8 +92,8 @@ impl MirrorCell {
     }
 }
 
-/// Network share of the overhead: the part that no synchronous mirror on this link can avoid, in the
-/// overhead's own percents.
+/// Network share of the overhead: the part that no synchronous mirror on this link can avoid, in
+/// the overhead's own percents.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct NetworkShare {
     pub(crate) throughput_percent: f64,
@@ -465,7 +466,8 @@ pub(crate) mod tests {
         MirrorSummary::new(&run, &bed, &measured, &environment)
     }
 
-    /// Once at 8K on nodes of the user: 2 ms on a real disk without a mirror, 2.5 on a served volume.
+    /// Once at 8K on nodes of the user: 2 ms on a real disk without a mirror, 2.5 on a served
+    /// volume.
     pub(crate) fn given_example(link: Option<MirrorLink>) -> MirrorSummary {
         let bed = super::super::given::tests::bed();
         let run = run_options("r".into());

@@ -1,9 +1,9 @@
 //! Emulated bed of the pool experiment: a raw disk and a pool on such a disk, in this process.
 //!
-//! The disks are memory with the limits that the catalog's formulas give 500 GB, and the latency of the
-//! published report. They are smaller than that, so that they fit the memory: the map of such a pool
-//! fits its cache; the map of 500 GB would not (`flagstone plan pool` has the difference). Volumes
-//! are filled and overwritten before the limits apply.
+//! The disks are memory with the limits that the catalog's formulas give 500 GB, and the latency of
+//! the published report. They are smaller than that, so that they fit the memory: the map of such a
+//! pool fits its cache; the map of 500 GB would not (`flagstone plan pool` has the difference).
+//! Volumes are filled and overwritten before the limits apply.
 
 use std::sync::Arc;
 use std::time::Duration;

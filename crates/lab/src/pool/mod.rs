@@ -1,9 +1,9 @@
-//! Pool experiment: a volume of a pool against the disk below it, at the parameters of the published
-//! experiments.
+//! Pool experiment: a volume of a pool against the disk below it, at the parameters of the
+//! published experiments.
 //!
-//! The emulated bed measures, in this process, the limits of 500 GB of standard and of SSD persistent
-//! disk; the given bed measures a disk and a pool's volume of the user. The pool is half full, and the
-//! cleaner has been through its log before the measurement.
+//! The emulated bed measures, in this process, the limits of 500 GB of standard and of SSD
+//! persistent disk; the given bed measures a disk and a pool's volume of the user. The pool is half
+//! full, and the cleaner has been through its log before the measurement.
 
 mod emulated;
 pub mod summary;

@@ -1,8 +1,8 @@
 //! Log area: where a write-intent log is stored, and reading and writing its parts.
 //!
 //! Guarantees: written data is durable when the call returns; a part that cannot be read (an error)
-//! is distinguished from a readable but invalid part; no call waits for memory ([`crate::io::memory`]),
-//! because host writes that wait for the log hold memory themselves.
+//! is distinguished from a readable but invalid part; no call waits for memory
+//! ([`crate::io::memory`]), because host writes that wait for the log hold memory themselves.
 
 use std::ops::Range;
 

@@ -129,8 +129,8 @@ pub(crate) async fn recover(
     Ok(RecoveredLog { start, header_sequence: header.sequence })
 }
 
-/// Begins the creation of a log: a power failure leaves something recognizable as an unfinished log.
-/// Takes the room for its records, and returns its name.
+/// Begins the creation of a log: a power failure leaves something recognizable as an unfinished
+/// log. Takes the room for its records, and returns its name.
 pub(crate) async fn begin(area: &LogArea) -> Result<MirrorId, IoError> {
     area.begin().await?;
     area.take_room_for_records().await?;

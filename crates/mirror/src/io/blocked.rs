@@ -5,8 +5,8 @@
 //! call may stay blocked for as long as a peer is away ([`OnPeerLoss::Block`]). Its data occupies
 //! memory that all volumes of the node share, including volumes that the peer mirrors to this node,
 //! whose link needs memory to come back. Therefore written data is released at once, and unwritten
-//! data is kept only as far as [`ParkedMemory::hold`] allows. A write beyond that limit fails after a
-//! delay as unreachable. Multipath hosts resend it on an internal path error; other hosts retry
+//! data is kept only as far as [`ParkedMemory::hold`] allows. A write beyond that limit fails after
+//! a delay as unreachable. Multipath hosts resend it on an internal path error; other hosts retry
 //! according to their own settings.
 //!
 //! A blocked call fails when its connection ends ([`task::unless_flow_ended`]): it has been sent to

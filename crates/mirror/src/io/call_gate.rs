@@ -1,14 +1,14 @@
 //! Call gate: admits calls without a lock, and counts those in flight by core.
 //!
-//! The state of the mirror has a *version*. A change of the state invalidates the version before its
-//! first effect, and publishes the next one when it releases the lock of the state
-//! ([`StateGuard`](crate::mirror::StateGuard)). Each core keeps what calls need to know of the state
-//! under one version, and reads it again under the lock when the version differs.
+//! The state of the mirror has a *version*. A change of the state invalidates the version before
+//! its first effect, and publishes the next one when it releases the lock of the state
+//! ([`StateGuard`](crate::mirror::StateGuard)). Each core keeps what calls need to know of the
+//! state under one version, and reads it again under the lock when the version differs.
 //!
 //! A call first counts itself, then sets its marks, and then confirms the version. A change first
-//! invalidates the version, and then reads counts and marks. So either the change sees the call with
-//! its marks, or the call sees the change, is not admitted, and asks again under the lock. Both sides
-//! are sequentially consistent.
+//! invalidates the version, and then reads counts and marks. So either the change sees the call
+//! with its marks, or the call sees the change, is not admitted, and asks again under the lock.
+//! Both sides are sequentially consistent.
 //!
 //! A core counts in memory of its own: admission writes no memory that other cores write.
 
@@ -158,8 +158,8 @@ impl<View: 'static> CallGate<View> {
         self.awaited.load(Ordering::SeqCst) > 0
     }
 
-    /// Calls in flight. Complete for the caller only if it changed the state before, so that no call
-    /// is admitted under an earlier version.
+    /// Calls in flight. Complete for the caller only if it changed the state before, so that no
+    /// call is admitted under an earlier version.
     pub(crate) fn in_flight(&self, counted: Counted) -> usize {
         let cores = self.counters.lock();
         let sum = cores.iter().map(|core| core.get(counted)).fold(0, usize::wrapping_add);

@@ -1,10 +1,10 @@
 //! Delivery of queued writes before a source stops serving, also if another peer takes the role.
 //!
 //! Guarantee: when a source stops in order, each asynchronous peer has received and flushed every
-//! acknowledged write, or the missing ones are reported, or recorded by a generation that began after
-//! the loss. A peer that makes no progress delays the stop for at most a limit.
-//! Undelivered writes stay marked as out of sync, under a new generation: hosts rely on them, so the
-//! peer must not look equal.
+//! acknowledged write, or the missing ones are reported, or recorded by a generation that began
+//! after the loss. A peer that makes no progress delays the stop for at most a limit. Undelivered
+//! writes stay marked as out of sync, under a new generation: hosts rely on them, so the peer must
+//! not look equal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,8 +27,8 @@ pub struct Undelivered {
 }
 
 impl Inner {
-    /// Waits until the peers' queues are empty and the peers have flushed. `_block` keeps new writes
-    /// out. Returns what could not be delivered.
+    /// Waits until the peers' queues are empty and the peers have flushed. `_block` keeps new
+    /// writes out. Returns what could not be delivered.
     pub(crate) async fn deliver_queues(
         &self,
         _block: &AdmissionBlock,
@@ -72,8 +72,8 @@ impl Inner {
         undelivered
     }
 
-    /// Records that these peers lack acknowledged writes. If that fails, so does the record that this
-    /// node has stopped, which follows.
+    /// Records that these peers lack acknowledged writes. If that fails, so does the record that
+    /// this node has stopped, which follows.
     pub(crate) async fn leave_behind(self: &Arc<Self>, undelivered: &[Undelivered]) {
         for Undelivered { leg, .. } in undelivered {
             let session_id = self.lock().legs[*leg].session_id;

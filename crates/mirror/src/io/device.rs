@@ -112,8 +112,8 @@ impl Inner {
 }
 
 /// Reads from the local leg while it is up to date, otherwise from a peer that is. A read waits for
-/// changes of the same bytes, because a failure could take back data that is on one leg only: before
-/// it starts, and again when it has the data, as a change that began meanwhile may be in it.
+/// changes of the same bytes, because a failure could take back data that is on one leg only:
+/// before it starts, and again when it has the data, as a change that began meanwhile may be in it.
 ///
 /// Giving up the role does not wait for reads: a read that hangs in a failing disk would keep the
 /// role from a healthy peer. After that, a read may find data of the next source that was never

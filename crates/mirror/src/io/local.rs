@@ -1,12 +1,13 @@
 //! Local I/O watch: a time limit on calls to the replica's own devices.
 //!
 //! A disk that hangs must not stall hosts while a peer has all data, nor an order of the operator.
-//! [`WatchedDevice`] records when each call began. When [`LocalIo::fail`] is called, all calls fail,
-//! now and later, as if the device had failed. The mirror decides when: a hung disk without a peer in
-//! sync is waited for, because no other copy exists.
+//! [`WatchedDevice`] records when each call began. When [`LocalIo::fail`] is called, all calls
+//! fail, now and later, as if the device had failed. The mirror decides when: a hung disk without a
+//! peer in sync is waited for, because no other copy exists.
 //!
 //! A call that is given up may still reach the disk. It is kept until it really ends, and
-//! [`LocalIo::settled`] waits for that, so that nothing is written to a replica that was opened again.
+//! [`LocalIo::settled`] waits for that, so that nothing is written to a replica that was opened
+//! again.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;

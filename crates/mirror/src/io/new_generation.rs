@@ -94,10 +94,10 @@ impl Inner {
 }
 
 impl Inner {
-    /// Called when a peer lacks acknowledged writes: queued ones were lost, or it could not flush and
-    /// may forget them by the next handshake. It is recorded as out of date now, not with the next
-    /// write: if this node crashed in between, the peer would look equal or be preferred. An order
-    /// that blocks hosts records it itself ([`crate::io::deliver`]).
+    /// Called when a peer lacks acknowledged writes: queued ones were lost, or it could not flush
+    /// and may forget them by the next handshake. It is recorded as out of date now, not with the
+    /// next write: if this node crashed in between, the peer would look equal or be preferred. An
+    /// order that blocks hosts records it itself ([`crate::io::deliver`]).
     pub(crate) async fn record_loss(self: &Arc<Self>) {
         let serves = {
             let state = self.lock();

@@ -1,9 +1,10 @@
 //! Write request: one host write, or one piece of it, from admission to completion.
 //!
-//! A request owns its payload, its range lock, its region references and its admission, and knows how
-//! far each leg is. They are private, and [`WriteRequest::execute`] is the only way to use them: it
-//! returns a future that runs to completion even when it is dropped. So an abandoned request keeps
-//! its range locked and its regions active until its I/O has ended on every leg and is recorded.
+//! A request owns its payload, its range lock, its region references and its admission, and knows
+//! how far each leg is. They are private, and [`WriteRequest::execute`] is the only way to use
+//! them: it returns a future that runs to completion even when it is dropped. So an abandoned
+//! request keeps its range locked and its regions active until its I/O has ended on every leg and
+//! is recorded.
 
 use std::future::{Future, poll_fn};
 use std::ops::Range;
@@ -155,7 +156,8 @@ impl WriteRequest {
             return Err(IoError::Unreachable);
         }
         if remote.iter().filter_map(LegStatus::result).any(|result| result.is_err()) {
-            // The data is written, so the blocked call keeps none of it except pieces still to come.
+            // The data is written, so the blocked call keeps none of it except pieces still to
+            // come.
             let rest = if part.is_last { None } else { part.op.into_data() };
             inner.wait_while_blocked(rest).await?;
         }
@@ -256,11 +258,12 @@ impl WriteRequest {
             return if peer_missed { inner.record_difference().await } else { Ok(()) };
         };
         let degraded = inner.run_degraded(self.successor(inner), error).await;
-        // A source that has left the service hands over in this session. Its activity log covers the range.
+        // A source that has left the service hands over in this session. Its activity log covers
+        // the range.
         let left = inner.failover.is_automatic() && !inner.lock().serving;
         if degraded.is_err() && !left {
-            // Reads return the local data from now on. A peer may have received the failed write and
-            // must not look equal: after a crash here its data would be preferred.
+            // Reads return the local data from now on. A peer may have received the failed write
+            // and must not look equal: after a crash here its data would be preferred.
             let mut equal = false;
             for (leg, dispatch) in self.dispatch.legs.iter().enumerate() {
                 if !matches!(dispatch, LegDispatch::MarkOnly) {

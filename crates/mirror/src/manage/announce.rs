@@ -1,8 +1,8 @@
 //! Announcements: a node that takes the role asks its peers and informs them, and a peer follows.
 //!
 //! Invariants:
-//! - from an announcement that this node accepts until it has acted on it, no change of role ends with
-//!   this node serving;
+//! - from an announcement that this node accepts until it has acted on it, no change of role ends
+//!   with this node serving;
 //! - a source that is deposed refuses hosts at once, and confirms only when that is durable;
 //! - while this node's own announcement stands, announcements with a lower epoch are refused.
 //!
@@ -213,8 +213,8 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::depose_peer`], where the outcome of the handshake does not depend on it: the peer
-    /// may never connect by itself, because its leg is paused or its connections fail.
+    /// As [`Inner::depose_peer`], where the outcome of the handshake does not depend on it: the
+    /// peer may never connect by itself, because its leg is paused or its connections fail.
     pub(crate) async fn depose_if_serving(&self, session: &SharedSession, peers: &ReplicaIdentity) {
         if let Err(error) = self.depose_peer(session, peers).await {
             let peer = peers.view.replica;
@@ -309,8 +309,8 @@ impl Inner {
         }
     }
 
-    /// Acts on an announcement that was accepted, up to the record that makes it durable. The rest may
-    /// wait for calls in flight, so it follows afterwards.
+    /// Acts on an announcement that was accepted, up to the record that makes it durable. The rest
+    /// may wait for calls in flight, so it follows afterwards.
     async fn yield_role(
         self: &Arc<Self>,
         (asker, epoch): (MirrorId, u64),

@@ -25,11 +25,12 @@ use crate::state::status::DesiredState;
 pub struct CreateReplica {
     /// The volume.
     pub volume: MirrorId,
-    /// The data device holds the volume's data, and the replica is its source. Otherwise the replica is
-    /// a target.
+    /// The data device holds the volume's data, and the replica is its source. Otherwise the
+    /// replica is a target.
     pub with_data: bool,
-    /// The data device reads as zeroes, which the caller has checked. A source remembers that it began so,
-    /// and a target that began so too lacks only what was written since ([`Generation::of_zeroes`]).
+    /// The data device reads as zeroes, which the caller has checked. A source remembers that it
+    /// began so, and a target that began so too lacks only what was written since
+    /// ([`Generation::of_zeroes`]).
     pub zeroes: bool,
     /// Granularities. The size is derived from the device.
     pub geometry: ReplicaGeometry,
@@ -89,8 +90,8 @@ impl Replica {
         let replica = MirrorId::random();
         let made = make(&area, replica, 1, false).await?;
         let (current, peers) = ancestry(&create);
-        // As if a full resync under that name had been interrupted. It serves no hosts before it has met
-        // its source, which serves without asking a peer that it has not met.
+        // As if a full resync under that name had been interrupted. It serves no hosts before it
+        // has met its source, which serves without asking a peer that it has not met.
         let inconsistent = create.zeroes && !create.with_data;
         let mut superblock = Superblock {
             sequence: 0,

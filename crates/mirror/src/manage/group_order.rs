@@ -1,10 +1,10 @@
-//! Orders of a consistency group: decided for every member before anything is done, then carried out
-//! step by step for all of them. See rules 6 and 7 of [`crate::group`].
+//! Orders of a consistency group: decided for every member before anything is done, then carried
+//! out step by step for all of them. See rules 6 and 7 of [`crate::group`].
 //!
-//! The role locks are taken in the order of the members, so two orders cannot wait for each other. If a
-//! step fails, the order ends before the first member serves, or is handed over; members that have
-//! stopped serving then serve again if their peer has not been asked. Every offer of the role is ended,
-//! whatever fails: a member whose offer is left open is served nowhere.
+//! The role locks are taken in the order of the members, so two orders cannot wait for each other.
+//! If a step fails, the order ends before the first member serves, or is handed over; members that
+//! have stopped serving then serve again if their peer has not been asked. Every offer of the role
+//! is ended, whatever fails: a member whose offer is left open is served nowhere.
 
 use std::sync::Arc;
 use std::time::Duration;

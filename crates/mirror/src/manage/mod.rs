@@ -8,4 +8,5 @@ pub(crate) mod order;
 pub mod replica;
 pub(crate) mod resize;
 pub(crate) mod roles;
+mod status;
 pub(crate) mod transfer;

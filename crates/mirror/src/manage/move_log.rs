@@ -3,8 +3,8 @@
 //! Steps, each durable before the next one:
 //! 1. begin a log with a new name at the new place, and copy all pages there, repeatedly, because
 //!    bits change meanwhile;
-//! 2. lock the log: activations of regions and evictions wait. Copy the pages that have changed, the
-//!    activity record and the header;
+//! 2. lock the log: activations of regions and evictions wait. Copy the pages that have changed,
+//!    the activity record and the header;
 //! 3. make the superblock name the new log.
 //!
 //! Guarantees:
@@ -19,7 +19,8 @@
 //! - a replica that retires gives up a move, and waits for its writes to the data device: hosts may
 //!   get that space when the volume grows.
 //!
-//! The old log is left as it is. It is not trusted afterwards, because the superblock names another.
+//! The old log is left as it is. It is not trusted afterwards, because the superblock names
+//! another.
 
 use std::pin::pin;
 
@@ -56,8 +57,8 @@ impl Replica {
     /// [`LOG_PLACE_MAX`] bytes are kept for [`ReplicaError::LogMoved`]. Hosts may write meanwhile.
     ///
     /// # Errors
-    /// See [`ReplicaError`]. The log is where it was. If writing the superblock failed in a way that
-    /// leaves this open, later changes of the log fail until the replica is opened again.
+    /// See [`ReplicaError`]. The log is where it was. If writing the superblock failed in a way
+    /// that leaves this open, later changes of the log fail until the replica is opened again.
     pub async fn move_log(
         &self,
         device: Option<SharedDevice>,

@@ -1,5 +1,5 @@
-//! Moving a log: power losses at every disk operation, refused destinations, and devices that fail or
-//! hang meanwhile.
+//! Moving a log: power losses at every disk operation, refused destinations, and devices that fail
+//! or hang meanwhile.
 
 use flagstone_runtime::sim::SimLatency;
 

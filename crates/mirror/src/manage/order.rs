@@ -1,9 +1,9 @@
 //! Orders: carries out the transitions of [`crate::state::machine`].
 //!
 //! A transition is decided and carried out under the role lock, so that nothing it depends on
-//! changes in between. The exception is [`Event::Announced`]: it takes effect before the lock, because
-//! a change of role in progress may wait for a disk that hangs. Until this node has acted on it, no
-//! change of role ends with this node serving.
+//! changes in between. The exception is [`Event::Announced`]: it takes effect before the lock,
+//! because a change of role in progress may wait for a disk that hangs. Until this node has acted
+//! on it, no change of role ends with this node serving.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,8 @@ impl Mirror {
         self.0.machine_state()
     }
 
-    /// True if [`Mirror::start`] asks peers first, which may take [`ASK_MS`](crate::limits::ASK_MS).
+    /// True if [`Mirror::start`] asks peers first, which may take
+    /// [`ASK_MS`](crate::limits::ASK_MS).
     pub fn asks_before_it_serves(&self) -> bool {
         let opened = next(&self.machine_state(), Event::Opened);
         opened.is_ok_and(|(_, actions)| actions.iter().any(|action| action == Action::AskPeers))
@@ -194,8 +195,8 @@ impl Inner {
             Order::TakeOver(_) => self.transition(Event::Order(order)).await,
             Order::SetDesired(..) => {
                 let (inner, limit) = (self.clone(), Duration::from_millis(LOCAL_IO_MS));
-                // Independent of the role: a change of role may wait for a disk. The only copy may be
-                // behind a disk that hangs, so that is no reason to give it up.
+                // Independent of the role: a change of role may wait for a disk. The only copy may
+                // be behind a disk that hangs, so that is no reason to give it up.
                 let task = spawn(async move {
                     let _guard = inner.desired_state_lock.acquire().await;
                     inner.transition(Event::Order(order)).await

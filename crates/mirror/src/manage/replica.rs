@@ -308,8 +308,8 @@ impl Replica {
     }
 
     /// Stops all metadata writes for good: when this returns, another may open the devices. The
-    /// caller has ended all host calls. Later calls fail with [`IoError::Unreachable`]. A move of the
-    /// log is given up, unless the superblock is about to name the new one.
+    /// caller has ended all host calls. Later calls fail with [`IoError::Unreachable`]. A move of
+    /// the log is given up, unless the superblock is about to name the new one.
     pub async fn retire(&self) {
         let log_move = self.0.lock().log_move.clone();
         if let Some(io) = log_move {
@@ -328,8 +328,8 @@ impl Replica {
         }
     }
 
-    /// A transfer to another mirror begins, with this watch of its calls. Another may open the devices
-    /// when those that it has given up have ended too.
+    /// A transfer to another mirror begins, with this watch of its calls. Another may open the
+    /// devices when those that it has given up have ended too.
     pub(crate) fn begin_transfer(&self, io: &Arc<LocalIo>) {
         self.0.lock().transfer = Some(io.clone());
     }
@@ -474,8 +474,8 @@ impl Replica {
         .await
     }
 
-    /// Writes an empty record to the log of a replica that is not in use: nothing else shows that it
-    /// can be used.
+    /// Writes an empty record to the log of a replica that is not in use: nothing else shows that
+    /// it can be used.
     ///
     /// # Errors
     /// Of a device.

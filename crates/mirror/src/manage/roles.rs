@@ -160,8 +160,8 @@ impl Inner {
             .await
     }
 
-    /// Becomes the source, with an epoch later than all seen unless it resumes. The caller holds the
-    /// role lock, and no source is attached.
+    /// Becomes the source, with an epoch later than all seen unless it resumes. The caller holds
+    /// the role lock, and no source is attached.
     pub(crate) async fn start_serving_as_source(
         self: &Arc<Self>,
         seen: u64,

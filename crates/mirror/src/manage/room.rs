@@ -45,8 +45,8 @@ impl Replica {
     pub fn room_bytes(&self) -> u64 {
         let geometry = self.superblock().geometry;
         let here = self.0.layout;
-        // Space may be announced, and the device be shrunk before it is used: the device's own size is
-        // not raised for an announcement.
+        // Space may be announced, and the device be shrunk before it is used: the device's own size
+        // is not raised for an announcement.
         let end = match self.0.device.present_bytes() {
             Some(present) => present & !(PAGE_BYTES as u64 - 1),
             None => {

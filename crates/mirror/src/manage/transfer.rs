@@ -11,12 +11,12 @@
 //! write that they lack. So it may serve without asking them, and they get its data and size at the
 //! next handshake. If step 3 fails, only that record is written.
 //!
-//! Host calls wait for at most [`TRANSFER_CHECK_MS`] and [`TRANSFER_MS`], whatever a device does. If step
-//! 1 takes longer than the first, the transfer is given up and the mirror continues: a disk that hangs is
-//! then treated as at any other time, and a peer that is in sync carries the volume. If the rest takes
-//! longer than the second, all calls to the devices count as failed, and hosts are refused here. The
-//! replica can be opened again, as after a crash, when the calls that were given up have ended; a peer
-//! may have been made the source since, so [`Mirror::start`] asks it.
+//! Host calls wait for at most [`TRANSFER_CHECK_MS`] and [`TRANSFER_MS`], whatever a device does.
+//! If step 1 takes longer than the first, the transfer is given up and the mirror continues: a disk
+//! that hangs is then treated as at any other time, and a peer that is in sync carries the volume.
+//! If the rest takes longer than the second, all calls to the devices count as failed, and hosts
+//! are refused here. The replica can be opened again, as after a crash, when the calls that were
+//! given up have ended; a peer may have been made the source since, so [`Mirror::start`] asks it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -145,9 +145,10 @@ impl Mirror {
     /// Host calls wait meanwhile.
     ///
     /// # Errors
-    /// Of the local leg, [`RoleError::LocalFailed`] if it failed earlier, or [`RoleError::DeviceBusy`]:
-    /// the mirror continues then. If it has ended ([`Mirror::is_closed`]), it did so as after a crash, and
-    /// hosts are not served; [`RoleError::DeviceHangs`] is an error of that kind.
+    /// Of the local leg, [`RoleError::LocalFailed`] if it failed earlier, or
+    /// [`RoleError::DeviceBusy`]: the mirror continues then. If it has ended
+    /// ([`Mirror::is_closed`]), it did so as after a crash, and hosts are not served;
+    /// [`RoleError::DeviceHangs`] is an error of that kind.
     pub async fn begin_transfer(&self) -> Result<ReplicaTransfer, RoleError> {
         let inner = &self.0;
         let role_change = inner.begin_role_change().await;
@@ -306,7 +307,8 @@ impl Inner {
 }
 
 /// Forgets what is known about peers in these slots and, if marks are about to be cleared, in free
-/// ones: a peer that takes one later is copied in full, because the log does not cover what it lacks.
+/// ones: a peer that takes one later is copied in full, because the log does not cover what it
+/// lacks.
 fn forget_peers(superblock: &mut Superblock, slots: &[usize], free: bool) {
     for slot in 0..PEERS_MAX {
         let peer = superblock.peers[slot];
@@ -440,8 +442,8 @@ impl ReplicaTransfer {
     /// Lets the replacement take over.
     ///
     /// # Errors
-    /// See [`RoleError`]. Hosts are not served then, and waiting calls fail at the replacement. With
-    /// [`RoleError::DeviceHangs`], it has ended too.
+    /// See [`RoleError`]. Hosts are not served then, and waiting calls fail at the replacement.
+    /// With [`RoleError::DeviceHangs`], it has ended too.
     pub async fn finish(self, next: &Mirror) -> Result<(), RoleError> {
         let serves = async { if self.was_serving { self.serve(next).await } else { Ok(()) } };
         let Some(served) = self.within(serves).await else {

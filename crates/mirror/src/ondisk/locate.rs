@@ -54,8 +54,8 @@ pub(crate) async fn locate(device: &SharedDevice) -> Result<LocatedSuperblock, R
     locate_near(device, None).await
 }
 
-/// As [`locate`]. If the superblock is not at the end of the device, it is looked for at `known_end`,
-/// where this process has written it, before the search: hosts may be waiting.
+/// As [`locate`]. If the superblock is not at the end of the device, it is looked for at
+/// `known_end`, where this process has written it, before the search: hosts may be waiting.
 pub(crate) async fn locate_near(
     device: &SharedDevice,
     known_end: Option<u64>,

@@ -4,9 +4,9 @@
 //! to be copied, and a target that was in sync stays in sync. The zeroed range is remembered while
 //! the replica is open. After that, the space may differ like any new space.
 //!
-//! The space may be taken back as long as the volume does not use it, so the device is not made larger
-//! for this: it is [exposed](flagstone_blockdev::BlockDevice::expose) for one chunk at a time. Space
-//! that was missing at any look counts as unknown again.
+//! The space may be taken back as long as the volume does not use it, so the device is not made
+//! larger for this: it is [exposed](flagstone_blockdev::BlockDevice::expose) for one chunk at a
+//! time. Space that was missing at any look counts as unknown again.
 //!
 //! A device that hangs fails a chunk after [`LOCAL_IO_MS`], so that the order to grow ends.
 //!
@@ -58,8 +58,8 @@ impl NewSpace {
         self.lock().zeroed_bytes
     }
 
-    /// The device has room for a volume of just `room_bytes`: what lies beyond has unknown contents when
-    /// it returns.
+    /// The device has room for a volume of just `room_bytes`: what lies beyond has unknown contents
+    /// when it returns.
     pub(crate) fn limit(&self, room_bytes: u64) {
         let mut state = self.lock();
         state.zeroed_bytes = state.zeroed_bytes.min(room_bytes.max(self.usable_bytes));
@@ -128,8 +128,8 @@ impl NewSpace {
     }
 }
 
-/// Waits for a task that runs to completion, so that the lock shows when no call is in progress, for at
-/// most [`LOCAL_IO_MS`].
+/// Waits for a task that runs to completion, so that the lock shows when no call is in progress,
+/// for at most [`LOCAL_IO_MS`].
 async fn within_limit(
     work: impl Future<Output = Result<(), IoError>> + 'static,
 ) -> Result<(), IoError> {

@@ -1,13 +1,13 @@
 //! Remnants of an earlier replica, on devices where no replica is found.
 //!
-//! A replica is found at the end of its device ([`crate::ondisk::locate`]). A device that has shrunk has
-//! lost that end, a device that has grown by an unusual amount has it elsewhere, and a replaced or
-//! blank device never had it. All of these look like a device without a replica. Creating one there
-//! may overwrite host data, or start an empty volume although a peer has the data. So three places
-//! are checked first: the superblock's own place, for a damaged superblock or one of a device of
-//! another size; the log device, whose log names its replica and the replica's size; and the last
-//! [`REMNANT_SEARCH_BYTES`] of the data device, for a log in front of a superblock that was cut
-//! off.
+//! A replica is found at the end of its device ([`crate::ondisk::locate`]). A device that has
+//! shrunk has lost that end, a device that has grown by an unusual amount has it elsewhere, and a
+//! replaced or blank device never had it. All of these look like a device without a replica.
+//! Creating one there may overwrite host data, or start an empty volume although a peer has the
+//! data. So three places are checked first: the superblock's own place, for a damaged superblock or
+//! one of a device of another size; the log device, whose log names its replica and the replica's
+//! size; and the last [`REMNANT_SEARCH_BYTES`] of the data device, for a log in front of a
+//! superblock that was cut off.
 //!
 //! A negative result is no proof: a device that lost its log too shows no remnant.
 

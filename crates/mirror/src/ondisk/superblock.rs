@@ -62,25 +62,28 @@ named! {
 /// What this replica durably knows of the arbiter's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArbiterMark {
-    /// Highest revision of the record that it has seen; 0 for none. With the epoch, the fencing token.
+    /// Highest revision of the record that it has seen; 0 for none. With the epoch, the fencing
+    /// token.
     pub revision: u64,
     /// What that revision means for this replica.
     pub standing: RecordedStanding,
     /// The operator has suspended automatic failover. The source has the record say so.
     pub suspended: bool,
-    /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A target
-    /// asks no earlier, also after a restart.
+    /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A
+    /// target asks no earlier, also after a restart.
     pub source_after_ms: u32,
-    /// Of a target: the source that has attached last runs degraded without it only if the arbiter's record
-    /// allows it. So a grant to this node that it has dropped is still valid if it is recorded.
+    /// Of a target: the source that has attached last runs degraded without it only if the
+    /// arbiter's record allows it. So a grant to this node that it has dropped is still valid if it
+    /// is recorded.
     pub source_asks: bool,
     /// The store that the revision and the standing are about.
     pub store: StoreId,
 }
 
 impl ArbiterMark {
-    /// The mark at the store that this node uses now. At another store than before, nothing of the record
-    /// may be relied on; that a source may have acknowledged writes which its peers lack remains true.
+    /// The mark at the store that this node uses now. At another store than before, nothing of the
+    /// record may be relied on; that a source may have acknowledged writes which its peers lack
+    /// remains true.
     pub fn at_store(self, store: StoreId) -> ArbiterMark {
         if self.store == store {
             return self;
@@ -108,9 +111,9 @@ pub enum RecordedStanding {
     Alone,
     /// As `Alone`, by an order of the operator that the record does not say yet.
     Ordered,
-    /// A source to which the former one has handed over, when it had seen this revision. A record of
-    /// exactly this revision that lists only the former source is out of date: each grant since has
-    /// a later one.
+    /// A source to which the former one has handed over, when it had seen this revision. A record
+    /// of exactly this revision that lists only the former source is out of date: each grant since
+    /// has a later one.
     Succeeded,
 }
 
@@ -263,16 +266,16 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// This volume began as zeroes, and no peer has been met: a peer that began as zeroes too has this generation,
-    /// and the log names what it lacks.
+    /// This volume began as zeroes, and no peer has been met: a peer that began as zeroes too has
+    /// this generation, and the log names what it lacks.
     pub(crate) fn zeroes(&self) -> Option<Generation> {
         let zeroes = Generation::of_zeroes(self.volume);
         let unmet = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(zeroes);
         self.peers.iter().any(unmet).then_some(zeroes)
     }
 
-    /// Forgets that the volume began as zeroes, except for the peer that has just got its slot. The log
-    /// covers what that peer lacks, and from now on not what another one lacks.
+    /// Forgets that the volume began as zeroes, except for the peer that has just got its slot. The
+    /// log covers what that peer lacks, and from now on not what another one lacks.
     pub(crate) fn forget_unmet(&mut self) {
         let Some(zeroes) = self.zeroes() else { return };
         for peer in self.peers.iter_mut().filter(|peer| peer.replica.is_none()) {
@@ -524,205 +527,5 @@ fn put_list<const N: usize>(page: &mut Page, at: usize, list: &GenerationList<N>
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::ondisk::layout::tests::any_shape;
-    use crate::ondisk::member::MemberChange;
-
-    fn any_list<const N: usize>() -> impl Strategy<Value = GenerationList<N>> {
-        prop::array::uniform::<_, N>(any::<u64>())
-            .prop_map(|items| GenerationList(items.map(Generation)))
-    }
-
-    fn any_member() -> impl Strategy<Value = Member> {
-        let address = prop::option::of("[a-z:é]{1,60}");
-        ("[a-z0-9-]{1,64}", address).prop_map(|(name, address)| Member {
-            name,
-            change: address.map_or(MemberChange::Removed, MemberChange::Added),
-        })
-    }
-
-    prop_compose! {
-        pub(crate) fn any_superblock()(
-            numbers in any::<[u64; 7]>(),
-            names in prop::array::uniform5(prop::array::uniform16(1u8..)),
-            geometry in any_shape(),
-            source in any::<bool>(),
-            flags in 0u16..16,
-            designated_successor in prop::option::of(0..PEERS_MAX),
-            device_pages in (1u64..1 << 40, 0.0..1.0),
-            history in any_list(),
-            bases in (any_list(), any_list()),
-            renaming in any::<[bool; 2]>(),
-            unverified in any::<bool>(),
-            desired_states in prop::array::uniform2(prop::sample::select(&DesiredState::ALL[..])),
-            log_place in "[a-z/é]{0,400}",
-            removed in any::<bool>(),
-            arbiter in (
-                any::<u64>(),
-                prop::sample::select(&RecordedStanding::ALL[..]),
-                any::<bool>(),
-                any::<u32>(),
-                any::<bool>(),
-                any::<u64>(),
-            ),
-            members in prop::collection::vec(any_member(), 0..=MEMBERS_MAX),
-            not_received in prop::collection::vec((0u64..1 << 30, 1u64..1 << 10), 0..BAD_RANGES_MAX),
-        ) -> Superblock {
-            let [volume, replica, log, first, second] = names.map(MirrorId);
-            Superblock {
-                sequence: numbers[0],
-                volume,
-                replica,
-                geometry,
-                device_bytes: device_pages.0 * 4096,
-                moved_from: (device_pages.0 as f64 * device_pages.1) as u64 * 4096,
-                role: if source { ReplicaRole::Source } else { ReplicaRole::Target },
-                flags: Flags::of(flags).expect("known flags"),
-                unverified,
-                designated_successor,
-                epoch: numbers[1],
-                current: Generation(numbers[2]),
-                history,
-                log,
-                incarnation: numbers[3],
-                log_progress: LogProgress { record_sequence: numbers[5], page_writes: numbers[6] },
-                volume_tag: numbers[4],
-                desired_states,
-                peers: [
-                    PeerRecord { replica: first, bases: bases.0, renaming: renaming[0] },
-                    PeerRecord { replica: second, bases: bases.1, renaming: renaming[1] },
-                ],
-                not_received: not_received
-                    .into_iter()
-                    .scan(0, |at, (gap, pages)| {
-                        let start = *at + gap * 4096;
-                        *at = start + pages * 4096;
-                        Some(start..*at)
-                    })
-                    .collect(),
-                log_place,
-                removed,
-                members,
-                arbiter: ArbiterMark {
-                    revision: arbiter.0,
-                    standing: arbiter.1,
-                    suspended: arbiter.2,
-                    source_after_ms: arbiter.3,
-                    source_asks: arbiter.4,
-                    store: StoreId(arbiter.5),
-                },
-            }
-        }
-    }
-
-    #[test]
-    fn mark_of_another_store_grants_nothing() {
-        let mark = |standing| ArbiterMark {
-            revision: 7,
-            standing,
-            source_asks: true,
-            store: StoreId(1),
-            ..ArbiterMark::default()
-        };
-        for standing in RecordedStanding::ALL {
-            assert_eq!(mark(standing).at_store(StoreId(1)), mark(standing));
-            let moved = mark(standing).at_store(StoreId(2));
-            assert_eq!((moved.revision, moved.source_asks), (7, false));
-            assert_eq!(moved.standing.is_alone(), standing.is_alone(), "{standing:?}");
-            assert!(moved.standing.is_alone() || moved.standing == RecordedStanding::Unknown);
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn superblock_round_trips(superblock in any_superblock()) {
-            prop_assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
-        }
-
-        #[test]
-        fn changed_byte_is_detected(
-            superblock in any_superblock(),
-            at in 0usize..4096,
-            change in 1u8..,
-        ) {
-            let mut page = superblock.encode();
-            page[at] ^= change;
-            prop_assert!(Superblock::decode(&page).is_err());
-        }
-
-        /// Hostile bytes with a valid checksum are refused, or decode to a consistent superblock.
-        #[test]
-        fn forged_fields_are_refused_or_consistent(
-            superblock in any_superblock(),
-            at in 10usize..448,
-            value in any::<u8>(),
-        ) {
-            let mut page = superblock.encode();
-            page[at] = value;
-            seal(&mut page);
-            if let Ok(forged) = Superblock::decode(&page) {
-                prop_assert_eq!(forged.geometry.check(), Ok(()));
-                prop_assert_eq!(Superblock::decode(&forged.encode()), Ok(forged));
-            }
-        }
-    }
-
-    /// The byte map in `docs/mirror-format.md`, which other programs rely on.
-    #[test]
-    fn field_offsets_match_documentation() {
-        let document = include_str!("../../../../docs/mirror-format.md");
-        let peers = format!("- {PEERS_AT} ({PEERS_MAX} × {PEER_BYTES}): peers");
-        let rows = [
-            format!("- 10 (2): length up to the last field of the first release, {END}"),
-            format!("- {LOG_PROGRESS_AT} (8): how far the log had come: sequence"),
-            format!("- {} (8): the same: writes", LOG_PROGRESS_AT + 8),
-            format!("- {SUCCESSOR_AT} (1): designated successor"),
-            format!("- {DESIRED_STATES_AT} ({PEERS_MAX}): desired states"),
-            format!("- {DEVICE_AT} (8): size of the device"),
-            format!("- {} (8): where the metadata ended", DEVICE_AT + 8),
-            format!("- {RENAMING_AT} (1): renaming"),
-            format!("- {UNVERIFIED_AT} (1): unverified"),
-            format!("- {REMOVED_AT} (1): removed"),
-            format!("- {ARBITER_REVISION_AT} (8): arbiter revision"),
-            format!("- {ARBITER_STANDING_AT} (1): arbiter standing"),
-            format!("- {ARBITER_SUSPENDED_AT} (1): arbiter suspended"),
-            format!("- {ARBITER_LEASE_AT} (4): arbiter lease"),
-            format!("- {ARBITER_STORE_AT} (8): arbiter store"),
-            format!("- {MEMBERS_AT} ({MEMBERS_MAX} × {MEMBER_BYTES}): members"),
-            format!("- {VOLUME_TAG_AT} (8): volume tag"),
-            format!("- {HISTORY_AT} ({}): history: {HISTORY_LEN} generations", 8 * HISTORY_LEN),
-            peers,
-        ];
-        for row in rows {
-            assert!(document.contains(&row), "missing from the documentation: {row}");
-        }
-        let names = ["`FSMIRSB\\n`", "`FSMIRLG\\n`", "`FSMIRHT\\n`", "`FSMIRBM\\n`"];
-        assert!(names.iter().all(|name| document.contains(name)));
-    }
-
-    /// An earlier release writes zeroes in place of the log's progress, and ignores the field when
-    /// it reads.
-    #[test]
-    fn superblock_of_earlier_release_has_no_log_progress() {
-        proptest!(|(superblock in any_superblock())| {
-            let mut page = superblock.encode();
-            prop_assert_eq!(&page[10..12], &408_u16.to_le_bytes(), "the only length that it reads");
-            page[408..4092].fill(0);
-            seal(&mut page);
-            let read = Superblock::decode(&page).expect("the superblock is valid");
-            prop_assert_eq!(read.log_progress, LogProgress::default());
-            prop_assert!(LogProgress::default().has_reached(read.log_progress));
-        });
-    }
-
-    #[test]
-    fn zeroes_differ_from_later_version() {
-        assert_eq!(Superblock::decode(&[0; 4096]), Err(FormatError::Absent));
-        let mut page = begin(MAGIC);
-        page[8] = 3;
-        assert_eq!(Superblock::decode(&page), Err(FormatError::Version(3)));
-    }
-}
+#[path = "superblock_tests.rs"]
+pub(crate) mod tests;

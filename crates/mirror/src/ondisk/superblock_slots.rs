@@ -43,7 +43,8 @@ type Slot = Result<Superblock, FormatError>;
 ///
 /// # Errors
 /// [`FormatError::Contradiction`] when no interrupted update explains a difference; the error of a
-/// slot that is whole but cannot be interpreted; and without any whole slot the more specific error.
+/// slot that is whole but cannot be interpreted; and without any whole slot the more specific
+/// error.
 pub(crate) fn choose(slots: [Slot; 2]) -> Result<FoundSuperblock, FormatError> {
     let refused = |slot: &Slot| match slot {
         Err(error @ (FormatError::Version(_) | FormatError::Field(_))) => Some(*error),

@@ -1,5 +1,5 @@
-//! Group session of a leg: a member's session waits here until those of the other members are ready,
-//! so that the writes of all take one order.
+//! Group session of a leg: a member's session waits here until those of the other members are
+//! ready, so that the writes of all take one order.
 
 use std::sync::Arc;
 

@@ -2,10 +2,9 @@
 //!
 //! The source asks its peers and zeroes its own space. A peer starts and answers [not
 //! now](PeerRefusal::NotNow) until it has finished, so each request is short however slow the
-//! device. A device that hangs fails it after a while ([`crate::ondisk::new_space`]). A peer that is
-//! not asked, because it is of an [older
-//! version](LinkVersion::ZEROES_NEW_SPACE), or that was reopened since, marks the new space as
-//! different when it grows, and it is copied.
+//! device. A device that hangs fails it after a while ([`crate::ondisk::new_space`]). A peer that
+//! is not asked, because it is of an [older version](LinkVersion::ZEROES_NEW_SPACE), or that was
+//! reopened since, marks the new space as different when it grows, and it is copied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +28,8 @@ impl Mirror {
     /// except to peers of an older version.
     ///
     /// # Errors
-    /// Of any of them; also without space or a connection; [`CommandError::NotInSync`] when the session
-    /// to a peer ends meanwhile, or the role is given up. Hosts can see no change.
+    /// Of any of them; also without space or a connection; [`CommandError::NotInSync`] when the
+    /// session to a peer ends meanwhile, or the role is given up. Hosts can see no change.
     pub async fn zero_new_space(&self, usable_bytes: u64) -> Result<(), CommandError> {
         let inner = &self.0;
         let mut asked = Vec::new();

@@ -204,18 +204,20 @@ pub enum PeerRequest {
         /// Higher than any epoch that either has seen.
         epoch: u64,
         /// With automatic failover: the highest revision of the arbiter's record that the asker has
-        /// seen. A record of that revision may list the asker alone, although this replica has every
-        /// acknowledged write. 0 without.
+        /// seen. A record of that revision may list the asker alone, although this replica has
+        /// every acknowledged write. 0 without.
         revision: u64,
-        /// The asker does not attach as a target at once: its device has failed, or its server stops.
+        /// The asker does not attach as a target at once: its device has failed, or its server
+        /// stops.
         leaves: bool,
     },
     /// Asks the serving side to hand over its role. Answered when the asker may promote itself.
     HandOver,
     /// The asker becomes the source by its operator's order, although this replica may serve hosts:
-    /// refuse them from now on. Answered when that is durable, or with [`PeerRefusal::Failed`] when it
-    /// is in effect but could not be made durable within [`REFUSAL_MS`](crate::limits::REFUSAL_MS).
-    /// Needs no attachment, but an asker that is a known peer. Requires [`LinkVersion::DEPOSES`].
+    /// refuse them from now on. Answered when that is durable, or with [`PeerRefusal::Failed`] when
+    /// it is in effect but could not be made durable within
+    /// [`REFUSAL_MS`](crate::limits::REFUSAL_MS). Needs no attachment, but an asker that is a known
+    /// peer. Requires [`LinkVersion::DEPOSES`].
     Depose {
         /// The volume.
         volume: MirrorId,
@@ -240,9 +242,9 @@ pub enum PeerRequest {
         /// The asker's role epoch.
         epoch: u64,
     },
-    /// The attached source renews its right to serve reads: this replica asks the arbiter no earlier
-    /// than the longer `failover_after` of both nodes from its answer. Both are durable before the
-    /// answer. Requires [`LinkVersion::RENEWS`].
+    /// The attached source renews its right to serve reads: this replica asks the arbiter no
+    /// earlier than the longer `failover_after` of both nodes from its answer. Both are durable
+    /// before the answer. Requires [`LinkVersion::RENEWS`].
     Renew {
         /// Whether this replica may ask at all.
         offer: Offer,

@@ -1,7 +1,7 @@
 //! Per-core connection to the server, which survives reconnects.
 //!
-//! Requests wait in [`RequestSlots`]. While connected, a sender puts all waiting requests, within the
-//! window, into one send ([`Tx`]). A receiver (`replies`) completes answered requests. After a
+//! Requests wait in [`RequestSlots`]. While connected, a sender puts all waiting requests, within
+//! the window, into one send ([`Tx`]). A receiver (`replies`) completes answered requests. After a
 //! disconnect, the manager reconnects, and unanswered requests are resent. A clock that runs only
 //! while requests are pending replaces stalled connections and fails requests that wait too long.
 

@@ -108,8 +108,8 @@ async fn take(
     result
 }
 
-/// Length of the next part of a transfer at `offset`, of which `part` bytes are admitted: it ends at
-/// a block, so that only the ends of the transfer are partial blocks.
+/// Length of the next part of a transfer at `offset`, of which `part` bytes are admitted: it ends
+/// at a block, so that only the ends of the transfer are partial blocks.
 fn admitted_part(connection: &NbdConnection, offset: u64, part: usize, left: usize) -> usize {
     let over = (offset + part as u64) % u64::from(connection.session.geometry().block_bytes);
     if part < left && part as u64 > over { part - over as usize } else { part }

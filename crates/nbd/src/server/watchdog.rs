@@ -38,8 +38,8 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> 
     verdict
 }
 
-/// Returns after waiting for the peer without progress for `patience`, or when the peer has ended the
-/// connection while its receiver waits for room.
+/// Returns after waiting for the peer without progress for `patience`, or when the peer has ended
+/// the connection while its receiver waits for room.
 async fn peer_stalls_or_ends(connection: &NbdConnection, patience: Duration) -> DisconnectReason {
     loop {
         let is_needed = || connection.waits_for_peer() || connection.awaits_room();

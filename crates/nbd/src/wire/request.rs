@@ -55,7 +55,8 @@ impl NbdRequest {
     /// Encoded length, in bytes.
     pub const BYTES: usize = 28;
 
-    /// Decodes a request from the first [`NbdRequest::BYTES`] of `bytes`; `None` when there are fewer.
+    /// Decodes a request from the first [`NbdRequest::BYTES`] of `bytes`; `None` when there are
+    /// fewer.
     pub fn decode(bytes: &[u8]) -> Result<Option<NbdRequest>, BadRequestMagic> {
         let Some(bytes) = bytes.first_chunk::<{ NbdRequest::BYTES }>() else { return Ok(None) };
         let magic = u32_at(bytes, 0).unwrap_or(0);

@@ -1,5 +1,5 @@
 //! Fixtures of the server and client tests: drivers, servers and raw peers.
-#![allow(dead_code, missing_docs, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 pub mod held;
 pub mod peer;

@@ -249,8 +249,8 @@ impl ConnectData {
         Nqn::from_field(&self.hostnqn)
     }
 
-    /// Checks names and host identifier, and returns the names: subsystem, host. A host may leave its
-    /// name empty: `None`.
+    /// Checks names and host identifier, and returns the names: subsystem, host. A host may leave
+    /// its name empty: `None`.
     ///
     /// # Errors
     /// The first invalid field, in the order of the structure.

@@ -291,8 +291,8 @@ impl Sqe {
         Self::new(IoOpcode::FLUSH.0, cid, nsid, SglDescriptor::transport(0))
     }
 
-    /// Copy of `ranges` ranges, whose list `data` describes, to the blocks from `start`; `None` unless
-    /// they are 1 to 256.
+    /// Copy of `ranges` ranges, whose list `data` describes, to the blocks from `start`; `None`
+    /// unless they are 1 to 256.
     pub fn copy(
         cid: u16,
         nsid: u32,

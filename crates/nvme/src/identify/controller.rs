@@ -32,7 +32,8 @@ wire! {
         258 => pub abort_limit_0based: u8, "ACL: Abort commands outstanding, 0's based.";
         /// AERL: Asynchronous Event Requests outstanding, 0's based.
         259 => pub event_limit_0based: u8;
-        /// FRMW: bit 0 slot 1 is read only, bits 3:1 number of slots, bit 4 activation without reset.
+        /// FRMW: bit 0 slot 1 is read only, bits 3:1 number of slots, bit 4 activation without
+        /// reset.
         260 => pub firmware_updates: u8;
         261 => pub log_attributes: u8, "LPA: log page attributes; see [`log_attributes`].";
         262 => pub error_entries_0based: u8, "ELPE: entries of the error log, 0's based.";
@@ -153,8 +154,8 @@ constants! {
     }
 }
 
-/// VID and SSVID of this project: a private value that no vendor had at the time of writing. It is not
-/// assigned by the PCI-SIG.
+/// VID and SSVID of this project: a private value that no vendor had at the time of writing. It is
+/// not assigned by the PCI-SIG.
 pub const PRIVATE_VENDOR: u16 = 0xf1a6;
 /// OUI of this project: 02-F1-A6, in the locally administered range, which the IEEE never assigns.
 pub const PRIVATE_OUI: [u8; 3] = [0xa6, 0xf1, 0x02];

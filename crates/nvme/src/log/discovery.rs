@@ -96,8 +96,8 @@ impl DiscoveryEntry {
             transport: Transport::TCP.0,
             family: family_of(at.ip()).0,
             subsystem_type: kind.0,
-            // Not "secure channel not required": libnvme 1.3 (Debian 12) then passes an option `tls`
-            // that its kernel does not know, and connects to nothing.
+            // Not "secure channel not required": libnvme 1.3 (Debian 12) then passes an option
+            // `tls` that its kernel does not know, and connects to nothing.
             requirements: FLOW_CONTROL_OPTIONAL,
             port_id: U16::new(port_id),
             controller_id: U16::new(crate::command::fabrics::CONTROLLER_ID_DYNAMIC),
@@ -111,8 +111,8 @@ impl DiscoveryEntry {
     }
 
     /// Announces TLS 1.3 on this port: required, or possible. What is possible is not announced as
-    /// "not required": libnvme then asks for secure concatenation by itself, which hosts without a key
-    /// for authentication cannot do.
+    /// "not required": libnvme then asks for secure concatenation by itself, which hosts without a
+    /// key for authentication cannot do.
     pub fn set_tls(&mut self, required: bool) {
         self.requirements |= if required { CHANNEL_REQUIRED } else { 0 };
         self.transport_specific[0] = SECURITY_TLS_1_3;

@@ -79,7 +79,8 @@ impl Attach {
         Attach { usable_bytes: U64::new(usable_bytes), ..self }
     }
 
-    /// Sets that the source runs degraded without the target only if the arbiter's record allows it.
+    /// Sets that the source runs degraded without the target only if the arbiter's record allows
+    /// it.
     pub fn asking(self, asks: bool) -> Attach {
         let flags = self.flags.get() & !ASKS | if asks { ASKS } else { 0 };
         Attach { flags: U32::new(flags), ..self }

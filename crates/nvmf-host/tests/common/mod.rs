@@ -1,5 +1,5 @@
 //! Fixtures of the host tests: real drivers, and a real target on a free port.
-#![allow(missing_docs, unreachable_pub, dead_code, reason = "each test program uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test program uses its part")]
 
 pub mod fake;
 

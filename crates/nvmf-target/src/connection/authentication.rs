@@ -1,10 +1,10 @@
 //! Authentication of a queue: its state, and the commands Authentication Send and Receive
 //! (Base 6.1, 6.2, 8.3.5).
 //!
-//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands; and
-//! again after it has made a PSK in plain text, because its host connects anew.
-//! A host may authenticate again later; a failure ends the connection then too. The group operations
-//! run off this core.
+//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands;
+//! and again after it has made a PSK in plain text, because its host connects anew. A host may
+//! authenticate again later; a failure ends the connection then too. The group operations run off
+//! this core.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -260,8 +260,8 @@ impl Connection {
         }
     }
 
-    /// Keeps the PSK that the host has made; `None` if it has made none. False if that cannot be: an I/O
-    /// queue without TLS came in between.
+    /// Keeps the PSK that the host has made; `None` if it has made none. False if that cannot be:
+    /// an I/O queue without TLS came in between.
     fn keep_psk(&self, exchange: &mut Exchange) -> Option<bool> {
         let psk = exchange.controller.take_psk()?;
         let (keys, proven) = (exchange.keys.clone(), exchange.controller.has_proven());

@@ -1,9 +1,10 @@
 //! Fast path for reads and writes.
 //!
-//! It handles a read or write whose PDU has arrived completely, with its payload in one segment, on a
-//! queue without header digests. A data digest is computed where the payload was received. The
-//! command then runs without an await and without extra reference counting. Anything else, including every invalid command, goes through the general path in `receive`, which sees
-//! the same unconsumed bytes.
+//! It handles a read or write whose PDU has arrived completely, with its payload in one segment, on
+//! a queue without header digests. A data digest is computed where the payload was received. The
+//! command then runs without an await and without extra reference counting. Anything else,
+//! including every invalid command, goes through the general path in `receive`, which sees the same
+//! unconsumed bytes.
 
 use std::ops::Deref;
 use std::rc::Rc;

@@ -3,8 +3,8 @@
 //!
 //! Invariants:
 //! - a first half is parked as state of the queue. It is no command in flight: it holds no pooled
-//!   buffer and no task, so the payload budget, the receiver and the connection's end never wait for
-//!   its partner. At most one is parked, with at most [`FUSED_BYTES`] of data outside the pool;
+//!   buffer and no task, so the payload budget, the receiver and the connection's end never wait
+//!   for its partner. At most one is parked, with at most [`FUSED_BYTES`] of data outside the pool;
 //! - the next command in order decides. A second half makes the pair one command in flight.
 //!   Anything else aborts the parked half, and so does a second half that fails by itself;
 //! - both halves have their data in the capsule, or both have it requested with R2Ts: first the

@@ -189,7 +189,8 @@ impl Connection {
     pub(super) fn has_room(&self, entries: u16) -> bool {
         let budget = self.target.config().connection_payload_bytes;
         let payload = self.payload_bytes.get();
-        // Transfers by themselves must not block admission: their data follows the blocked commands.
+        // Transfers by themselves must not block admission: their data follows the blocked
+        // commands.
         self.outstanding.get() < u32::from(entries)
             && (payload < budget || payload == self.transfer_bytes.get())
             && self.tx.queued_bytes() < self.queued_bytes_max.get()

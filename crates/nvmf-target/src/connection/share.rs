@@ -75,7 +75,8 @@ impl Connection {
         }
     }
 
-    /// Serves the share until the connection ends, and ends it if its host stalls while others wait.
+    /// Serves the share until the connection ends, and ends it if its host stalls while others
+    /// wait.
     pub(super) async fn attend_share(self: Rc<Self>) {
         let report = || {
             let mark = self.tx.sent_bytes().wrapping_add(self.receives.get());

@@ -92,9 +92,9 @@ impl Failed {
     }
 }
 
-/// What `reason` means for a host that may `authenticate`, and so concatenate. `known` says that this
-/// side has a generated PSK with its identity. The identity contains a digest of the generated PSK, so
-/// both sides have made the same, of which TLS gets a key that is derived from it.
+/// What `reason` means for a host that may `authenticate`, and so concatenate. `known` says that
+/// this side has a generated PSK with its identity. The identity contains a digest of the generated
+/// PSK, so both sides have made the same, of which TLS gets a key that is derived from it.
 fn hint(reason: TlsFailureReason, known: bool, authenticates: bool) -> Option<&'static str> {
     match reason {
         TlsFailureReason::WrongKey if known => {
@@ -176,8 +176,8 @@ impl Connection {
         }
     }
 
-    /// Concatenation that the host may ask for on queue `qid`: a new PSK, or another one instead of the
-    /// generated PSK of this connection.
+    /// Concatenation that the host may ask for on queue `qid`: a new PSK, or another one instead of
+    /// the generated PSK of this connection.
     pub(super) fn concatenation(&self, controller: &Controller, qid: u16) -> Concatenation {
         match self.channel() {
             _ if qid != 0 => Concatenation::None,
@@ -187,8 +187,8 @@ impl Connection {
         }
     }
 
-    /// True if the host may connect with TLS next. I/O queues would stay without, and a host that has a
-    /// TLS key is to use it.
+    /// True if the host may connect with TLS next. I/O queues would stay without, and a host that
+    /// has a TLS key is to use it.
     fn may_concatenate(&self, controller: &Controller) -> bool {
         let (subsystem, host) = (&controller.subsystem.nqn, &controller.host.nqn);
         self.tls_mode == TlsMode::Allowed

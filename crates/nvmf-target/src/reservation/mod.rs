@@ -7,8 +7,8 @@
 //!
 //! Invariants:
 //! - one change at a time in a subsystem, in order of arrival;
-//! - a change that survives restarts is durable before any host sees it. If it cannot be stored, the
-//!   command fails and nothing changes;
+//! - a change that survives restarts is durable before any host sees it. If it cannot be stored,
+//!   the command fails and nothing changes;
 //! - when a command completes that restricted other hosts, none of their earlier writes is in
 //!   flight, on any connection, closed or not. So a preempted host's write cannot land later.
 //!   Preempt and Preempt and Abort are therefore the same. A device that never answers blocks the
@@ -254,8 +254,8 @@ impl Subsystem {
     /// Waits for the commands in flight of all hosts but `host`, which no longer count if they are
     /// admitted from now on.
     async fn earlier_commands_ended(&self, host: &HostId) {
-        // Commands that cores are executing now may use the previous table. They are admitted in the
-        // same turn, so afterwards all of them are counted in the phase that ends.
+        // Commands that cores are executing now may use the previous table. They are admitted in
+        // the same turn, so afterwards all of them are counted in the phase that ends.
         grace_period(&cores()).await;
         let queues = self.queues_of_others(host);
         let mut earlier: Vec<_> = queues.iter().map(|queue| (queue, queue.begin_phase())).collect();

@@ -10,8 +10,8 @@
 //! | 16 | 16 | host identifier of the holder, unless every registrant is one |
 //! | 64 | 24 each | registrants: host identifier (16), key (8) |
 //!
-//! A record that does not match its checksum, or breaks an invariant of [`Reservations`], is refused:
-//! the namespace would otherwise admit hosts that were fenced.
+//! A record that does not match its checksum, or breaks an invariant of [`Reservations`], is
+//! refused: the namespace would otherwise admit hosts that were fenced.
 
 use flagstone_nvme::command::reservation::{ReservationType, Scope};
 use flagstone_nvme::digest::crc32c;

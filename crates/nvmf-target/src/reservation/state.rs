@@ -254,8 +254,8 @@ impl Change {
         }
     }
 
-    /// Ends the reservation that `host` holds. Other registrants of a reservation that admitted them
-    /// are notified.
+    /// Ends the reservation that `host` holds. Other registrants of a reservation that admitted
+    /// them are notified.
     fn release(&mut self, host: &HostId) {
         let ended = self.next.reservation.take();
         if ended.is_some_and(|ended| ended.kind().scope != Scope::Holder) {

@@ -41,7 +41,8 @@ fn admin_and_io_queues_connect() {
     assert_eq!(host.controller().queue_ids(), [0, 128]);
 }
 
-/// While its admin queue makes a PSK, an I/O queue connects in plain text; and the other way around.
+/// While its admin queue makes a PSK, an I/O queue connects in plain text; and the other way
+/// around.
 #[test]
 fn controller_with_plain_io_queues_has_no_generated_psk() {
     block_on(async {

@@ -1,6 +1,5 @@
 //! Malformed input: each violation gets the response that the transport specification requires, has
 //! no effect, and leaves the target usable.
-#![allow(missing_docs)]
 
 mod commands;
 mod data;

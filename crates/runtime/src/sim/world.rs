@@ -215,8 +215,8 @@ impl World {
         state.probe_all();
     }
 
-    /// Pauses the process of a node (SIGSTOP): its tasks do not run. Its kernel continues: operations
-    /// in flight complete, connections are accepted, and received data is acknowledged.
+    /// Pauses the process of a node (SIGSTOP): its tasks do not run. Its kernel continues:
+    /// operations in flight complete, connections are accepted, and received data is acknowledged.
     ///
     /// # Panics
     /// If the node is the observer.

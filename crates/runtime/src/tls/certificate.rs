@@ -7,9 +7,9 @@ use x509_cert::ext::pkix::name::GeneralName;
 
 use crate::limits::TLS_CERTIFICATE_NAMES;
 
-/// Names of a certificate in DER: the common name of its subject, then the DNS names, mail addresses
-/// and URIs among its alternative names, at most [`TLS_CERTIFICATE_NAMES`]. `None` if it cannot be
-/// read.
+/// Names of a certificate in DER: the common name of its subject, then the DNS names, mail
+/// addresses and URIs among its alternative names, at most [`TLS_CERTIFICATE_NAMES`]. `None` if it
+/// cannot be read.
 pub(super) fn leaf_names(der: &[u8]) -> Option<Vec<String>> {
     let certificate = Certificate::from_der(der).ok()?;
     let certificate = certificate.tbs_certificate();

@@ -175,8 +175,9 @@ impl TlsServer {
         TlsServer { psks: Some(psks), ..self.clone() }
     }
 
-    /// Server of clients that trust its certificate. With `authorities` (PEM), clients have to show a
-    /// certificate that those have signed. Clients may offer pre-shared keys instead, with `psks`.
+    /// Server of clients that trust its certificate. With `authorities` (PEM), clients have to show
+    /// a certificate that those have signed. Clients may offer pre-shared keys instead, with
+    /// `psks`.
     ///
     /// # Errors
     /// A certificate or key that cannot be used.

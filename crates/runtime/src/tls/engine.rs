@@ -115,8 +115,8 @@ impl Engine {
     }
 }
 
-/// Bytes of the records for `bytes` bytes of data: for each 16 KiB a header of 5 bytes, a type and a
-/// tag of 16, and once a KeyUpdate message of 5 bytes in a record of its own.
+/// Bytes of the records for `bytes` bytes of data: for each 16 KiB a header of 5 bytes, a type and
+/// a tag of 16, and once a KeyUpdate message of 5 bytes in a record of its own.
 pub(super) fn record_bytes(bytes: usize) -> usize {
     const OVERHEAD: usize = 5 + 1 + 16;
     bytes + bytes.div_ceil(TLS_RECORD_BYTES) * OVERHEAD + 5 + OVERHEAD
@@ -134,14 +134,15 @@ unsafe extern "C" fn receive(context: *mut c_void, place: *mut u8, length: u32) 
     if io.is_null() {
         return blocked();
     }
-    // SAFETY: `Engine::set_io` gave the pointer, to an `Io` that nothing else uses during this call.
+    // SAFETY: `Engine::set_io` gave the pointer, to an `Io` that nothing else uses during this
+    // call.
     let io = unsafe { &mut *io };
     let count = io.input_left.min(length as usize).min(c_int::MAX as usize);
     if count == 0 {
         return blocked();
     }
-    // SAFETY: `input` has `input_left` readable bytes, and the library's place has `length` writable
-    // ones; the two are different memory.
+    // SAFETY: `input` has `input_left` readable bytes, and the library's place has `length`
+    // writable ones; the two are different memory.
     unsafe {
         ptr::copy_nonoverlapping(io.input, place, count);
         io.input = io.input.add(count);
@@ -161,8 +162,8 @@ unsafe extern "C" fn send(context: *mut c_void, data: *const u8, length: u32) ->
     if count == 0 {
         return blocked();
     }
-    // SAFETY: `output` has `output_left` writable bytes, and the library's data has `length` readable
-    // ones; the two are different memory.
+    // SAFETY: `output` has `output_left` writable bytes, and the library's data has `length`
+    // readable ones; the two are different memory.
     unsafe {
         ptr::copy_nonoverlapping(data, io.output, count);
         io.output = io.output.add(count);

@@ -17,8 +17,8 @@ use crate::buf::{self, Buf};
 use crate::limits::{BUF_MIN_BYTES, TLS_HANDSHAKE_BYTES};
 use crate::net::Stream;
 
-/// First byte of every TLS connection: the type of a record with a handshake message. Neither a PDU of
-/// NVMe/TCP nor an option of NBD begins with it.
+/// First byte of every TLS connection: the type of a record with a handshake message. Neither a PDU
+/// of NVMe/TCP nor an option of NBD begins with it.
 pub const CLIENT_HELLO_FIRST_BYTE: u8 = 0x16;
 
 /// Fatal alert "handshake failure" without encryption (RFC 8446, section 6).

@@ -1,8 +1,8 @@
 //! TLS 1.3 over [`Stream`]s: handshakes and records by s2n-tls, sockets by this runtime's drivers.
 //!
 //! A [`TlsServer`] or [`TlsClient`] holds keys and certificates. [`TlsServer::accept`] and
-//! [`TlsClient::connect`] turn a connected [`Stream`] into a [`TlsStream`], which receives and sends
-//! as a `Stream` does.
+//! [`TlsClient::connect`] turn a connected [`Stream`] into a [`TlsStream`], which receives and
+//! sends as a `Stream` does.
 //!
 //! Invariants:
 //! - the library does no I/O of its own. It reads records from memory and writes records to memory,
@@ -10,8 +10,8 @@
 //! - only TLS 1.3 with AES-GCM is spoken, without session tickets, renegotiation or early data;
 //! - a handshake computes off the cores, with the threads of [`crate::compute`], and takes at most
 //!   [`HANDSHAKE_BYTES`] from its peer. The caller bounds its time and the number of handshakes;
-//! - records take buffers of the pool within a budget ([`ReceiveBudget`]), and beyond it blocks of 4
-//!   KiB, so they never wait for memory. An idle connection holds one receive buffer;
+//! - records take buffers of the pool within a budget ([`ReceiveBudget`]), and beyond it blocks of
+//!   4 KiB, so they never wait for memory. An idle connection holds one receive buffer;
 //! - a broken record ends the connection: nothing of it, and nothing after it, is delivered;
 //! - a receive or send whose future is dropped ends the stream in that direction.
 //!

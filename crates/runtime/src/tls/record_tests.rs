@@ -28,8 +28,8 @@ unsafe extern "C" fn log_key<T>(
     line: *mut u8,
     length: usize,
 ) -> c_int {
-    // SAFETY: the library passes the context of `Forger::connect`, which outlives the configuration,
-    // and a line of `length` readable bytes.
+    // SAFETY: the library passes the context of `Forger::connect`, which outlives the
+    // configuration, and a line of `length` readable bytes.
     let (log, line) = unsafe { (&*log.cast::<KeyLog>(), std::slice::from_raw_parts(line, length)) };
     log.lock().push_str(&(String::from_utf8_lossy(line) + "\n"));
     0

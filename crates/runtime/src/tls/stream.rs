@@ -23,8 +23,8 @@ use crate::net::Stream;
 use crate::time;
 use crate::vectored::{RecvList, SendList};
 
-/// Encrypted connection. As a [`Stream`], it has one receiver and one sender at a time; it stays on its
-/// core.
+/// Encrypted connection. As a [`Stream`], it has one receiver and one sender at a time; it stays on
+/// its core.
 #[derive(Clone)]
 pub struct TlsStream {
     stream: Stream,
@@ -162,9 +162,9 @@ impl TlsStream {
         (sent, list)
     }
 
-    /// Sends the closure alert, after which nothing is sent. The peer then knows that it has received
-    /// everything. Does nothing while a send is in flight, or after a failure. A peer that does not
-    /// read for [`TLS_CLOSE_TIMEOUT`] gets no alert.
+    /// Sends the closure alert, after which nothing is sent. The peer then knows that it has
+    /// received everything. Does nothing while a send is in flight, or after a failure. A peer that
+    /// does not read for [`TLS_CLOSE_TIMEOUT`] gets no alert.
     ///
     /// # Errors
     /// Errors of the system.
@@ -261,8 +261,8 @@ impl Session {
         };
     }
 
-    /// Encrypts the front of `data`, as far as one buffer goes. Returns the records, and the number of
-    /// bytes that are in them.
+    /// Encrypts the front of `data`, as far as one buffer goes. Returns the records, and the number
+    /// of bytes that are in them.
     fn encrypt(&self, data: &[Buf]) -> io::Result<(BufMut, usize)> {
         let mut outgoing = self.outgoing.borrow_mut();
         if outgoing.state != OutgoingState::Open {

@@ -76,7 +76,8 @@ pub(super) async fn send_all(stream: &TlsStream, mut list: SendList) {
     }
 }
 
-/// A closing alert that waited for the peer would keep the connection for as long as the peer likes.
+/// A closing alert that waited for the peer would keep the connection for as long as the peer
+/// likes.
 #[test]
 fn close_ends_though_the_peer_does_not_read() {
     block_on(async {

@@ -1,6 +1,5 @@
 //! Simulated world: it has the worst-case behavior of the real one, and repeats it for the same
 //! seed.
-#![allow(missing_docs)]
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

@@ -133,8 +133,8 @@ pub struct VolumeDocument {
     pub block_bytes: u32,
     /// Writes are rejected.
     pub read_only: bool,
-    /// A flush of its device has failed. Writes are rejected until the server restarts, and unflushed
-    /// writes may be lost.
+    /// A flush of its device has failed. Writes are rejected until the server restarts, and
+    /// unflushed writes may be lost.
     pub flush_failed: bool,
     /// UUID by which hosts identify the volume.
     pub uuid: String,

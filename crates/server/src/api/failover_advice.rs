@@ -1,4 +1,5 @@
-//! Advice about automatic failover: what the operator has to decide where nothing happens by itself.
+//! Advice about automatic failover: what the operator has to decide where nothing happens by
+//! itself.
 
 use super::mirror_document::{FailoverDocument, MirrorDocument, Obstacle, ReplicaDocument};
 

@@ -272,8 +272,8 @@ pub struct ReplicaDocument {
     pub intent_log: IntentLogDocument,
     /// Device of the write-intent log; `null` if it is on the data device.
     pub intent_log_device: Option<String>,
-    /// Why no usable log was found when the replica was opened, so that everything counted as out of
-    /// sync; `null` if one was.
+    /// Why no usable log was found when the replica was opened, so that everything counted as out
+    /// of sync; `null` if one was.
     pub intent_log_lost: Option<String>,
 }
 
@@ -313,8 +313,8 @@ pub struct PeerDocument {
     pub last_handshake: Option<HandshakeDocument>,
     /// Data that the peer lacks, in bytes, rounded up to the bitmap's granularity.
     pub out_of_sync_bytes: u64,
-    /// When it was last in sync, in seconds since the Unix epoch; `null` if not since the replica was
-    /// opened.
+    /// When it was last in sync, in seconds since the Unix epoch; `null` if not since the replica
+    /// was opened.
     pub last_in_sync_seconds: Option<u64>,
     /// Asynchronous mode: bytes not yet acknowledged.
     pub lag_bytes: u64,
@@ -360,7 +360,8 @@ pub struct LinkDocument {
     pub version: Option<u16>,
     /// Lowest and highest link version of this node.
     pub node_versions: (u16, u16),
-    /// Lowest and highest link version of the peer, from the last handshake; `null` before the first.
+    /// Lowest and highest link version of the peer, from the last handshake; `null` before the
+    /// first.
     pub peer_versions: Option<(u16, u16)>,
     /// The peer's name has no known address, so the peer is unreachable.
     pub name_unknown: bool,

@@ -2,8 +2,8 @@
 //! outcome and effect. A dry run stops here; otherwise the effect is then applied.
 //!
 //! An action whose outcome is already the case has no effect and is no error. Whether an order is
-//! allowed is decided by the mirror's state machine, which also decides when the order is carried out;
-//! this module adds names and advice.
+//! allowed is decided by the mirror's state machine, which also decides when the order is carried
+//! out; this module adds names and advice.
 
 use flagstone_mirror::Mode;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;

@@ -3,8 +3,8 @@
 //!
 //! Each file adds its routes, its members of the documents, and its metrics; [`router`] lists them.
 //!
-//! Rules for paths: the version comes first; additions to a version (paths, members, and words where
-//! the document says so) break no client; actions are POST and idempotent.
+//! Rules for paths: the version comes first; additions to a version (paths, members, and words
+//! where the document says so) break no client; actions are POST and idempotent.
 
 pub mod document;
 mod failover_advice;

@@ -27,10 +27,11 @@ use crate::serve::Server;
 use crate::volume::ServedVolume;
 
 /// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
-/// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device` also
-/// `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and `set-log` take
-/// `accept_ephemeral`, `import` takes `accept_data_loss`, `set` takes `map_cache_bytes`.
-/// `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or `cancel`.
+/// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device`
+/// also `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and
+/// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss`, `set` takes
+/// `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or
+/// `cancel`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "PoolOrder")]
@@ -56,8 +57,8 @@ struct PoolBody {
 }
 
 /// Body of an order on a volume of a pool. `create` takes `pool`, `size_bytes`, `thick` and
-/// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to`, `pool` and
-/// `force`; `clone` `snapshot` and `settings`; `delete` `pool` and `force`.
+/// `settings`; `resize` `size_bytes`; `set` `thick`, `settings` and `force`; `rename` `to`, `pool`
+/// and `force`; `clone` `snapshot` and `settings`; `delete` `pool` and `force`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "VolumeOrder")]

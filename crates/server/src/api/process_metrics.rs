@@ -1,4 +1,5 @@
-//! Process metrics: the conventional `process_*` families, and the work of each executor, from procfs.
+//! Process metrics: the conventional `process_*` families, and the work of each executor, from
+//! procfs.
 //!
 //! A value that the system does not tell is left out.
 

@@ -1,5 +1,5 @@
-//! Users of the API over TCP: their token files, and the server's certificate, read at the start and
-//! with every reload.
+//! Users of the API over TCP: their token files, and the server's certificate, read at the start
+//! and with every reload.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! etcd as the arbiter, through the JSON form of its v3 API, which every member serves on its client
-//! port.
+//! etcd as the arbiter, through the JSON form of its v3 API, which every member serves on its
+//! client port.
 //!
 //! Reads are linearizable, which is etcd's default. A write is one transaction that compares the
 //! revision of the last change of the key. Each call opens a connection to one member after the
@@ -154,8 +154,8 @@ impl Etcd {
         })
     }
 
-    /// A transaction that puts `bytes`, and whose comparison is never true. etcd checks its space and the
-    /// user's permission before it compares.
+    /// A transaction that puts `bytes`, and whose comparison is never true. etcd checks its space
+    /// and the user's permission before it compares.
     pub(super) async fn rehearse(&self, volume: ReplicaId, bytes: &[u8]) -> Result<(), NoAnswer> {
         let key = self.key(volume);
         let request = json!({
@@ -285,7 +285,8 @@ impl Etcd {
             return Err(Failure::Refused(status, text()));
         }
         if !status.is_success() {
-            // Such as a member without a leader, which may still complete the proposal, or without space.
+            // Such as a member without a leader, which may still complete the proposal, or without
+            // space.
             return Err(unknown(format!("etcd refuses with status {status}: {}", text())));
         }
         serde_json::from_slice(&body).map_err(|error| unknown(error.to_string()))

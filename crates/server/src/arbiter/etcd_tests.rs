@@ -32,8 +32,8 @@ async fn member(answers: Vec<(u16, &'static str)>) -> HostPort {
     HostPort { host: Host::Ip(address.ip()), port: address.port() }
 }
 
-/// A token that expires is renewed, also if another member is dead: its silence, which came last, hid
-/// the refusal.
+/// A token that expires is renewed, also if another member is dead: its silence, which came last,
+/// hid the refusal.
 #[test]
 fn refusal_outranks_silence_of_dead_member() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

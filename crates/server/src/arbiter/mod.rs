@@ -1,7 +1,8 @@
-//! Arbiter of the daemon: the thread `flagstone-arbiter`, which asks the store of the configuration.
+//! Arbiter of the daemon: the thread `flagstone-arbiter`, which asks the store of the
+//! configuration.
 //!
-//! Mirrors run on the executors; the store's client runs on tokio, on one thread of its own. Calls go
-//! through a bounded queue. A call that finds it full, or takes longer than [`CALL_MS`], has no
+//! Mirrors run on the executors; the store's client runs on tokio, on one thread of its own. Calls
+//! go through a bounded queue. A call that finds it full, or takes longer than [`CALL_MS`], has no
 //! answer, and the mirror asks again.
 
 mod bucket;

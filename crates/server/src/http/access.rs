@@ -1,11 +1,11 @@
 //! Access to a listener: who calls, and what the caller may do.
 //!
 //! Invariants:
-//! - over TCP a request is answered only for a user with a token or a certificate, and a user with the
-//!   role `read-only` changes nothing;
+//! - over TCP a request is answered only for a user with a token or a certificate, and a user with
+//!   the role `read-only` changes nothing;
 //! - a token is compared by its SHA-256, with all hashes, in constant time;
-//! - failures of a source address delay its next attempts before they are checked, so that giving up
-//!   an attempt early gains nothing.
+//! - failures of a source address delay its next attempts before they are checked, so that giving
+//!   up an attempt early gains nothing.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -29,8 +29,8 @@ pub(crate) struct Admitted {
     pub(crate) body: Bytes,
 }
 
-/// Checks a request of `peer` and receives its body, which becomes the extension [`Admitted`]. Nothing
-/// of a caller without access is received but the head.
+/// Checks a request of `peer` and receives its body, which becomes the extension [`Admitted`].
+/// Nothing of a caller without access is received but the head.
 pub(crate) async fn admit(
     request: Request,
     claim: &Claim,

@@ -105,8 +105,8 @@ impl Client {
     /// Connects to a server on another machine.
     ///
     /// # Errors
-    /// The system's; `InvalidData` if the certificate of either side is refused; `InvalidInput` for a
-    /// host or a token that cannot be sent; `TimedOut`.
+    /// The system's; `InvalidData` if the certificate of either side is refused; `InvalidInput` for
+    /// a host or a token that cannot be sent; `TimedOut`.
     pub fn connect_tls(server: TlsServer) -> io::Result<Client> {
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         let TlsServer { host, port, tls, token } = server;

@@ -2,8 +2,8 @@
 //!
 //! hyper parses requests and writes responses. This module watches the bytes of the stream and
 //! ends the connection when a time limit has passed: 10 s before the first byte, 60 s between
-//! requests, 10 s from the first byte of a request to the last of its body (answered with 408), 10 s
-//! without progress of a response. A handler may take as long as it needs. Without a request in
+//! requests, 10 s from the first byte of a request to the last of its body (answered with 408), 10
+//! s without progress of a response. A handler may take as long as it needs. Without a request in
 //! progress, the connection may have to make room for another one before.
 
 use std::cell::Cell;

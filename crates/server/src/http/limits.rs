@@ -27,8 +27,8 @@ pub const MAX_SEGMENTS: usize = 16;
 /// Most parameters of a query; more is 400.
 pub const MAX_PARAMETERS: usize = 16;
 
-/// Connections at a time, for each listener. Another one takes the place of a quiet one; if all have
-/// requests in progress, it is answered with 503 and closed.
+/// Connections at a time, for each listener. Another one takes the place of a quiet one; if all
+/// have requests in progress, it is answered with 503 and closed.
 pub const MAX_CONNECTIONS: usize = 64;
 
 /// The same for each IP address, of [`MAX_CONNECTIONS`].

@@ -1,7 +1,7 @@
 //! Metrics in the Prometheus text format 0.0.4, with the names and units of OpenMetrics.
 //!
-//! The samples of a family follow each other, so all volumes are asked before it is written. The name
-//! of a counter ends with `_total`, of a size with `_bytes`, of a time with `_seconds`.
+//! The samples of a family follow each other, so all volumes are asked before it is written. The
+//! name of a counter ends with `_total`, of a size with `_bytes`, of a time with `_seconds`.
 
 use std::fmt::Write as _;
 

@@ -1,10 +1,10 @@
 //! HTTP server: the thread `flagstone-api` with its sockets.
 //!
-//! Invariants: each listener has its own connection limits, so peers of one cannot exhaust another. At
-//! a limit, a new connection takes the place of the quietest one of the peer with the most, so that
-//! peers that are silent or slow do not keep others out. Dropping an [`HttpServer`] ends its thread
-//! and every connection within [`STOP_PATIENCE`]. A call that core 0 has begun
-//! continues to its end.
+//! Invariants: each listener has its own connection limits, so peers of one cannot exhaust another.
+//! At a limit, a new connection takes the place of the quietest one of the peer with the most, so
+//! that peers that are silent or slow do not keep others out. Dropping an [`HttpServer`] ends its
+//! thread and every connection within [`STOP_PATIENCE`]. A call that core 0 has begun continues to
+//! its end.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -346,8 +346,8 @@ impl OpenConnections {
     }
 }
 
-/// Room for a connection of `address` among open ones: number, address, and since when quiet, `None`
-/// while a handler works for it.
+/// Room for a connection of `address` among open ones: number, address, and since when quiet,
+/// `None` while a handler works for it.
 fn room(
     open: &[(u64, Option<IpAddr>, Option<Instant>)],
     address: Option<IpAddr>,

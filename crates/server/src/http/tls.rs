@@ -1,5 +1,5 @@
-//! TLS 1.3 of the API: certificates and keys from PEM files, for the server and the client. A client of
-//! an object store also speaks TLS 1.2.
+//! TLS 1.3 of the API: certificates and keys from PEM files, for the server and the client. A
+//! client of an object store also speaks TLS 1.2.
 //!
 //! rustls does the protocol and aws-lc the cryptography. Sessions are not resumed.
 

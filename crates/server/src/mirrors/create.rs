@@ -73,9 +73,9 @@ impl MirroredVolume {
     }
 
     /// Creates this node's replica and opens it. An existing replica of this role is accepted, so
-    /// concurrent requests agree. `confirmed` allows overwriting data or a possible earlier replica.
-    /// With `empty`, the device has to read as zeroes, which is checked, and the peer's too: then
-    /// only what hosts write is copied.
+    /// concurrent requests agree. `confirmed` allows overwriting data or a possible earlier
+    /// replica. With `empty`, the device has to read as zeroes, which is checked, and the peer's
+    /// too: then only what hosts write is copied.
     pub(crate) async fn create_from(
         self: &Rc<Self>,
         role: ReplicaRole,

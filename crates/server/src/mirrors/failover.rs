@@ -15,8 +15,8 @@ impl MirroredVolume {
         *self.arbiter.borrow_mut() = arbiter;
     }
 
-    /// Hands the volume over to its peer before the server stops, if it fails over by itself. The reason
-    /// for a failure is logged, and the server stops nevertheless.
+    /// Hands the volume over to its peer before the server stops, if it fails over by itself. The
+    /// reason for a failure is logged, and the server stops nevertheless.
     pub(crate) async fn leave(&self) {
         let Some(mirror) = self.mirror() else { return };
         let volume = &self.name;

@@ -1,9 +1,10 @@
-//! Fencing: runs `fence_command` of a peer, which stops the peer's machine before this node serves in
-//! its place.
+//! Fencing: runs `fence_command` of a peer, which stops the peer's machine before this node serves
+//! in its place.
 //!
-//! The command runs in a process group of its own, on a thread that ends with it: never on an executor.
-//! At its time limit, or when it is abandoned, the whole group is killed. A program that cannot be killed, such
-//! as one on a dead NFS server, does not delay the result. Its output goes to the daemon's standard error.
+//! The command runs in a process group of its own, on a thread that ends with it: never on an
+//! executor. At its time limit, or when it is abandoned, the whole group is killed. A program that
+//! cannot be killed, such as one on a dead NFS server, does not delay the result. Its output goes
+//! to the daemon's standard error.
 
 use std::io;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -35,8 +36,8 @@ pub(crate) struct FenceCommand {
 }
 
 impl FenceCommand {
-    /// `None` if the configuration has no command for this peer. Commands that share `is_running` do not
-    /// overlap.
+    /// `None` if the configuration has no command for this peer. Commands that share `is_running`
+    /// do not overlap.
     pub(crate) fn new(
         peer: &Peer,
         (node, volume): (&str, &str),

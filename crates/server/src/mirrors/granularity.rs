@@ -1,8 +1,8 @@
 //! Granularity of a new replica: the size of its bitmap blocks and regions.
 //!
-//! A replica gets the configured granularity, or its creation is refused. A region has at most 512 bits
-//! and a volume at most 2^24 regions, so a large volume cannot have the finest granularity. Beyond 64 TiB
-//! the default is coarser, so that the log stays small.
+//! A replica gets the configured granularity, or its creation is refused. A region has at most 512
+//! bits and a volume at most 2^24 regions, so a large volume cannot have the finest granularity.
+//! Beyond 64 TiB the default is coarser, so that the log stays small.
 
 use flagstone_mirror::limits::{
     ACTIVE_REGIONS_MAX, ACTIVE_REGIONS_MIN, BIT_DEFAULT_BYTES, BIT_MAX_BYTES, REGION_MAX_BITS,
@@ -97,8 +97,8 @@ mod tests {
         config.volumes[0].mirror().expect("it has one").clone()
     }
 
-    /// From the finest to the coarsest: the configured granularity if the format supports it, else the
-    /// next coarser one and a refusal.
+    /// From the finest to the coarsest: the configured granularity if the format supports it, else
+    /// the next coarser one and a refusal.
     #[test]
     fn granularity_is_as_configured_or_refused() {
         for power in 12..=24 {
@@ -130,7 +130,8 @@ mod tests {
         assert_eq!(mirror("").granularity_bytes, BIT_DEFAULT_BYTES);
     }
 
-    /// A target has its source's bits, and regions of the size that its own crash resync is made of.
+    /// A target has its source's bits, and regions of the size that its own crash resync is made
+    /// of.
     #[test]
     fn target_keeps_its_activity_log_size() {
         for power in 12..=24 {

@@ -1,10 +1,10 @@
 //! Online growth of a mirrored volume: on its source, and on a target that follows its source.
 //!
-//! The source checks the space on all nodes, and zeroes the new space on all of them while the volume
-//! keeps its size. Targets in sync can take over during that time. The source then resizes its replica
-//! between two mirrors ([`ReplicaTransfer`]), while host I/O waits. It reconnects its targets, asks them
-//! to take its size, and copies the writes made meanwhile. It copies the new space only to nodes that
-//! do not know that it is zero, or whose version could not zero it.
+//! The source checks the space on all nodes, and zeroes the new space on all of them while the
+//! volume keeps its size. Targets in sync can take over during that time. The source then resizes
+//! its replica between two mirrors ([`ReplicaTransfer`]), while host I/O waits. It reconnects its
+//! targets, asks them to take its size, and copies the writes made meanwhile. It copies the new
+//! space only to nodes that do not know that it is zero, or whose version could not zero it.
 
 use std::rc::{Rc, Weak};
 
@@ -105,7 +105,8 @@ impl MirroredVolume {
         Ok(grown)
     }
 
-    /// Starts to grow the volume, and waits up to [`GROW_PATIENCE`]. True if it is still growing then.
+    /// Starts to grow the volume, and waits up to [`GROW_PATIENCE`]. True if it is still growing
+    /// then.
     async fn start_growing(self: &Rc<Self>, mirror: Mirror, bytes: u64) -> Result<bool, String> {
         if self.growing_to.get().is_some() {
             return Err("the volume is already growing".to_owned());
@@ -278,8 +279,8 @@ impl MirroredVolume {
         resized
     }
 
-    /// Replaces the mirror of the replica while host I/O waits. The first value is whether the change
-    /// was made, and the second the mirror that runs now. The caller has set `growing`.
+    /// Replaces the mirror of the replica while host I/O waits. The first value is whether the
+    /// change was made, and the second the mirror that runs now. The caller has set `growing`.
     ///
     /// # Errors
     /// When no mirror runs now.

@@ -1,12 +1,12 @@
 //! Undersized log: a log file that was truncated, or another device in its place.
 //!
-//! A truncated log file is replaced by a new log, which treats all blocks as out of sync. Its remains are
-//! not trusted, because the cause of the truncation is unknown: the file is emptied durably first, so
-//! that a crash before the new log is complete finds none.
+//! A truncated log file is replaced by a new log, which treats all blocks as out of sync. Its
+//! remains are not trusted, because the cause of the truncation is unknown: the file is emptied
+//! durably first, so that a crash before the new log is complete finds none.
 //!
-//! Other contents, including the log of another replica, are never overwritten (see `overwrite_check`),
-//! and a device cannot be enlarged from here. The volume is then not served until the operator acts; all
-//! other volumes are.
+//! Other contents, including the log of another replica, are never overwritten (see
+//! `overwrite_check`), and a device cannot be enlarged from here. The volume is then not served
+//! until the operator acts; all other volumes are.
 
 use std::io::{self, Read as _};
 use std::path::Path;

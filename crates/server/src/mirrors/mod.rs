@@ -1,7 +1,7 @@
 //! Mirrored volumes of a server: opens, runs, grows and reopens the mirrors of a configuration.
 //!
-//! A mirrored volume is open before its replica exists, so that `flagstone mirror create` works on a
-//! running server; hosts are rejected until then. The layers below the mirror are its local leg.
+//! A mirrored volume is open before its replica exists, so that `flagstone mirror create` works on
+//! a running server; hosts are rejected until then. The layers below the mirror are its local leg.
 //! Besides its namespace, each volume has:
 //!
 //! - a hidden subsystem, which serves the local leg only to the configured peers;
@@ -127,7 +127,8 @@ pub(crate) struct MirroredVolume {
     volume_tag: u64,
     nqn_prefix: String,
     own_host: Nqn,
-    /// Keys with the peers in `configured` that have a key file, by name, or why they cannot be used.
+    /// Keys with the peers in `configured` that have a key file, by name, or why they cannot be
+    /// used.
     peer_keys: BTreeMap<String, Result<KeyPair, String>>,
     /// The same of TLS keys.
     peer_tls: BTreeMap<String, Result<TlsRing, String>>,
@@ -299,8 +300,8 @@ pub(crate) fn identifiers(share: u16) -> (std::ops::RangeInclusive<u16>, u16) {
 }
 
 /// Announces where hosts reach the peers of each mirrored volume: discovery of one node then finds
-/// the paths to all. A name is looked up until it has an address. `open` are the volumes whose replicas
-/// may name other peers than the configuration.
+/// the paths to all. A name is looked up until it has an address. `open` are the volumes whose
+/// replicas may name other peers than the configuration.
 pub(crate) async fn announce_peers(
     config: Rc<Config>,
     open: Vec<Rc<MirroredVolume>>,
@@ -395,9 +396,9 @@ impl MirroredVolume {
         self.mirror_shares.borrow().groups.get(self.config.group.as_deref()?).cloned()
     }
 
-    /// Opens the replica, if there is one, and serves hosts if that is safe. `target` rejects hosts until
-    /// then.
-    /// An error leaves nothing behind, so another volume may be started over its devices.
+    /// Opens the replica, if there is one, and serves hosts if that is safe. `target` rejects hosts
+    /// until then. An error leaves nothing behind, so another volume may be started over its
+    /// devices.
     pub(crate) async fn start(
         self: &Rc<Self>,
         target: &Arc<Target>,
@@ -443,8 +444,8 @@ impl MirroredVolume {
         *self.open_local_device.borrow_mut() = Some(open_local_device);
     }
 
-    /// Runs the mirror on this replica: serves the local leg to peers, and hosts if that is safe, which
-    /// excludes unverified data. A mirror that fails to start is closed.
+    /// Runs the mirror on this replica: serves the local leg to peers, and hosts if that is safe,
+    /// which excludes unverified data. A mirror that fails to start is closed.
     async fn run(self: &Rc<Self>, replica: Replica) -> Result<(), MirrorFailure> {
         let mirror = self.new_mirror(replica)?;
         self.handle.set(Some(mirror.clone()));
@@ -543,8 +544,8 @@ impl MirroredVolume {
         self.target.borrow().clone().ok_or_else(|| "the server is not up yet".to_owned())
     }
 
-    /// Keeps the ANA state equal to the mirror's role, and the size to the source's. `active`: the state
-    /// that was reported last.
+    /// Keeps the ANA state equal to the mirror's role, and the size to the source's. `active`: the
+    /// state that was reported last.
     fn follow(self: &Rc<Self>, mirror: Mirror, mut active: bool) {
         let access = Rc::downgrade(self);
         let size = access.clone();
@@ -598,7 +599,8 @@ impl MirroredVolume {
         Ok(Arc::new(way.with_link(link)))
     }
 
-    /// Asks a peer for the identity of its replica. The error is the reason that it does not answer.
+    /// Asks a peer for the identity of its replica. The error is the reason that it does not
+    /// answer.
     async fn identify_peer(
         &self,
         peer: &Peer,

@@ -1,7 +1,7 @@
 //! Moving the write-intent log of a mirrored volume: `flagstone mirror move-log`.
 //!
-//! The configuration file is the operator's and is not changed. A start with the old place is refused
-//! with advice, and nothing is copied: the superblock says where the log is.
+//! The configuration file is the operator's and is not changed. A start with the old place is
+//! refused with advice, and nothing is copied: the superblock says where the log is.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -47,8 +47,8 @@ impl MirroredVolume {
         to: Option<DeviceSpec>,
         dry_run: bool,
     ) -> Result<LogMove, CreateError> {
-        // Without `create_lock`: a new device that hangs must not delay the reopening of the replica,
-        // which makes the move fail, or finds the log at the new place.
+        // Without `create_lock`: a new device that hangs must not delay the reopening of the
+        // replica, which makes the move fail, or finds the log at the new place.
         let name = &self.name;
         let Some(mirror) = self.mirror().filter(|mirror| !mirror.is_closed()) else {
             return refuse(format!(

@@ -1,7 +1,8 @@
 //! Opening and closing of a replica and its write-intent log.
 //!
-//! After the loss of the log, the replica treats all blocks as out of sync. An unreachable log is not
-//! lost: its contents are unknown, so the mirror waits for it like a pending volume for its device.
+//! After the loss of the log, the replica treats all blocks as out of sync. An unreachable log is
+//! not lost: its contents are unknown, so the mirror waits for it like a pending volume for its
+//! device.
 
 use std::rc::Rc;
 use std::sync::Arc;

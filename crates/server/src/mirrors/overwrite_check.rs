@@ -23,7 +23,8 @@ impl MirroredVolume {
         ))
     }
 
-    /// Refuses a device that does not read as zeroes up to `usable_bytes`. Reads all that is allocated.
+    /// Refuses a device that does not read as zeroes up to `usable_bytes`. Reads all that is
+    /// allocated.
     pub(super) async fn check_zeroes(&self, usable_bytes: u64) -> Result<(), CreateError> {
         match first_nonzero(&self.leg, usable_bytes).await.map_err(failed)? {
             None => Ok(()),

@@ -1,13 +1,13 @@
 //! Peers of a mirrored volume at run time: `flagstone mirror add-peer` and `remove-peer`.
 //!
-//! The configuration file is the operator's and is not changed. The replica's superblock records the
-//! difference to the file, which is ignored as soon as the file agrees.
+//! The configuration file is the operator's and is not changed. The replica's superblock records
+//! the difference to the file, which is ignored as soon as the file agrees.
 //!
-//! The mirror is replaced by one with other legs while host I/O waits. One write of the superblock has
-//! the whole change, so a crash leaves the peers before or after it. A peer is told of its removal before
-//! that write, because the address of a peer added at run time is lost with it. If the source
-//! crashes in between, the removed peer is paused, and the command can be repeated or `continue` used: a
-//! source that attaches makes it a member again.
+//! The mirror is replaced by one with other legs while host I/O waits. One write of the superblock
+//! has the whole change, so a crash leaves the peers before or after it. A peer is told of its
+//! removal before that write, because the address of a peer added at run time is lost with it. If
+//! the source crashes in between, the removed peer is paused, and the command can be repeated or
+//! `continue` used: a source that attaches makes it a member again.
 
 use std::rc::Rc;
 
@@ -154,8 +154,8 @@ impl MirroredVolume {
         }
     }
 
-    /// Makes the node `name` a peer. It is reached at `address`, or as its table in the configuration
-    /// says. `is_allowed` returns false for a peer that needs a key and has none.
+    /// Makes the node `name` a peer. It is reached at `address`, or as its table in the
+    /// configuration says. `is_allowed` returns false for a peer that needs a key and has none.
     pub(crate) async fn add_peer(
         self: &Rc<Self>,
         name: &str,
@@ -398,8 +398,9 @@ impl MirroredVolume {
         PeersChanged { changed: false, outcome }
     }
 
-    /// The line for the configuration file, and where else to run the command. After a crash, a source
-    /// with fewer peers than its target would leave the role to it, and the target wait for the third.
+    /// The line for the configuration file, and where else to run the command. After a crash, a
+    /// source with fewer peers than its target would leave the role to it, and the target wait for
+    /// the third.
     fn advice(&self, names: &[&str], changed: &str, command: &str) -> String {
         let others: Vec<&str> = names.iter().copied().filter(|name| *name != changed).collect();
         format!(

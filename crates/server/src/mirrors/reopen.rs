@@ -1,16 +1,17 @@
 //! Reopening of a replica on a running server, as a restart would do.
 //!
 //! A replica whose log device is unusable is opened when the operator has corrected the device. An
-//! open replica is reopened for two causes. A replica was closed for a change, or was just created, and could not be opened
-//! again because its device failed meanwhile. Or a device failed: a flush failed, or another error made
-//! a peer serve the volume. In the second case the devices are closed and reopened too.
+//! open replica is reopened for two causes. A replica was closed for a change, or was just created,
+//! and could not be opened again because its device failed meanwhile. Or a device failed: a flush
+//! failed, or another error made a peer serve the volume. In the second case the devices are closed
+//! and reopened too.
 //!
-//! After a failed flush the contents of the device are unknown: the kernel may have dropped data that it
-//! could not write, and still show it. So devices are reopened only if no hosts rely on them: on a
-//! target, and on a former source after a switchover or after it was deposed. The replica returns as unverified
-//! (`Replica::mark_unverified`). It does not serve, and its source writes everything that was not known
-//! to be durable here. A source without a consistent peer stays as it is until the operator acts,
-//! because the lost data cannot be restored.
+//! After a failed flush the contents of the device are unknown: the kernel may have dropped data
+//! that it could not write, and still show it. So devices are reopened only if no hosts rely on
+//! them: on a target, and on a former source after a switchover or after it was deposed. The
+//! replica returns as unverified (`Replica::mark_unverified`). It does not serve, and its source
+//! writes everything that was not known to be durable here. A source without a consistent peer
+//! stays as it is until the operator acts, because the lost data cannot be restored.
 //!
 //! A device that keeps failing is reopened [`REOPENS_MAX`] times, ever later, until a restart.
 

@@ -147,7 +147,8 @@ impl MirroredVolume {
         ))
     }
 
-    /// Refuses to create the volume again if a peer has a replica of it. Unreachable peers are ignored.
+    /// Refuses to create the volume again if a peer has a replica of it. Unreachable peers are
+    /// ignored.
     pub(super) async fn refuse_peer_replica(&self) -> Result<(), CreateError> {
         for peer in self.links() {
             let asked = self.identify_peer(&peer, MirrorId::default(), self.versions.get()).await;

@@ -1,7 +1,7 @@
 //! Orders on the devices of an open pool: grow by one, and remove one.
 //!
-//! A removal takes its time, in the background, and continues after a restart of the server. The state
-//! directory names a device before an order writes to it: see [`DeviceSet`].
+//! A removal takes its time, in the background, and continues after a restart of the server. The
+//! state directory names a device before an order writes to it: see [`DeviceSet`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -141,8 +141,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Records the new device, asks it, and adds it. Until it has answered, nothing of the pool waits for
-    /// it; then the task that adds it keeps the lock of the pool.
+    /// Records the new device, asks it, and adds it. Until it has answered, nothing of the pool
+    /// waits for it; then the task that adds it keeps the lock of the pool.
     async fn grow(
         self: &Rc<Self>,
         name: &str,
@@ -213,7 +213,8 @@ impl Server {
                 let what = "it is being grown, and its devices have not answered";
                 let done = self.reopen(name, during, what, permit, log.consent(), work).await;
                 match (done, self.pools.open_pool(name)) {
-                    // The update took effect, and the opening detached the log device that failed it.
+                    // The update took effect, and the opening detached the log device that failed
+                    // it.
                     (Err(problem), Ok(pool)) if pool.status().devices.contains(&device) => {
                         tracing::warn!("pool {name} has {device}, although: {}", problem.detail);
                         Ok(())
@@ -326,8 +327,8 @@ impl Server {
         self.pools.removals.borrow_mut().insert(name, removal);
     }
 
-    /// A removal failed. After a failure of the pool it continues when the pool is opened again; for
-    /// any other reason the operator has to order it again.
+    /// A removal failed. After a failure of the pool it continues when the pool is opened again;
+    /// for any other reason the operator has to order it again.
     async fn forget_removal(&self, name: &str) {
         let _order = self.pools.lock(name).await;
         let Ok(slot) = self.pools.slot(name) else { return };

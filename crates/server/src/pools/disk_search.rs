@@ -1,12 +1,12 @@
 //! Disk search: finds devices of a pool among the disks of this machine.
 //!
-//! Names of disks change with a restart. A blank disk that got the name of the log device looks like a
-//! local SSD that was erased, and opening the pool without the newest writes loses them for good. A
-//! copy that got the name of its original looks like the pool.
+//! Names of disks change with a restart. A blank disk that got the name of the log device looks
+//! like a local SSD that was erased, and opening the pool without the newest writes loses them for
+//! good. A copy that got the name of its original looks like the pool.
 //!
-//! Invariant: a disk is read by one thread at a time. A disk that hangs keeps its thread; later searches
-//! skip it. A search that skipped a disk, or failed to read one, does not conclude that its object is
-//! nowhere.
+//! Invariant: a disk is read by one thread at a time. A disk that hangs keeps its thread; later
+//! searches skip it. A search that skipped a disk, or failed to read one, does not conclude that
+//! its object is nowhere.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -203,11 +203,11 @@ fn superblocks(path: &Path) -> (Vec<Superblock>, Option<io::Error>) {
     (found, failure)
 }
 
-/// Whether there is no disk for this service, no medium in it, or one too small for a superblock. After
-/// other failures, a superblock may be there.
+/// Whether there is no disk for this service, no medium in it, or one too small for a superblock.
+/// After other failures, a superblock may be there.
 ///
-/// EPERM is the answer for a disk that the unit's `DeviceAllow` or a container excludes, such as the
-/// system's: counted as unread, it would keep every pool closed whose log device is lost.
+/// EPERM is the answer for a disk that the unit's `DeviceAllow` or a container excludes, such as
+/// the system's: counted as unread, it would keep every pool closed whose log device is lost.
 fn is_absent(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     error.kind() == io::ErrorKind::UnexpectedEof

@@ -1,10 +1,10 @@
 //! Import: takes over a pool that exists on some devices, from another machine or with other paths.
 //!
-//! The state directory records how recent a pool was, and another disk of the machine may be a newer
-//! copy. Importing devices that lack what either has is an order that loses data.
+//! The state directory records how recent a pool was, and another disk of the machine may be a
+//! newer copy. Importing devices that lack what either has is an order that loses data.
 //!
-//! Invariant: the opening has no lock of orders, so that devices that hang hold up neither an order on
-//! the pool nor its return. An order on the pool gives it up.
+//! Invariant: the opening has no lock of orders, so that devices that hang hold up neither an order
+//! on the pool nor its return. An order on the pool gives it up.
 
 use std::rc::Rc;
 
@@ -131,7 +131,8 @@ impl Server {
         }
     }
 
-    /// Records what an import has opened, and serves its volumes. The caller has the lock of the pool.
+    /// Records what an import has opened, and serves its volumes. The caller has the lock of the
+    /// pool.
     async fn end_import(
         self: &Rc<Self>,
         order: MakePool,

@@ -134,7 +134,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Gives up what only a lost log device had: opens the pool, and serves its volumes, as they are.
+    /// Gives up what only a lost log device had: opens the pool, and serves its volumes, as they
+    /// are.
     pub(crate) async fn give_up_tail(
         self: &Rc<Self>,
         name: &str,

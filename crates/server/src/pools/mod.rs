@@ -5,8 +5,8 @@
 //! - one order at a time changes a pool and its volumes ([`order_locks`]);
 //! - a pool is in the state file before its devices are written, so that a crash loses none. A pool
 //!   whose devices were not written yet is closed, and creating it again completes the order;
-//! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither does
-//!   a volume whose settings cannot be used.
+//! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither
+//!   does a volume whose settings cannot be used.
 
 mod device_orders;
 mod disk_search;
@@ -335,8 +335,8 @@ fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
 
-/// Opens a file as [`open_device`] does, in a thread of its own. On a file system that hangs, that waits,
-/// and must not hold the control thread. Problems are left to the opening.
+/// Opens a file as [`open_device`] does, in a thread of its own. On a file system that hangs, that
+/// waits, and must not hold the control thread. Problems are left to the opening.
 async fn ask_file(path: &str) {
     let path = path.to_owned();
     let asked = spawn_blocking("open", move || {

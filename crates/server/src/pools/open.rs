@@ -20,7 +20,8 @@ pub(super) async fn examine(paths: &[String]) -> Result<ExaminedPool, String> {
     Pool::examine(&devices).await.map_err(|error| error.to_string())
 }
 
-/// Opens a log device and reads from it, so that one that hangs is found before a pool waits for it.
+/// Opens a log device and reads from it, so that one that hangs is found before a pool waits for
+/// it.
 async fn ask(path: &str) -> Result<NamedDevice, String> {
     let mut opened = open_devices(&[path.to_owned()]).await?;
     let named = opened.pop().ok_or("it was not opened")?;
@@ -40,8 +41,8 @@ fn is_same(one: &str, other: &str) -> bool {
 pub(super) struct Consent {
     /// Writes that only the log device had are given up.
     pub(super) lost_tail: bool,
-    /// The devices may be an older copy than was recorded, or another pool of its name: the one that the
-    /// operator was shown, or a newer state of it.
+    /// The devices may be an older copy than was recorded, or another pool of its name: the one
+    /// that the operator was shown, or a newer state of it.
     pub(super) devices: Option<PoolIdentity>,
 }
 
@@ -105,8 +106,8 @@ impl Refused<'_> {
 }
 
 impl Pools {
-    /// Opens a log device, if it answers. One that does not is asked by one task, however often it is
-    /// opened.
+    /// Opens a log device, if it answers. One that does not is asked by one task, however often it
+    /// is opened.
     async fn open_log(&self, path: &str) -> Result<NamedDevice, String> {
         let opened = async {
             while !self.asked.borrow_mut().insert(path.to_owned()) {
@@ -196,8 +197,8 @@ impl Pools {
                     }
                 }
                 if is_blank && let Some(path) = log {
-                    // Its beginning is blank, but it may be in use by something else. The guard needs it
-                    // closed.
+                    // Its beginning is blank, but it may be in use by something else. The guard
+                    // needs it closed.
                     log_device = None;
                     match check_device(path, false).await {
                         Ok(()) => log_device = self.open_log(path).await.ok(),
@@ -282,8 +283,8 @@ impl Pools {
         }
     }
 
-    /// Opens the pool `name` on the devices that the state directory has, with or without devices that
-    /// an order was adding or removing.
+    /// Opens the pool `name` on the devices that the state directory has, with or without devices
+    /// that an order was adding or removing.
     pub(super) async fn open_recorded(
         &self,
         name: &str,
@@ -294,7 +295,8 @@ impl Pools {
         let mut first: Option<OpenPoolError> = None;
         let alternatives = set.alternatives();
         for (index, paths) in alternatives.iter().enumerate() {
-            // The device that is added or removed may hang. If the pool needs it, the others are refused.
+            // The device that is added or removed may hang. If the pool needs it, the others are
+            // refused.
             let answers = index + 1 == alternatives.len()
                 || time::timeout(OPEN_PATIENCE, examine(paths)).await.is_ok();
             if !answers {
@@ -329,7 +331,8 @@ mod tests {
             std::fs::create_dir_all(scratch.path().join(directory)).unwrap();
         }
         std::fs::write(file("sys/class/block/sdz"), "").unwrap();
-        // Names were shuffled: `sdz` is the log device, and a disk that was never used has its path.
+        // Names were shuffled: `sdz` is the log device, and a disk that was never used has its
+        // path.
         let paths = ["disk", "dev/sdz", "blank"].map(file);
         for path in &paths {
             std::fs::File::create(path).unwrap().set_len(64 << 20).unwrap();

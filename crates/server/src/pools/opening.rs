@@ -1,7 +1,8 @@
 //! Opening of pools: at the start, and again while one cannot be opened.
 //!
-//! Each pool is opened in a task of its own, without the lock of orders on it until its devices have
-//! answered: a device that hangs keeps no other pool from being opened, and no order from being done.
+//! Each pool is opened in a task of its own, without the lock of orders on it until its devices
+//! have answered: a device that hangs keeps no other pool from being opened, and no order from
+//! being done.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -56,8 +57,9 @@ impl Attempts {
 }
 
 impl Pools {
-    /// Gives up an attempt to open the pool, before an order on it, and its import. After a dry run the
-    /// next attempt comes soon, and the import continues. Calls of a device that hangs keep its lock.
+    /// Gives up an attempt to open the pool, before an order on it, and its import. After a dry run
+    /// the next attempt comes soon, and the import continues. Calls of a device that hangs keep its
+    /// lock.
     pub(super) fn end_opening(&self, name: &str, dry_run: bool) {
         let opening = self.openings.borrow_mut().remove(name);
         let import = (!dry_run).then(|| self.imports.borrow_mut().remove(name));

@@ -1,11 +1,11 @@
 //! Order locks: one order at a time on a pool, and on the name of a volume.
 //!
-//! The devices of a pool may hang during an order. Orders on other pools do not wait for it, and those
-//! on its own pool wait a limited time.
+//! The devices of a pool may hang during an order. Orders on other pools do not wait for it, and
+//! those on its own pool wait a limited time.
 //!
 //! Invariants:
-//! - an order takes the names of its volumes first, then its pools, each in alphabetical order, so no
-//!   two orders wait for each other;
+//! - an order takes the names of its volumes first, then its pools, each in alphabetical order, so
+//!   no two orders wait for each other;
 //! - while an order has the name of a volume, no other order gives a pool a volume of this name, or
 //!   takes it away, but for orders that open or close a pool.
 

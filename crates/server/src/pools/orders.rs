@@ -1,4 +1,5 @@
-//! Orders on pools: create, reopen and destroy. A dry run takes the same steps up to the first change.
+//! Orders on pools: create, reopen and destroy. A dry run takes the same steps up to the first
+//! change.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -301,8 +302,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Opens a pool again, after `work` on its devices. Both continue with the lock of the pool if the
-    /// devices do not answer in time.
+    /// Opens a pool again, after `work` on its devices. Both continue with the lock of the pool if
+    /// the devices do not answer in time.
     ///
     /// # Errors
     /// 500 if they do not, of the work, and 409 if the pool is not open then.
@@ -420,8 +421,8 @@ impl Server {
             return Ok(outcome);
         }
         if let PoolState::Open(_) = &slot.state {
-            // After a crash its devices are blank, and the order is repeated. Nothing has ended yet if
-            // this cannot be recorded.
+            // After a crash its devices are blank, and the order is repeated. Nothing has ended yet
+            // if this cannot be recorded.
             let forget = |entry: &mut Option<PoolEntry>| {
                 if let Some(entry) = entry {
                     entry.last_seen = None;
@@ -473,8 +474,8 @@ impl Server {
     }
 }
 
-/// Limits an order that its devices may hold up while it has the lock of its pool. Dropping `work` undoes
-/// it, but for calls that a device does not answer.
+/// Limits an order that its devices may hold up while it has the lock of its pool. Dropping `work`
+/// undoes it, but for calls that a device does not answer.
 pub(super) async fn answered<T>(
     devices: &str,
     patience: Duration,

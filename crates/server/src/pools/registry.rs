@@ -1,7 +1,8 @@
 //! Registry: the pools that the state directory has.
 //!
-//! Invariants: memory has what the file has, and one change at a time is written, whichever pool it is
-//! about. A change that was given up because the directory did not answer is undone when it does.
+//! Invariants: memory has what the file has, and one change at a time is written, whichever pool it
+//! is about. A change that was given up because the directory did not answer is undone when it
+//! does.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -88,8 +89,8 @@ impl Registry {
     /// Adds, changes or removes the entry of a pool, durably.
     ///
     /// # Errors
-    /// 409 without a directory or for too many pools, 500 if it cannot be written or does not answer: the
-    /// entry is as it was, or will be.
+    /// 409 without a directory or for too many pools, 500 if it cannot be written or does not
+    /// answer: the entry is as it was, or will be.
     pub(super) async fn change(
         &self,
         name: &str,
@@ -137,8 +138,8 @@ impl Registry {
         }
     }
 
-    /// Records the identity of a pool. A failure keeps no pool from being served: an earlier identity
-    /// of it still fits.
+    /// Records the identity of a pool. A failure keeps no pool from being served: an earlier
+    /// identity of it still fits.
     pub(super) async fn remember(&self, name: &str, identity: impl Fn() -> Option<PoolIdentity>) {
         let change = |entry: &mut Option<PoolEntry>| {
             if let (Some(entry), Some(identity)) = (entry, identity()) {

@@ -1,8 +1,8 @@
 //! Retirement of a volume: it is taken out of service, and its commands have ended.
 //!
 //! Commands may take long, behind a rate limit or a slow device. Until they have ended, the volume
-//! has the state [`VolumeState::Ending`]: it is not served again, and no order gives it other content,
-//! because the commands could change it afterwards. Then it is served as the pool has it.
+//! has the state [`VolumeState::Ending`]: it is not served again, and no order gives it other
+//! content, because the commands could change it afterwards. Then it is served as the pool has it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -111,8 +111,8 @@ impl Server {
         }
     }
 
-    /// Before an order that changes a volume: waits for the commands of its last stack, and serves it
-    /// again. If they do not end in time, the state of the volume refuses the order.
+    /// Before an order that changes a volume: waits for the commands of its last stack, and serves
+    /// it again. If they do not end in time, the state of the volume refuses the order.
     pub(super) async fn settle(&self, name: &str) {
         let numbers: Vec<usize> = self.pools.endings.borrow().keys().copied().collect();
         let is_own = |number: &usize| {

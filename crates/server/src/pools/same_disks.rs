@@ -17,8 +17,9 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     })
 }
 
-/// Names of the disks with these paths, and of others that are the same: below or above them, such as
-/// the paths of a multipath device, with the same world-wide name, or the same partition of one disk.
+/// Names of the disks with these paths, and of others that are the same: below or above them, such
+/// as the paths of a multipath device, with the same world-wide name, or the same partition of one
+/// disk.
 pub(super) fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
     let names = root.list("/sys/class/block").unwrap_or_default();
     let files: Vec<_> = paths.iter().filter_map(|path| identity(Path::new(path))).collect();
@@ -26,7 +27,8 @@ pub(super) fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
         identity(&root.locate(&format!("/dev/{name}"))).is_some_and(|disk| files.contains(&disk))
     };
     let own: BTreeSet<String> = names.iter().filter(is_own).cloned().collect();
-    // Each from the pool's own disks: above a disk below one are its siblings, which are other disks.
+    // Each from the pool's own disks: above a disk below one are its siblings, which are other
+    // disks.
     let mut same: BTreeSet<String> = ["slaves", "holders"]
         .into_iter()
         .flat_map(|relation| related(root, own.clone(), relation))

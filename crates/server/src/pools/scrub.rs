@@ -1,7 +1,7 @@
 //! Scrubs of pools: one per pool, in the background, with its progress in the state directory.
 //!
-//! A scrub works half of the time, so that hosts keep most of the disk. It continues after a restart
-//! of the server; after a pause or a failed device it continues by order.
+//! A scrub works half of the time, so that hosts keep most of the disk. It continues after a
+//! restart of the server; after a pause or a failed device it continues by order.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -241,8 +241,8 @@ impl super::Pools {
         self.scrubs.borrow_mut().insert(name.to_owned(), Scrub { saved, task });
     }
 
-    /// Pauses or forgets a scrub, durably. If that cannot be recorded, it is as it was: a later start of
-    /// the server would continue it.
+    /// Pauses or forgets a scrub, durably. If that cannot be recorded, it is as it was: a later
+    /// start of the server would continue it.
     async fn end_scrub(
         &self,
         name: &str,

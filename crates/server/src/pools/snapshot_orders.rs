@@ -1,5 +1,5 @@
-//! Orders on snapshots and clones: create, roll back, delete, clone and promote. A dry run takes the
-//! same steps up to the first change.
+//! Orders on snapshots and clones: create, roll back, delete, clone and promote. A dry run takes
+//! the same steps up to the first change.
 
 use flagstone_pool::{Pool, SnapshotInfo};
 use flagstone_units::display::size;

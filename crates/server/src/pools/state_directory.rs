@@ -1,8 +1,8 @@
 //! State directory: the file `pools.json`, which records the devices of each pool, and the progress
 //! of scrubs.
 //!
-//! Invariants: one server at a time uses a directory, by a lock; the file is replaced as a whole, and
-//! is durable when a write returns. A file that cannot be read is never replaced.
+//! Invariants: one server at a time uses a directory, by a lock; the file is replaced as a whole,
+//! and is durable when a write returns. A file that cannot be read is never replaced.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -149,9 +149,9 @@ impl StateDirectory {
     /// Replaces another file, durably, or removes it.
     ///
     /// # Errors
-    /// What happened; the former file remains, or is replaced when the directory answers again. Nothing
-    /// is written if an earlier write has not ended by then, so that the last one wins, and a directory
-    /// that hangs holds one thread.
+    /// What happened; the former file remains, or is replaced when the directory answers again.
+    /// Nothing is written if an earlier write has not ended by then, so that the last one wins, and
+    /// a directory that hangs holds one thread.
     pub(super) async fn write_file(&self, name: &str, text: Option<Vec<u8>>) -> Result<(), String> {
         let (path, file, turn) = (self.path.clone(), name.to_owned(), self.turn.clone());
         let written = async move {

@@ -1,7 +1,7 @@
 //! Sending and receiving snapshots.
 //!
-//! A volume that is being received is not served until its snapshot is complete, also after a crash:
-//! see [`VolumeState`]. Receiving the stream again from its beginning starts over.
+//! A volume that is being received is not served until its snapshot is complete, also after a
+//! crash: see [`VolumeState`]. Receiving the stream again from its beginning starts over.
 
 use std::sync::Arc;
 

@@ -70,7 +70,8 @@ impl Server {
     ///
     /// # Errors
     /// 409 without `only` for a volume of the configuration, and for a name that two pools have: an
-    /// order must not reach the one that is not served. 404 for an unknown pool, 409 for a closed one.
+    /// order must not reach the one that is not served. 404 for an unknown pool, 409 for a closed
+    /// one.
     fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<Found>, Problem> {
         let is_configured =
             |volume: &Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
@@ -306,8 +307,8 @@ impl Server {
         }
     }
 
-    /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume out
-    /// of service for a moment, and so needs detached hosts.
+    /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume
+    /// out of service for a moment, and so needs detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name], None).await?;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;

@@ -43,7 +43,8 @@ pub(super) struct Store {
     pub(super) ids: [Cell<StoreId>; 2],
     backup: RefCell<MemoryStore>,
     pub(super) down: Cell<bool>,
-    /// Reads are answered and writes refused, by storage node: space is used up, or the user may only read.
+    /// Reads are answered and writes refused, by storage node: space is used up, or the user may
+    /// only read.
     pub(super) read_only: [Cell<bool>; 2],
     /// Longest delay of a message.
     pub(super) slow: Cell<Duration>,
@@ -108,7 +109,8 @@ impl Store {
         self.was_restored.set(true);
     }
 
-    /// From now on, each node has a store of its own, if there is a delay of the copies, or one store.
+    /// From now on, each node has a store of its own, if there is a delay of the copies, or one
+    /// store.
     #[cfg(test)]
     pub(super) fn set_copied_after(&self, delay: Option<Duration>) {
         self.copied_after.set(delay);
@@ -240,8 +242,8 @@ impl Arbiter for Client {
     }
 }
 
-/// Command of a storage node that stops the other one. It continues when it is abandoned, as a request that
-/// has reached the cloud's API does.
+/// Command of a storage node that stops the other one. It continues when it is abandoned, as a
+/// request that has reached the cloud's API does.
 pub(super) struct Fencer {
     pub(super) store: StoreHandle,
     pub(super) index: usize,

@@ -146,7 +146,8 @@ pub(super) struct Cluster {
     host_plan: HostPlan,
     /// Hosts have two paths to each node.
     second_paths: bool,
-    /// The arbiter, and the `failover_after` of each node, whose clock runs at this rate in thousandths.
+    /// The arbiter, and the `failover_after` of each node, whose clock runs at this rate in
+    /// thousandths.
     arbiter: Option<(StoreHandle, [FailoverTiming; 2])>,
     /// End of each node's device, where its superblock is.
     device_bytes: u64,

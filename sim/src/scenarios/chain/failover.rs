@@ -2,9 +2,10 @@
 //!
 //! The rules of automatic failover are its invariants:
 //!
-//! - at most one node holds the right to answer reads at any time, also while another one is paused;
-//! - reads and writes of all hosts are linearizable, so no acknowledged write is lost and no read is
-//!   stale ([`super::history`]);
+//! - at most one node holds the right to answer reads at any time, also while another one is
+//!   paused;
+//! - reads and writes of all hosts are linearizable, so no acknowledged write is lost and no read
+//!   is stale ([`super::history`]);
 //! - a node whose data is inconsistent, or that has seen a later record than the arbiter has, never
 //!   takes over;
 //! - when all faults have ended, hosts are served again and the mirror gets in sync by itself.

@@ -26,8 +26,8 @@ fn automatic_failover_keeps_guarantees_and_replays() {
     }
 }
 
-/// A cluster under load and in sync, whose nodes have these `failover_after`, in milliseconds. Node 0
-/// serves, and node 1 may take over.
+/// A cluster under load and in sync, whose nodes have these `failover_after`, in milliseconds. Node
+/// 0 serves, and node 1 may take over.
 pub(super) fn in_sync(after_ms: [u64; 2]) -> Cluster {
     in_sync_from(7, after_ms)
 }
@@ -151,8 +151,8 @@ fn lone_source_asks_again_after_its_restart() {
     assert!(matches!(role, Role::Deposed { .. }), "its data is kept for the operator: {role:?}");
 }
 
-/// The operator forced a node while the arbiter was silent. After a restart it stopped serving, and lost
-/// to its peer, which had gone: nothing had recorded the order.
+/// The operator forced a node while the arbiter was silent. After a restart it stopped serving, and
+/// lost to its peer, which had gone: nothing had recorded the order.
 #[test]
 fn forced_source_serves_after_restart_without_arbiter() {
     let cluster = in_sync([2000, 2000]);
@@ -214,8 +214,8 @@ fn target_without_arbiter_is_reported_by_source() {
     assert_eq!(peer_obstacle(&cluster, 0), None);
 }
 
-/// The arbiter answered reads and refused writes, as an etcd without space: both nodes promised a failover
-/// that could not be recorded.
+/// The arbiter answered reads and refused writes, as an etcd without space: both nodes promised a
+/// failover that could not be recorded.
 #[test]
 fn arbiter_that_refuses_writes_is_reported() {
     let cluster = in_sync([2000, 2000]);
@@ -277,8 +277,8 @@ enum Parting {
 }
 
 /// The target's grant was stored, and its answer lost. The source came back before the target read
-/// the record, and was lost again before it could publish. Which node leads when both meet depends on
-/// the seed.
+/// the record, and was lost again before it could publish. Which node leads when both meet depends
+/// on the seed.
 #[test]
 fn abandoned_grant_does_not_strand_the_volume() {
     for parting in [Parting::Late, Parting::Early, Parting::Restart] {
@@ -368,8 +368,8 @@ fn reset_link_with_write_in_flight_reconnects() {
     }
 }
 
-/// Each node reached a store of its own, behind one name, and the stores copied each other's objects.
-/// When all links were cut, each node won at its own store.
+/// Each node reached a store of its own, behind one name, and the stores copied each other's
+/// objects. When all links were cut, each node won at its own store.
 #[test]
 fn stores_that_copy_each_other_arm_nobody() {
     // Faster copies may arrive before the target has heard of the record and made that durable.
@@ -408,8 +408,8 @@ fn stores_that_copy_each_other_arm_nobody() {
     }
 }
 
-/// A target whose configuration named another store after a restart took over there, by a copy of the
-/// record, while its source ran degraded by the record of the first store.
+/// A target whose configuration named another store after a restart took over there, by a copy of
+/// the record, while its source ran degraded by the record of the first store.
 #[test]
 fn restart_with_another_store_disarms_target() {
     let cluster = in_sync([2000, 2000]);
@@ -429,8 +429,8 @@ fn restart_with_another_store_disarms_target() {
     until(&cluster, "armed", |cluster| is_armed(cluster, 0));
 }
 
-/// The answer to the source's write was lost. When it had been read back, the record was a second old,
-/// and a copy of it at the target's own store passed for a proof.
+/// The answer to the source's write was lost. When it had been read back, the record was a second
+/// old, and a copy of it at the target's own store passed for a proof.
 #[test]
 fn record_read_back_arms_nobody() {
     for lag_ms in [300, 900] {
@@ -454,8 +454,8 @@ fn record_read_back_arms_nobody() {
     }
 }
 
-/// Google's store accepts one write to an object per second, so that a rehearsal just after the source's
-/// write was refused, which refuted the proof, each time.
+/// Google's store accepts one write to an object per second, so that a rehearsal just after the
+/// source's write was refused, which refuted the proof, each time.
 #[test]
 fn store_that_refuses_rehearsals_gives_proof() {
     let cluster = started_with(7, [2000, 2000], None);

@@ -81,8 +81,8 @@ fn forced_failover_needs_no_fencing() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
-/// The source stopped serving, and was reached again while the command that stops it ran. It attached,
-/// served, and was stopped.
+/// The source stopped serving, and was reached again while the command that stops it ran. It
+/// attached, served, and was stopped.
 #[test]
 fn source_that_is_being_fenced_does_not_serve() {
     for seed in 0..4 {

@@ -87,8 +87,8 @@ fn successor_loses_to_later_record() {
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
 }
 
-/// The superblock could not be written during a switchover under maintenance, when no peer takes over
-/// by itself: no node served.
+/// The superblock could not be written during a switchover under maintenance, when no peer takes
+/// over by itself: no node served.
 #[test]
 fn unwritable_superblock_does_not_stop_switchover() {
     let cluster = in_sync([2000, 2000]);
@@ -155,7 +155,8 @@ fn planned_stop_in_maintenance_moves_nothing() {
     until(&cluster, "served", |cluster| cluster.active() == Some(0));
 }
 
-/// A hand-over that fails does not keep the node from stopping, and the peer takes over as after a crash.
+/// A hand-over that fails does not keep the node from stopping, and the peer takes over as after a
+/// crash.
 #[test]
 fn failed_hand_over_does_not_block_stop() {
     let cluster = in_sync([2000, 2000]);

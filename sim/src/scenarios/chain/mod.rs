@@ -20,18 +20,18 @@
 //! - At most one node serves.
 //! - When all faults have ended, the mirror gets in sync and every call of a host ends.
 //!
-//! [`Profile`] says which faults and commands a scenario has. `chain-all` and `chain-async-all` have
-//! disks that fail and hang, too. `chain-pool` has the real pool between the replica and the disk of
-//! each node: its content is what the pool recovers from a copy of the disk. As that takes long, the
-//! simulator looks at few moments, and the operator takes fewer steps. No pool is full, has a log
-//! device, snapshots or several disks (see the `pool` scenarios), and its server's registry is
-//! replaced by the path of the disk.
+//! [`Profile`] says which faults and commands a scenario has. `chain-all` and `chain-async-all`
+//! have disks that fail and hang, too. `chain-pool` has the real pool between the replica and the
+//! disk of each node: its content is what the pool recovers from a copy of the disk. As that takes
+//! long, the simulator looks at few moments, and the operator takes fewer steps. No pool is full,
+//! has a log device, snapshots or several disks (see the `pool` scenarios), and its server's
+//! registry is replaced by the path of the disk.
 //!
 //! Left out: the daemon (its few lines that make the ANA state follow the role, and that reopen
-//! failed devices, are repeated here), configuration, TLS of hosts, authentication, more than one target,
-//! discards, growth, host crashes, lost logs and memory limits (see the `mirror-*` scenarios and
-//! `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are left out too:
-//! without checksums, no promise covers them.
+//! failed devices, are repeated here), configuration, TLS of hosts, authentication, more than one
+//! target, discards, growth, host crashes, lost logs and memory limits (see the `mirror-*`
+//! scenarios and `nvme-tcp`). A disk that lies about flushes, bit rot and misdirected writes are
+//! left out too: without checksums, no promise covers them.
 
 mod arbiter;
 mod checks;

@@ -1,7 +1,7 @@
 //! Replicas on volumes of pools.
 //!
-//! Where the simulator looks at the content of a replica, it opens a copy of the disk, as recovery after
-//! a crash would.
+//! Where the simulator looks at the content of a replica, it opens a copy of the disk, as recovery
+//! after a crash would.
 
 use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 //! `docs/mirror-handshake.md`, each of which fails without its rule. [`super::rules`] tests
 //! rules 16 to 21, [`super::reads`] rule 27.
 //!
-//! Left out, besides what [`super::pair`] leaves out: slow failures, and failures of both nodes in one
-//! test; the scenario `mirror-broken` draws them.
+//! Left out, besides what [`super::pair`] leaves out: slow failures, and failures of both nodes in
+//! one test; the scenario `mirror-broken` draws them.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;

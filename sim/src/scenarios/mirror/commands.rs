@@ -23,7 +23,8 @@ fn lagging(seed: u64) -> Pair {
     pair
 }
 
-/// An orderly stop dropped the queue: the target had 1 of 36 acknowledged writes, and took the role.
+/// An orderly stop dropped the queue: the target had 1 of 36 acknowledged writes, and took the
+/// role.
 #[test]
 fn stopped_async_source_delivers_its_queue() {
     for seed in 0..4 {
@@ -68,9 +69,10 @@ fn stopped_async_source_reports_undelivered_writes() {
     }
 }
 
-/// Writes that a stopped source could not deliver were acknowledged: they are never discarded without
-/// the operator. Without a generation of their own, the peer looked equal, and its data was preferred.
-/// So also when the source noticed the loss before it was stopped, and no host wrote in between.
+/// Writes that a stopped source could not deliver were acknowledged: they are never discarded
+/// without the operator. Without a generation of their own, the peer looked equal, and its data was
+/// preferred. So also when the source noticed the loss before it was stopped, and no host wrote in
+/// between.
 #[test]
 fn undelivered_writes_are_not_discarded() {
     let cut_off = |seed: u64| {
@@ -110,8 +112,8 @@ fn undelivered_writes_are_not_discarded() {
     }
 }
 
-/// A noticed loss of queued writes survives a crash, though no host has written since: the data that
-/// hosts rely on is kept when the peer was forced meanwhile.
+/// A noticed loss of queued writes survives a crash, though no host has written since: the data
+/// that hosts rely on is kept when the peer was forced meanwhile.
 #[test]
 fn noticed_loss_survives_a_crash() {
     for (seed, power) in [(0, false), (1, true)] {
@@ -130,8 +132,8 @@ fn noticed_loss_survives_a_crash() {
     }
 }
 
-/// The role goes to one target while the queue of the other is stuck or lost: the new source does not
-/// count the other target as equal.
+/// The role goes to one target while the queue of the other is stuck or lost: the new source does
+/// not count the other target as equal.
 #[test]
 fn switchover_leaves_a_lagging_target_behind() {
     for seed in 0..6 {

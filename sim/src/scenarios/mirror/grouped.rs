@@ -1,16 +1,17 @@
-//! Consistency group of three volumes on two nodes: at every millisecond at which the targets' disks
-//! permit a failover of the group, they show all volumes at one moment of the past.
+//! Consistency group of three volumes on two nodes: at every millisecond at which the targets'
+//! disks permit a failover of the group, they show all volumes at one moment of the past.
 //!
 //! Hosts write to all volumes, and every write carries its number. The check is that of
 //! [`super::history`], with one history for all volumes, so a write to one volume depends on the
-//! completed writes to the others. It reads the disks from outside and never asks the mirrors. Links
-//! are cut, of all volumes or of one, messages delayed and reordered, one volume is slower than the
-//! others, targets and sources crash, targets lose power, the group is paused, resynced, switched over
-//! and failed over by force.
+//! completed writes to the others. It reads the disks from outside and never asks the mirrors.
+//! Links are cut, of all volumes or of one, messages delayed and reordered, one volume is slower
+//! than the others, targets and sources crash, targets lose power, the group is paused, resynced,
+//! switched over and failed over by force.
 //!
 //! Left out: host protocols and the link's wire format ([`super::link`] replaces the network), disk
-//! faults but for the cases below, a limit on the time of a write to the peer, power losses of a source (unflushed writes may be lost then, also to hosts), groups with two
-//! targets, and a failover while the source still serves out of reach.
+//! faults but for the cases below, a limit on the time of a write to the peer, power losses of a
+//! source (unflushed writes may be lost then, also to hosts), groups with two targets, and a
+//! failover while the source still serves out of reach.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

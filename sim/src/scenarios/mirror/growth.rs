@@ -128,7 +128,8 @@ fn take_back(pair: &Pair, index: usize) {
     pair.sim.shrink_disk(pair.nodes[index], DATA, METADATA.end);
 }
 
-/// Hosts of node 0 are served, and the mirror is in sync, after the interval at which sizes are compared.
+/// Hosts of node 0 are served, and the mirror is in sync, after the interval at which sizes are
+/// compared.
 fn goes_on(pair: &Pair) {
     for round in 0..5 {
         pair.sim.run_for(Duration::from_secs(2));
@@ -149,8 +150,8 @@ fn grows(pair: &Pair) {
     assert_eq!([pair.read(0, BLOCKS), pair.read(0, LAST)], [0, 9]);
 }
 
-/// Zeroing ends with an error on one node, or with success, and the operator takes the space back. What
-/// lies there when he adds it again is zeroed again.
+/// Zeroing ends with an error on one node, or with success, and the operator takes the space back.
+/// What lies there when he adds it again is zeroed again.
 #[test]
 fn announced_space_may_be_taken_back() {
     for fails in [true, false] {

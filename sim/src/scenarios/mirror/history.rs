@@ -2,13 +2,13 @@
 //! target's disk permits a promotion, its data is the source's at one moment of the past.
 //!
 //! Several hosts write overlapping ranges, and every write carries its number. The target shows a
-//! moment of the past when it includes, with each write that it shows, all writes that had completed
-//! before that write began, because a host may have relied on them. The check reads the target's
-//! disk from outside and never asks the mirror.
+//! moment of the past when it includes, with each write that it shows, all writes that had
+//! completed before that write began, because a host may have relied on them. The check reads the
+//! target's disk from outside and never asks the mirror.
 //!
-//! The scenario leaves out disk faults, power losses of the source, and promotions. The link reorders
-//! and delays messages, is cut, and the target's process is killed or its node loses power, with the
-//! contents of its disk's volatile cache.
+//! The scenario leaves out disk faults, power losses of the source, and promotions. The link
+//! reorders and delays messages, is cut, and the target's process is killed or its node loses
+//! power, with the contents of its disk's volatile cache.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -66,7 +66,8 @@ impl History {
         self.writes.borrow_mut()[number as usize - 1].completed = Some(completed);
     }
 
-    /// Forgets the writes that a replica with these blocks lacks, and that is the source from now on.
+    /// Forgets the writes that a replica with these blocks lacks, and that is the source from now
+    /// on.
     pub(super) fn lose(&self, found: &[u64]) {
         let before = self.writes.borrow().clone();
         let began = |number: u64| number.checked_sub(1).map(|index| before[index as usize]);

@@ -1,7 +1,7 @@
 //! Peers that are removed and added while hosts write, with crashes at every moment.
 //!
-//! Left out, besides what [`super::pair`] leaves out: the checks of the commands before the change, and
-//! the configuration file.
+//! Left out, besides what [`super::pair`] leaves out: the checks of the commands before the change,
+//! and the configuration file.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -56,8 +56,8 @@ fn in_sync_with_the_other(trio: &Trio) {
     assert!(trio.leg(SOURCE) == trio.leg(STAYS), "the legs differ");
 }
 
-/// After a crash of the source, the node that serves is made the source again: of two nodes, the target
-/// takes the role.
+/// After a crash of the source, the node that serves is made the source again: of two nodes, the
+/// target takes the role.
 fn source_serves(trio: &Trio) {
     until(trio, "a node serves", || trio.active().len() == 1);
     if trio.active() == [STAYS] {
@@ -69,8 +69,8 @@ fn source_serves(trio: &Trio) {
     assert_eq!(trio.active(), [SOURCE]);
 }
 
-/// A peer that is removed knows it, serves only if its operator insists, and leaves no marks. When it
-/// is added again, everything is copied to it.
+/// A peer that is removed knows it, serves only if its operator insists, and leaves no marks. When
+/// it is added again, everything is copied to it.
 #[test]
 fn removed_peer_is_forgotten_and_returns_by_full_copy() {
     let trio = Trio::new(1, |_| {});
@@ -131,8 +131,8 @@ fn removed_peer_serves_by_force() {
     trio.clear();
 }
 
-/// A host that writes one block continuously, with FUA: a power loss may take other writes. Returns the
-/// last value that was acknowledged.
+/// A host that writes one block continuously, with FUA: a power loss may take other writes. Returns
+/// the last value that was acknowledged.
 fn start_host(trio: &Trio, adds: bool) -> Rc<Cell<u8>> {
     let (mirror, written) = (trio.mirror(SOURCE), Rc::new(Cell::new(0)));
     let acknowledged = written.clone();
@@ -177,10 +177,10 @@ fn spans() -> [Duration; 2] {
     })
 }
 
-/// The source crashes at any moment of a removal and of an addition, while a host writes. The command,
-/// repeated after the restart, completes it: no acknowledged write is lost, and a removed peer knows that
-/// it was removed. The source never has fewer peers than its target: with fewer, it would leave the role
-/// to a target that waits for the third node.
+/// The source crashes at any moment of a removal and of an addition, while a host writes. The
+/// command, repeated after the restart, completes it: no acknowledged write is lost, and a removed
+/// peer knows that it was removed. The source never has fewer peers than its target: with fewer, it
+/// would leave the role to a target that waits for the third node.
 #[test]
 fn crash_during_change_of_peers_leaves_all_or_nothing() {
     let (mut before, mut after) = ([0, 0], [0, 0]);

@@ -1,8 +1,8 @@
 //! Groups of two or more mirroring nodes without random faults, for tests that script each step.
 //!
-//! Left out of every test that uses them: the hosts' protocols and the link's wire format (calls go to
-//! the mirror, and [`super::link`] carries requests), the daemon, random faults, and concurrent hosts
-//! unless the test starts them.
+//! Left out of every test that uses them: the hosts' protocols and the link's wire format (calls go
+//! to the mirror, and [`super::link`] carries requests), the daemon, random faults, and concurrent
+//! hosts unless the test starts them.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -187,8 +187,8 @@ impl<const N: usize> Group<N> {
         self.sim.block_on(started).expect("the task is not aborted");
     }
 
-    /// Makes a node the source's peer or not, as its server does: ends the session to a peer that is
-    /// removed, tells it, and replaces the mirror. Returns a flag that is set at the end.
+    /// Makes a node the source's peer or not, as its server does: ends the session to a peer that
+    /// is removed, tells it, and replaces the mirror. Returns a flag that is set at the end.
     pub(super) fn change_peers(
         &self,
         index: usize,
@@ -506,8 +506,8 @@ impl<const N: usize> Resizing<N> {
         next
     }
 
-    /// As [`Resizing::change`]. A mirror that has ended is opened again when its device answers, as the
-    /// server does. The result is set before.
+    /// As [`Resizing::change`]. A mirror that has ended is opened again when its device answers, as
+    /// the server does. The result is set before.
     pub(super) async fn change_or_reopen(
         &self,
         mirror: &Mirror,

@@ -5,8 +5,8 @@
 //! gave up the role and was resynced. It then answered the read with data that the other node's
 //! host had written meanwhile.
 //!
-//! Left out, besides what [`super::pair`] leaves out: hung disks and hosts with several paths, which the
-//! `chain` scenarios have.
+//! Left out, besides what [`super::pair`] leaves out: hung disks and hosts with several paths,
+//! which the `chain` scenarios have.
 
 use std::time::Duration;
 

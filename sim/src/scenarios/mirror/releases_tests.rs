@@ -1,7 +1,7 @@
 //! Mixed releases and rolling upgrades: nodes that run different releases of the program.
 //!
-//! Left out, besides what [`super::pair`] leaves out: real older programs. A release is a range of link
-//! versions of this program.
+//! Left out, besides what [`super::pair`] leaves out: real older programs. A release is a range of
+//! link versions of this program.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,8 +1,8 @@
 //! Disks that hang while a volume grows or its peers change: on either node, at any moment, no host
 //! call waits for longer than half a minute, and the order ends with an error.
 //!
-//! Left out, besides what [`super::pair`] leaves out: a disk that hangs after the change, before the
-//! target has caught up: no other copy exists then.
+//! Left out, besides what [`super::pair`] leaves out: a disk that hangs after the change, before
+//! the target has caught up: no other copy exists then.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,8 +1,8 @@
-//! Replicas of devices that read as zeroes: only what hosts wrote since is copied, and no replica that
-//! lacks a write counts as equal, whatever ends or is replaced meanwhile.
+//! Replicas of devices that read as zeroes: only what hosts wrote since is copied, and no replica
+//! that lacks a write counts as equal, whatever ends or is replaced meanwhile.
 //!
-//! Left out, besides what [`super::pair`] leaves out: the check that a device reads as zeroes, which the
-//! server makes. The devices here do.
+//! Left out, besides what [`super::pair`] leaves out: the check that a device reads as zeroes,
+//! which the server makes. The devices here do.
 
 use std::time::Duration;
 
@@ -16,7 +16,8 @@ fn copied_blocks(pair: &Pair) -> u64 {
     pair.peer_status(0).resynced_bytes / BLOCK
 }
 
-/// Nothing is copied to a target that joins before the first write, and later only what was written.
+/// Nothing is copied to a target that joins before the first write, and later only what was
+/// written.
 #[test]
 fn zeroed_target_gets_only_what_was_written() {
     for (seed, writes) in [(1, 0), (2, 3)] {
@@ -61,8 +62,8 @@ fn zeroed_target_does_not_serve_before_its_source() {
     assert_eq!(forced, Err(RoleError::Inconsistent));
 }
 
-/// A target that was in sync, or was being copied to, is replaced by a device of zeroes. Writes that the
-/// log no longer names are copied to it.
+/// A target that was in sync, or was being copied to, is replaced by a device of zeroes. Writes
+/// that the log no longer names are copied to it.
 #[test]
 fn target_replaced_by_zeroes_is_copied_in_full() {
     for seed in 0..20 {
@@ -101,7 +102,8 @@ fn target_replaced_by_zeroes_is_copied_in_full() {
     }
 }
 
-/// Of two targets, the first that is met is brought up to date from the log. The other one cannot be.
+/// Of two targets, the first that is met is brought up to date from the log. The other one cannot
+/// be.
 #[test]
 fn second_zeroed_target_is_copied_in_full() {
     for seed in 0..10 {

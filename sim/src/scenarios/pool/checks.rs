@@ -68,7 +68,8 @@ impl Cluster {
         }
     }
 
-    /// Compares what the pool has with what it must have. The server is up and its orders were answered.
+    /// Compares what the pool has with what it must have. The server is up and its orders were
+    /// answered.
     pub(super) fn check_names(&mut self) {
         let pool = self.node.pool.borrow().clone().expect("it is open");
         let volumes = pool.volumes().into_iter().map(|volume| (volume.name, volume.size_bytes));

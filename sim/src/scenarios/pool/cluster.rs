@@ -1,5 +1,5 @@
-//! Cluster of a pool scenario: a server with a pool, and a host. The server's process opens the pool and
-//! serves its volumes, each on a port of its own.
+//! Cluster of a pool scenario: a server with a pool, and a host. The server's process opens the
+//! pool and serves its volumes, each on a port of its own.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,8 +30,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(600);
 /// Longest wait for a pool that is refused on a damaged disk: some of the errors pass.
 const PATIENCE_DAMAGED: Duration = Duration::from_secs(20);
 
-/// A client does not attach again to a volume that has another size since the crash: its requests fail
-/// after this time, which is longer than disks hang.
+/// A client does not attach again to a volume that has another size since the crash: its requests
+/// fail after this time, which is longer than disks hang.
 const NBD_PATIENCE: Duration = Duration::from_secs(12);
 
 const NBD: Front = Front { attach: attach_nbd, ..NBD_FRONT };
@@ -63,7 +63,8 @@ pub(super) struct Node {
     pub(super) log: Cell<LogDevice>,
     /// Identity of the pool when it was open last, as a server records it.
     seen: Cell<Option<PoolIdentity>>,
-    /// Volumes that were withheld when the log device was lost, until the operator gave the tail up.
+    /// Volumes that were withheld when the log device was lost, until the operator gave the tail
+    /// up.
     pub(super) withheld: RefCell<Vec<String>>,
     disks: Vec<&'static str>,
     /// Volumes that are served, with their addresses.
@@ -331,8 +332,8 @@ impl Cluster {
     /// Starts the server's process after a crash.
     pub(super) fn restart(&self) {
         self.sim.restart(self.server);
-        // As its kernel answers to connections that it does not know: hosts need no keep-alives, which
-        // take a minute, to notice a power loss.
+        // As its kernel answers to connections that it does not know: hosts need no keep-alives,
+        // which take a minute, to notice a power loss.
         self.sim.reset_connections(self.server, self.host);
         self.node.refused.take();
         self.sim.spawn_on(self.server, self.node.clone().run());

@@ -1,5 +1,5 @@
-//! Operator of a pool scenario: one random order or fault after another. After an order that was not
-//! answered, it looks whether that took effect.
+//! Operator of a pool scenario: one random order or fault after another. After an order that was
+//! not answered, it looks whether that took effect.
 
 use flagstone_pool::{Pool, VolumeError};
 use flagstone_runtime::time;
@@ -262,8 +262,8 @@ async fn stop_in_order(cluster: &mut Cluster) {
     cluster.start_loads();
 }
 
-/// After the loss of the log device, volumes that were withheld have one earlier state, and volumes that
-/// were made since may be gone. All others lack nothing.
+/// After the loss of the log device, volumes that were withheld have one earlier state, and volumes
+/// that were made since may be gone. All others lack nothing.
 pub(super) async fn adopt(cluster: &mut Cluster) {
     let Some(pool) = cluster.reopened().await else { return };
     let withheld = cluster.node.withheld.take();

@@ -1,6 +1,6 @@
-//! Drill of automatic failover: sources die in each way while a verifying load runs over both nodes,
-//! and nobody touches anything. What died returns by itself or is started again, and takes the next
-//! turn as the target.
+//! Drill of automatic failover: sources die in each way while a verifying load runs over both
+//! nodes, and nobody touches anything. What died returns by itself or is started again, and takes
+//! the next turn as the target.
 //!
 //! Invariants: the arbiter is a real etcd. The time to serve is what the host sees: the longest
 //! interval around a death in which no write was acknowledged.
@@ -34,8 +34,8 @@ use crate::failover::timeline::DrillEvent;
 use crate::failover::{FailoverSummary, Follower, TARGET};
 use crate::limits::PATIENCE_S;
 
-/// Time that the host works undisturbed before a death, and after its writes are acknowledged again,
-/// in seconds.
+/// Time that the host works undisturbed before a death, and after its writes are acknowledged
+/// again, in seconds.
 const CALM_S: f64 = 0.5;
 
 /// A way for a source to die.

@@ -1,5 +1,5 @@
-//! Bed of the drill: two nodes and a real etcd, as processes of this machine, whose links are relayed
-//! so that they can be cut.
+//! Bed of the drill: two nodes and a real etcd, as processes of this machine, whose links are
+//! relayed so that they can be cut.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! Object store for tests, in the protocols of three clouds, with faults that a real one has rarely.
+//! Object store for tests, in the protocols of three clouds, with faults that a real one has
+//! rarely.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,8 +1,8 @@
 //! HTTP for the object store's library: one request on one connection, with bounded answers.
 //!
 //! A connection is not kept: calls are rare, and a kept one could be dead. An answer that is no
-//! success is shortened to its error code and message, because the rest may name keys, and because a
-//! missing bucket must not look like a missing object.
+//! success is shortened to its error code and message, because the rest may name keys, and because
+//! a missing bucket must not look like a missing object.
 
 use std::io;
 use std::path::PathBuf;
@@ -39,8 +39,8 @@ const CREDENTIAL_END_MAX: f64 = 1e11;
 /// Codes of an object that does not exist.
 const NO_OBJECT: [&str; 2] = ["NoSuchKey", "BlobNotFound"];
 
-/// Codes of status 409 for a request that came together with another one. Nothing is decided: the other
-/// one may fail.
+/// Codes of status 409 for a request that came together with another one. Nothing is decided: the
+/// other one may fail.
 const UNDECIDED: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
 
 /// HTTP transport of the store's client.
@@ -142,7 +142,8 @@ where
         let body = body.map_err(|error| interrupted(&error))?.to_bytes();
         Ok::<_, HttpError>((parts, body))
     };
-    // The connection ends with the answer: it is polled meanwhile, and may fail only with the answer.
+    // The connection ends with the answer: it is polled meanwhile, and may fail only with the
+    // answer.
     let mut connection = std::pin::pin!(connection);
     let mut answer = std::pin::pin!(answer);
     let (parts, body) = tokio::select! {
@@ -195,8 +196,8 @@ fn default_port(uri: &Uri) -> u16 {
     if uri.scheme_str() == Some("https") { 443 } else { 80 }
 }
 
-/// Whether the library can use this answer, if the metadata service of an EC2 machine gave it: a token
-/// becomes a header, a role a part of a path.
+/// Whether the library can use this answer, if the metadata service of an EC2 machine gave it: a
+/// token becomes a header, a role a part of a path.
 fn fits_metadata(uri: &Uri, body: &[u8]) -> bool {
     if uri.path() == "/latest/api/token" {
         return is_word(body);

@@ -7,9 +7,9 @@
 //! - each call sends one request and repeats nothing: a repetition would answer its own success
 //!   with a conflict. The race repeats, and reads first.
 //!
-//! An entity tag of S3 is a checksum of the content, so a record that returned to earlier bytes would
-//! have its earlier version again. [`flagstone_arbiter::race`] never writes the same bytes twice:
-//! revisions grow, and the number of the writer is random.
+//! An entity tag of S3 is a checksum of the content, so a record that returned to earlier bytes
+//! would have its earlier version again. [`flagstone_arbiter::race`] never writes the same bytes
+//! twice: revisions grow, and the number of the writer is random.
 
 mod build;
 mod credential;
@@ -61,7 +61,8 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// Checks that the credentials and the authorities can be read. They are read again for each use.
+    /// Checks that the credentials and the authorities can be read. They are read again for each
+    /// use.
     pub(super) fn new(settings: &BucketStore) -> io::Result<Bucket> {
         http::check(settings)?;
         let client = build::client(settings, build::secret(settings)?)?;
@@ -157,8 +158,8 @@ impl Bucket {
     }
 
     /// The client with the credentials as they are in the file now. A short-lived token is obtained
-    /// here, in a task that outlives a caller that gives up: obtaining one may take longer than a call
-    /// may, and the next call finds it.
+    /// here, in a task that outlives a caller that gives up: obtaining one may take longer than a
+    /// call may, and the next call finds it.
     async fn ready(&self) -> Result<Arc<Client>, NoAnswer> {
         let no_answer = |error: io::Error| NoAnswer(error.to_string());
         let secret = build::secret(&self.settings).map_err(no_answer)?;
@@ -177,7 +178,8 @@ impl Bucket {
     }
 }
 
-/// Name of this machine. Machines with the same name share a probe's object, and disturb each other.
+/// Name of this machine. Machines with the same name share a probe's object, and disturb each
+/// other.
 fn node_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let plain = name.trim().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' });

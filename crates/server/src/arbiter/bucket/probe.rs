@@ -1,12 +1,12 @@
 //! Probe: proof that the store honors conditional writes, on an object of its own.
 //!
-//! Some servers compatible with S3 ignore `If-Match` or `If-None-Match`, and some compare and store in
-//! two steps, between which another write may come. Each would let both nodes win. A probe that ends
-//! well is no proof against rare races, but the servers that are known to fail do so at once.
+//! Some servers compatible with S3 ignore `If-Match` or `If-None-Match`, and some compare and store
+//! in two steps, between which another write may come. Each would let both nodes win. A probe that
+//! ends well is no proof against rare races, but the servers that are known to fail do so at once.
 //!
-//! Each node has an object. A conflict is no flaw nevertheless: two nodes may have the same name, and
-//! a request without an answer may have been carried out. Such a request is repeated until it is
-//! answered, so that a slow store, or a store that limits the rate, is probed as well.
+//! Each node has an object. A conflict is no flaw nevertheless: two nodes may have the same name,
+//! and a request without an answer may have been carried out. Such a request is repeated until it
+//! is answered, so that a slow store, or a store that limits the rate, is probed as well.
 
 use std::cell::Cell;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Tests of the client against a server that has faults a real one has rarely. A race runs through
-//! each, and grants only records that are stored. `tests/tests/failover_bucket.rs` asks a real server.
+//! each, and grants only records that are stored. `tests/tests/failover_bucket.rs` asks a real
+//! server.
 
 use std::collections::VecDeque;
 use std::io::Write as _;

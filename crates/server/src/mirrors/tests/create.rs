@@ -1,5 +1,5 @@
-//! Tests of creating replicas: accepted, and refused because of a peer's replica, size, block size or
-//! link version.
+//! Tests of creating replicas: accepted, and refused because of a peer's replica, size, block size
+//! or link version.
 
 use flagstone_runtime::block_on;
 
@@ -27,7 +27,8 @@ fn concurrent_creates_make_one_replica() {
     .unwrap();
 }
 
-/// An empty device has no traces, but a peer with a replica shows that this would be another volume.
+/// An empty device has no traces, but a peer with a replica shows that this would be another
+/// volume.
 #[test]
 fn create_source_is_refused_if_peer_has_replica() {
     block_on(async {
@@ -84,7 +85,8 @@ fn create_target_refuses_other_size() {
     .unwrap();
 }
 
-/// Hosts would see different block sizes on the two paths, and the target might reject their writes.
+/// Hosts would see different block sizes on the two paths, and the target might reject their
+/// writes.
 #[test]
 fn create_target_refuses_other_block_size() {
     block_on(async {

@@ -8,8 +8,8 @@ use flagstone_runtime::{block_on, time};
 
 use super::*;
 
-/// A node whose device lost its replica reports its traces, and creates no other replica over it without
-/// confirmation.
+/// A node whose device lost its replica reports its traces, and creates no other replica over it
+/// without confirmation.
 #[test]
 fn shrunken_device_is_not_overwritten() {
     const SIZE: u64 = 64 << 20;
@@ -51,8 +51,8 @@ fn shrunken_device_is_not_overwritten() {
     .unwrap();
 }
 
-/// A separate log shows that its replica is missing: the device was replaced by an empty or a larger
-/// one. With the original device everything works.
+/// A separate log shows that its replica is missing: the device was replaced by an empty or a
+/// larger one. With the original device everything works.
 #[test]
 fn log_detects_exchanged_device() {
     const SIZE: u64 = 64 << 20;
@@ -132,8 +132,8 @@ fn truncated_log_counts_as_lost() {
     .unwrap();
 }
 
-/// Other data is kept, and a device cannot be enlarged from here: the volume is not served and reports
-/// why, but the server starts.
+/// Other data is kept, and a device cannot be enlarged from here: the volume is not served and
+/// reports why, but the server starts.
 #[test]
 fn undersized_log_with_other_data_blocks_its_volume() {
     block_on(async {
@@ -187,8 +187,8 @@ fn undersized_log_with_other_data_blocks_its_volume() {
     .unwrap();
 }
 
-/// The log of a serving volume moves to a new file and onto the data device. With the old line in the
-/// configuration the volume is not served, and nothing is lost; with the new one it is.
+/// The log of a serving volume moves to a new file and onto the data device. With the old line in
+/// the configuration the volume is not served, and nothing is lost; with the new one it is.
 #[test]
 fn log_moves_while_hosts_are_served() {
     block_on(async {
@@ -270,8 +270,9 @@ fn log_moves_while_hosts_are_served() {
     .unwrap();
 }
 
-/// `intent_log` names a large enough device with other data: the data is kept, the volume is not served
-/// and reports the data and its place, and the former log stays valid. A zeroed device is a lost log.
+/// `intent_log` names a large enough device with other data: the data is kept, the volume is not
+/// served and reports the data and its place, and the former log stays valid. A zeroed device is a
+/// lost log.
 #[test]
 fn opening_replica_does_not_overwrite_other_data() {
     block_on(async {
@@ -335,8 +336,8 @@ fn opening_replica_does_not_overwrite_other_data() {
     .unwrap();
 }
 
-/// A target whose flush failed is closed, reopened and resynchronized on a running server, and can then
-/// take over.
+/// A target whose flush failed is closed, reopened and resynchronized on a running server, and can
+/// then take over.
 #[test]
 fn target_with_failed_flush_is_reopened() {
     block_on(async {
@@ -398,7 +399,8 @@ fn reopening_replica_cannot_be_deleted() {
     .unwrap();
 }
 
-/// Without a peer nothing replaces the data that a failed flush lost, so the source is not reopened.
+/// Without a peer nothing replaces the data that a failed flush lost, so the source is not
+/// reopened.
 #[test]
 fn source_without_peer_is_not_reopened() {
     block_on(async {

@@ -11,8 +11,8 @@ use super::*;
 use crate::mirrors::grow::Grown;
 use flagstone_stack::open_device;
 
-/// Two nodes with these link versions whose volume has grown over nonzero data, the outcome, and the
-/// bytes copied for it.
+/// Two nodes with these link versions whose volume has grown over nonzero data, the outcome, and
+/// the bytes copied for it.
 async fn two_that_grew(versions: [LinkVersions; 2]) -> ([Node; 2], Grown, u64) {
     const NEW: u64 = 256 << 20;
     let files = [(); 2].map(|()| file(64 << 20));
@@ -56,8 +56,8 @@ async fn source_dies(nodes: [Node; 2]) {
     nodes[1].mirrored.end().await;
 }
 
-/// Both nodes zero the new space before the volume grows, so that nothing is copied and the target is
-/// consistent at once.
+/// Both nodes zero the new space before the volume grows, so that nothing is copied and the target
+/// is consistent at once.
 #[test]
 fn growth_zeroes_new_space_and_target_can_take_over() {
     block_on(async {
@@ -70,7 +70,8 @@ fn growth_zeroes_new_space_and_target_can_take_over() {
     .unwrap();
 }
 
-/// A node of the previous version cannot zero the new space: it is copied, and the outcome names it.
+/// A node of the previous version cannot zero the new space: it is copied, and the outcome names
+/// it.
 #[test]
 fn growth_copies_new_space_to_older_version() {
     block_on(async {
@@ -84,8 +85,8 @@ fn growth_copies_new_space_to_older_version() {
     .unwrap();
 }
 
-/// The device fails between the old and the new mirror: the volume returns automatically with its old
-/// size.
+/// The device fails between the old and the new mirror: the volume returns automatically with its
+/// old size.
 #[test]
 fn device_failure_during_growth_keeps_old_size() {
     block_on(async {
@@ -144,8 +145,8 @@ fn device_failure_during_growth_keeps_old_size() {
     .unwrap();
 }
 
-/// The device of the target was enlarged, and made smaller again before the volume grew. Its space counts
-/// as it is, without a restart.
+/// The device of the target was enlarged, and made smaller again before the volume grew. Its space
+/// counts as it is, without a restart.
 #[test]
 fn space_that_is_gone_is_not_announced() {
     block_on(async {
@@ -178,7 +179,8 @@ fn space_that_is_gone_is_not_announced() {
     .unwrap();
 }
 
-/// The log has a device of its own that is too small for more. It is enlarged while the volume is served.
+/// The log has a device of its own that is too small for more. It is enlarged while the volume is
+/// served.
 #[test]
 fn enlarged_log_device_is_noticed() {
     block_on(async {

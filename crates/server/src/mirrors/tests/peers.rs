@@ -91,7 +91,8 @@ fn removal_releases_writes_that_wait_for_the_peer() {
     .unwrap();
 }
 
-/// A record counts until the file agrees: it does not take effect again after another change of the file.
+/// A record counts until the file agrees: it does not take effect again after another change of the
+/// file.
 #[test]
 fn record_of_peer_is_forgotten_when_file_agrees() {
     block_on(async {
@@ -152,8 +153,8 @@ impl Layer for Hanging {
     }
 }
 
-/// A move of the log was given up, and a write of it may still land: the replica is not opened by another
-/// mirror, which would use the devices beside that write.
+/// A move of the log was given up, and a write of it may still land: the replica is not opened by
+/// another mirror, which would use the devices beside that write.
 #[test]
 fn late_writes_of_a_log_move_delay_other_changes() {
     block_on(async {

@@ -23,8 +23,8 @@ fn unservable_mirror_is_closed() {
     .unwrap();
 }
 
-/// After a failed start, the mirror can be started again when its devices answer. An unreachable device
-/// is transient, and a log on it is not lost.
+/// After a failed start, the mirror can be started again when its devices answer. An unreachable
+/// device is transient, and a log on it is not lost.
 #[test]
 fn failed_start_leaves_nothing_behind() {
     block_on(async {

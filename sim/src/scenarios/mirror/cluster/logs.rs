@@ -1,8 +1,8 @@
-//! Logs that move to another disk, and log replacement: a node restarts with a blank log, its original
-//! log, or an earlier copy.
+//! Logs that move to another disk, and log replacement: a node restarts with a blank log, its
+//! original log, or an earlier copy.
 //!
-//! Limits: an earlier copy is used only where the replica guarantees to detect it, and a log that moves
-//! is not replaced.
+//! Limits: an earlier copy is used only where the replica guarantees to detect it, and a log that
+//! moves is not replaced.
 
 use flagstone_blockdev::{FileDevice, FileOptions, ReopenableDevice};
 

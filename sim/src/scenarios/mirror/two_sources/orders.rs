@@ -48,7 +48,8 @@ fn stopped_source_allows_failover_without_force() {
 }
 
 /// A forced failover over a working link stops the old source first: it never answers a read with
-/// data that the new source has changed, and acknowledges no write alone, so no split brain follows.
+/// data that the new source has changed, and acknowledges no write alone, so no split brain
+/// follows.
 #[test]
 fn forced_failover_stops_reachable_source_first() {
     for seed in 0..20 {
@@ -130,8 +131,8 @@ fn orders_are_refused_with_reasons() {
     assert_eq!(carry_on, refused(Refusal::SplitBrain));
 }
 
-/// The peer's operator forces a failover while the role is handed to the peer. The old source, whose
-/// offer is declined then, does not serve again.
+/// The peer's operator forces a failover while the role is handed to the peer. The old source,
+/// whose offer is declined then, does not serve again.
 #[test]
 fn forced_failover_during_switchover_leaves_one_source() {
     for seed in 0..10 {
@@ -159,8 +160,8 @@ fn forced_failover_during_switchover_leaves_one_source() {
     }
 }
 
-/// As above with three nodes: the third one is forced, and the offer reaches the second one before or
-/// after that.
+/// As above with three nodes: the third one is forced, and the offer reaches the second one before
+/// or after that.
 #[test]
 fn forced_failover_elsewhere_in_switchover_is_safe() {
     for seed in 0..20 {
@@ -202,8 +203,8 @@ fn forced_failover_waits_for_reachable_source() {
     assert_eq!(pair.active(), [1]);
 }
 
-/// Two operators order a failover at the same time, on both targets of a source that was stopped, or
-/// by force on targets that reach each other: one becomes the source.
+/// Two operators order a failover at the same time, on both targets of a source that was stopped,
+/// or by force on targets that reach each other: one becomes the source.
 #[test]
 fn concurrent_failovers_make_one_source() {
     for force in [false, true] {

@@ -155,8 +155,8 @@ fn restarted_source_asks_its_peer_first() {
     never_serves(&pair, 0, A_WHILE);
 }
 
-/// A demoted source stays demoted. Its link is up again before the role is recorded, and met a peer that
-/// it led as the source. Found with real processes: it served again after 80 ms.
+/// A demoted source stays demoted. Its link is up again before the role is recorded, and met a peer
+/// that it led as the source. Found with real processes: it served again after 80 ms.
 #[test]
 fn demoted_source_does_not_take_the_role_back() {
     for seed in 0..5 {
@@ -175,8 +175,8 @@ fn demoted_source_does_not_take_the_role_back() {
     }
 }
 
-/// A source with two targets returns after one of them was promoted. It meets the other target first,
-/// which is equal, and asks all peers before it takes the role.
+/// A source with two targets returns after one of them was promoted. It meets the other target
+/// first, which is equal, and asks all peers before it takes the role.
 #[test]
 fn returning_source_asks_the_third_node() {
     let trio = Trio::new(13, |_| {});
@@ -225,9 +225,10 @@ fn returning_source_does_not_serve_beside_a_failover() {
     }
 }
 
-/// A source returns after a forced failover of one of its targets, which is cut off by now. It meets
-/// the other target, which the promoted node has told of its epoch and not brought up to date, or not
-/// completely: equal data does not entitle the source. The target may restart in between.
+/// A source returns after a forced failover of one of its targets, which is cut off by now. It
+/// meets the other target, which the promoted node has told of its epoch and not brought up to
+/// date, or not completely: equal data does not entitle the source. The target may restart in
+/// between.
 #[test]
 fn returning_source_yields_to_an_announced_epoch() {
     for seed in 0..20 {
@@ -257,8 +258,8 @@ fn returning_source_yields_to_an_announced_epoch() {
     }
 }
 
-/// As above, while the announcement arrives: the source has identified the target before, and attaches
-/// afterwards.
+/// As above, while the announcement arrives: the source has identified the target before, and
+/// attaches afterwards.
 #[test]
 fn source_does_not_attach_across_an_announcement() {
     let mut refused = 0;

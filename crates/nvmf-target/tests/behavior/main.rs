@@ -1,32 +1,26 @@
 //! Behavior for conforming hosts.
-#![allow(missing_docs)]
 
+mod controllers;
+mod copy;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use flagstone_blockdev::{FileDevice, FileOptions, MemoryDevice, NullDevice, SharedDevice};
-use flagstone_nvme::command::admin::{Abort, GetLogPage, Identify};
-use flagstone_nvme::command::io::{BlockRange, CopyRange, DsmRange, IoOptions};
-use flagstone_nvme::event::{AsyncEvent, EventMask};
+use flagstone_nvme::command::admin::Identify;
+use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
 use flagstone_nvme::feature::FeatureId;
 use flagstone_nvme::identify::Cns;
 use flagstone_nvme::limits::NAMESPACE_ID_ALL;
-use flagstone_nvme::log::LogId;
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvme::property::{Configuration, shutdown, shutdown_status};
+use flagstone_nvme::property::{shutdown, shutdown_status};
 use flagstone_nvme::sgl::SglDescriptor;
-use flagstone_nvme::wire::U32;
-use flagstone_nvme::{IoOpcode, Nqn, Sqe, Status, Wire};
+use flagstone_nvme::{IoOpcode, Sqe, Status, Wire as _};
 use flagstone_nvmf_target::TargetConfig;
-use flagstone_runtime::time;
 
 use support::client::{done, enabled, range};
-use support::{
-    Client, Gate, Host, Options, Pdu, Server, eventually, in_simulation, on_each_driver,
-    on_each_real_driver, pattern, subsystem,
-};
+use support::{Gate, Host, Options, Pdu, Server, on_each_driver, on_each_real_driver, pattern};
 
 const MDTS: usize = 1 << 20;
 
@@ -346,85 +340,6 @@ fn deallocate_write_zeroes_compare_and_verify() {
     });
 }
 
-/// A Copy of `ranges` to the blocks from `start`, and its list.
-fn copy(nsid: u32, start: u64, ranges: &[CopyRange]) -> (Sqe, Vec<u8>) {
-    let list: Vec<u8> = ranges.iter().flat_map(|range| range.bytes().to_vec()).collect();
-    let sgl = SglDescriptor::in_capsule(list.len() as u32);
-    (Sqe::copy(1, nsid, start, ranges.len(), false, sgl).unwrap(), list)
-}
-
-#[test]
-fn copy_moves_ranges_within_a_namespace() {
-    on_each_driver(async || {
-        let server = Server::new();
-        let nsid = server.add(memory(512));
-        let mut host = Host::attach(&server, &Options::default()).await;
-        let io = &mut host.io;
-        let data = pattern(7, 16 * 512);
-        io.write(nsid, 0, 512, &data).await.unwrap();
-        let ranges = [CopyRange::new(8, 4), CopyRange::new(0, 2), CopyRange::new(1, 1)];
-        let (command, list) = copy(nsid, 100, &ranges);
-        assert_eq!(done(io.call_with(command, &list).await), Ok(()));
-        let expected = [&data[4096..6144], &data[..1024], &data[512..1024]].concat();
-        assert_eq!(io.read(nsid, 100, 512, 7 * 512).await.unwrap(), expected);
-        // With a transferred list; source and destination overlap.
-        let (command, list) = copy(nsid, 4, &[CopyRange::new(0, 8)]);
-        io.submit(Sqe { data: SglDescriptor::transport(32), ..command }).await;
-        assert_eq!(io.transfer(1, &list).await, Ok(()));
-        assert_eq!(io.read(nsid, 4, 512, 4096).await.unwrap(), data[..4096]);
-        // The limits, 1 MiB and 128 ranges, are exact.
-        let (command, list) = copy(nsid, 4096, &[CopyRange::new(0, 2048)]);
-        assert_eq!(done(io.call_with(command, &list).await), Ok(()));
-        let (command, list) = copy(nsid, 8192, &[CopyRange::new(0, 16); 128]);
-        assert_eq!(done(io.call_with(command, &list).await), Ok(()));
-        drop(host);
-        server.is_sound().await;
-    });
-}
-
-#[test]
-fn invalid_copies_are_refused() {
-    on_each_driver(async || {
-        let server = Server::new();
-        let nsid = server.add(memory(512));
-        let read_only = server.try_add(None, memory(512), true);
-        let mut host = Host::attach(&server, &Options::default()).await;
-        let io = &mut host.io;
-        let blocks = (16 << 20) / 512;
-        let limit = Status::COMMAND_SIZE_LIMIT_EXCEEDED.dnr();
-        let beyond = Status::LBA_OUT_OF_RANGE.dnr();
-        let good = CopyRange::new(0, 1);
-        let cases = [
-            (0, vec![good; 129], limit, 0),
-            (0, vec![CopyRange::new(0, 2049)], limit, 0),
-            (0, vec![CopyRange::new(0, 1024), CopyRange::new(0, 1025)], limit, 1),
-            (0, vec![good, good, CopyRange::new(blocks, 1)], beyond, 2),
-            (0, vec![good, CopyRange::new(u64::MAX, 2)], beyond, 1),
-            (blocks - 1, vec![good, good], beyond, 0),
-            (u64::MAX, vec![good], beyond, 0),
-        ];
-        for (start, ranges, status, number) in cases {
-            let (command, list) = copy(nsid, start, &ranges);
-            let completion = io.call_with(command, &list).await;
-            assert_eq!((completion.status(), completion.dw0.get()), (status, number), "{ranges:?}");
-        }
-        let (command, list) = copy(read_only, 0, &[good]);
-        let status = io.call_with(command, &list).await.status();
-        assert_eq!(status, Status::WRITE_PROTECTED.dnr());
-        // An unknown format, protection information, and a list that is too short.
-        for bits in [1 << 8, 1 << 12, 1 << 26, 1] {
-            let (mut command, list) = copy(nsid, 0, &[good]);
-            command.cdw12 = U32::new(command.cdw12.get() | bits);
-            let expected =
-                if bits == 1 { Status::DATA_SGL_LENGTH_INVALID } else { Status::INVALID_FIELD };
-            let status = io.call_with(command, &list).await.status();
-            assert_eq!(status, expected.dnr(), "{bits:#x}");
-        }
-        drop(host);
-        server.is_sound().await;
-    });
-}
-
 #[test]
 fn invalid_commands_are_refused() {
     on_each_driver(async || {
@@ -520,200 +435,5 @@ fn several_namespaces_of_different_devices() {
         assert_eq!(host.io.read(null, 5, 4096, 8192).await.unwrap(), [0; 8192]);
         drop(host);
         server.is_sound().await;
-    });
-}
-
-// Controllers.
-
-#[test]
-fn namespace_changes_are_announced() {
-    on_each_driver(async || {
-        let server = Server::new();
-        let mut host = Host::attach(&server, &Options::default()).await;
-        let mask = EventMask::NAMESPACE_ATTRIBUTE.0;
-        let enable = Sqe::set_features(1, FeatureId::ASYNC_EVENTS, mask);
-        assert_eq!(host.admin.call(enable).await.status(), Status::SUCCESS);
-        host.admin.submit(Sqe::async_event_request(40)).await;
-        let nsid = server.add(memory(512));
-        let event = host.admin.response().await;
-        assert_eq!((event.cid.get(), event.async_event()), (40, AsyncEvent::NAMESPACE_CHANGED));
-        host.io.write(nsid, 0, 512, &[1; 512]).await.unwrap();
-        let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, NAMESPACE_ID_ALL, 0, 4096);
-        let changed = host.admin.ask(log.command(2).unwrap()).await.unwrap();
-        assert_eq!(changed[..8], [nsid as u8, 0, 0, 0, 0, 0, 0, 0]);
-        host.admin.submit(Sqe::async_event_request(41)).await;
-        drop(server.target.remove_namespace(&subsystem(), nsid).unwrap());
-        assert_eq!(host.admin.response().await.cid.get(), 41);
-        let gone = host.io.write(nsid, 0, 512, &[1; 512]).await;
-        assert_eq!(gone, Err(Status::INVALID_NAMESPACE.dnr()));
-        // Abort of an Asynchronous Event Request.
-        host.admin.submit(Sqe::async_event_request(42)).await;
-        host.admin.submit(Sqe::abort(43, Abort { sqid: 0, cid: 42 })).await;
-        let mut ended = [host.admin.response().await, host.admin.response().await];
-        ended.sort_by_key(|completion| completion.cid.get());
-        assert_eq!(ended[0].status().code(), Status::ABORT_REQUESTED);
-        assert_eq!((ended[1].status(), ended[1].dw0.get()), (Status::SUCCESS, 0));
-        // Abort of any other command is too late.
-        let late = host.admin.call(Sqe::abort(44, Abort { sqid: 1, cid: 1 })).await;
-        assert_eq!((late.status(), late.dw0.get()), (Status::SUCCESS, Abort::NOT_ABORTED));
-        drop(host);
-        server.is_sound().await;
-    });
-}
-
-#[test]
-fn resize_during_activity() {
-    in_simulation(6, async || {
-        let server = Server::new();
-        let options =
-            FileOptions { create_bytes: Some(1 << 20), direct: false, ..FileOptions::default() };
-        let device: SharedDevice = FileDevice::open("/grows", &options).unwrap();
-        let nsid = server.add(device.clone());
-        let mut host = Host::attach(&server, &Options::default()).await;
-        let mask = EventMask::NAMESPACE_ATTRIBUTE.0;
-        let enable = Sqe::set_features(1, FeatureId::ASYNC_EVENTS, mask);
-        assert_eq!(host.admin.call(enable).await.status(), Status::SUCCESS);
-        host.admin.submit(Sqe::async_event_request(40)).await;
-        let last = (1 << 20) / 4096;
-        let beyond = host.io.write(nsid, last, 4096, &[7; 4096]).await;
-        assert_eq!(beyond, Err(Status::LBA_OUT_OF_RANGE.dnr()));
-        // Unchanged size: no notification.
-        server.target.resize_namespace(&subsystem(), nsid).unwrap();
-        let wanted = flagstone_runtime::fs::OpenOptions {
-            exclusive: false,
-            direct: false,
-            ..Default::default()
-        };
-        let file = flagstone_runtime::fs::File::open("/grows", &wanted).unwrap();
-        let page = flagstone_runtime::buf::alloc(4096).await.freeze();
-        file.write_at(page, (2 << 20) - 4096, true).await.unwrap();
-        device.refresh();
-        server.target.resize_namespace(&subsystem(), nsid).unwrap();
-        let event = host.admin.response().await;
-        assert_eq!((event.cid.get(), event.async_event()), (40, AsyncEvent::NAMESPACE_CHANGED));
-        let log = GetLogPage::new(LogId::CHANGED_NAMESPACES, NAMESPACE_ID_ALL, 0, 4096);
-        let changed = host.admin.ask(log.command(2).unwrap()).await.unwrap();
-        assert_eq!(changed[..8], [nsid as u8, 0, 0, 0, 0, 0, 0, 0]);
-        let identify = Identify::new(Cns::NAMESPACE, nsid);
-        let said = host.admin.ask(identify.command(3)).await.unwrap();
-        assert_eq!(said[..8], (2u64 * last).to_le_bytes(), "NSZE");
-        // On the existing queue.
-        host.io.write(nsid, 2 * last - 1, 4096, &[7; 4096]).await.unwrap();
-        let beyond = host.io.write(nsid, 2 * last, 4096, &[7; 4096]).await;
-        assert_eq!(beyond, Err(Status::LBA_OUT_OF_RANGE.dnr()));
-        drop(host);
-        server.is_sound().await;
-    });
-}
-
-#[test]
-fn silent_host_loses_controller() {
-    in_simulation(5, async || {
-        let server = Server::new();
-        let options = Options { keep_alive_ms: 15_000, ..Options::default() };
-        let mut host = Host::attach(&server, &options).await;
-        for _ in 0..20 {
-            time::sleep(Duration::from_secs(14)).await;
-            assert_eq!(host.admin.call(Sqe::keep_alive(1)).await.status(), Status::SUCCESS);
-        }
-        // Traffic on an I/O queue counts.
-        for _ in 0..20 {
-            time::sleep(Duration::from_secs(14)).await;
-            host.io.write(1, 0, 512, &[1; 512]).await.unwrap();
-        }
-        host.admin.closed().await;
-        host.io.closed().await;
-        assert_eq!(server.target.controllers(), 0);
-        server.is_sound().await;
-    });
-}
-
-#[test]
-fn disconnect_of_an_io_queue() {
-    on_each_driver(async || {
-        let server = Server::new();
-        let mut host = Host::attach(&server, &Options::default()).await;
-        let disconnect = Sqe::disconnect(7);
-        let status = host.admin.call(disconnect).await.status();
-        assert_eq!(status.code(), Status::INVALID_QUEUE_TYPE);
-        assert_eq!(host.io.call(disconnect).await.status(), Status::SUCCESS);
-        host.io.closed().await;
-        let queues =
-            || server.target.subsystem_status(&subsystem()).unwrap().controllers[0].queues.clone();
-        eventually("the queue is gone", || queues() == [0]).await;
-        let mut again = host.queue(&server, 1).await;
-        again.write(1, 0, 512, &[1; 512]).await.unwrap();
-        drop((host, again));
-        server.is_sound().await;
-    });
-}
-
-#[test]
-fn reset_ends_queues_and_shutdown_ends_io() {
-    on_each_driver(async || {
-        let server = Server::new();
-        let mut host = Host::attach(&server, &Options::default()).await;
-        for _ in 0..3 {
-            assert_eq!(host.admin.configure(Configuration::default()).await, Status::SUCCESS);
-            assert_eq!(host.admin.status().await.ready(), 0);
-            host.io.closed().await;
-            let identify = Identify::new(Cns::CONTROLLER, 0).command(1);
-            assert!(host.admin.ask(identify).await.is_err());
-            assert_eq!(host.admin.configure(enabled()).await, Status::SUCCESS);
-            assert_eq!(host.admin.status().await.ready(), 1);
-            host.admin.ask(identify).await.unwrap();
-            host.io = host.queue(&server, 1).await;
-            host.io.write(1, 0, 512, &[1; 512]).await.unwrap();
-        }
-        let before = server.gate.writes();
-        let stop = enabled().with_shutdown(shutdown::ABRUPT);
-        assert_eq!(host.admin.configure(stop).await, Status::SUCCESS);
-        let status = host.admin.status().await;
-        assert_eq!(status.shutdown_status(), shutdown_status::COMPLETE);
-        assert!(host.io.write(1, 0, 512, &[1; 512]).await.is_err());
-        assert_eq!(server.gate.writes(), before);
-        drop(host);
-        server.is_sound().await;
-    });
-}
-
-#[test]
-fn two_hosts_and_an_allow_list() {
-    on_each_driver(async || {
-        let server = Server::new();
-        let one = Options::default();
-        let two = Options { host: Nqn::from_uuid([2; 16]), host_id: [2; 16], ..one.clone() };
-        let mut first = Host::attach(&server, &one).await;
-        let mut second = Host::attach(&server, &two).await;
-        assert_ne!(first.id, second.id);
-        let data = pattern(2, 4096);
-        first.io.write(1, 0, 512, &data).await.unwrap();
-        assert_eq!(second.io.read(1, 0, 512, 4096).await.unwrap(), data);
-        // A queue for the controller of a different host.
-        let mut stray = Client::initialized(&server, &two).await;
-        let refused = stray.connect(&two, 2, first.id).await;
-        assert_eq!(refused.status().code(), Status::CONNECT_INVALID_PARAMETERS);
-        // The second host is removed and disconnected; the first is unaffected.
-        server.target.set_allowed_hosts(&subsystem(), vec![one.host]).unwrap();
-        second.admin.closed().await;
-        second.io.closed().await;
-        first.io.write(1, 0, 512, &data).await.unwrap();
-        let mut again = Client::initialized(&server, &two).await;
-        let refused = again.connect(&two, 0, 0xffff).await;
-        assert_eq!(refused.status().code(), Status::CONNECT_INVALID_HOST);
-        server.target.set_allowed_hosts(&subsystem(), Vec::new()).unwrap();
-        let accepted = again.connect(&two, 0, 0xffff).await;
-        assert_eq!(accepted.status(), Status::SUCCESS);
-        // A draining target refuses new hosts and keeps existing ones.
-        server.target.drain();
-        let mut late = Client::initialized(&server, &one).await;
-        let busy = late.connect(&one, 0, 0xffff).await;
-        assert_eq!(busy.status().code(), Status::CONNECT_CONTROLLER_BUSY);
-        first.io.write(1, 0, 512, &data).await.unwrap();
-        server.target.disconnect_all();
-        first.io.closed().await;
-        first.admin.closed().await;
-        drop((first, second, stray, again, late));
-        server.is_quiet().await;
     });
 }
