@@ -53,6 +53,8 @@ pub const CHUNKS_UNAPPLIED: usize = 256;
 /// Most recent changes in memory: 262,144 of 48 B in a table at most half full take 24 MiB, twice
 /// because a checkpoint holds one table while the other fills.
 pub const RECENT_MAX: usize = 1 << 18;
+/// Most map pages that one checkpoint copies for the cleaner.
+pub const MOVING_MAX: usize = RECENT_MAX / 4;
 
 /// Zeroed ranges in memory between checkpoints, beyond those that are recorded block by block. Each
 /// lookup compares with them.

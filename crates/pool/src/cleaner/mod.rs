@@ -22,7 +22,7 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use crate::checkpoint::METADATA_LEVEL;
-use crate::limits::BLOCK_BYTES;
+use crate::limits::{BLOCK_BYTES, MOVING_MAX};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
@@ -96,9 +96,9 @@ impl Shared {
         let (leaves_max, has_spare) = {
             let mut state = self.state.lock();
             // A block of many snapshots has as many leaves. What is spare in a small pool may be more
-            // than the reserve has for pages.
+            // than the reserve has for pages; a large pool has the most that memory is bounded to.
             let spare = self.spare_blocks(&mut state) / 2;
-            copies.pages_max = state.sizes.moving.max(spare as usize);
+            copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
             (state.sizes.recent / 2, spare > 0)
         };
         let mut is_first_whole = None;
@@ -196,8 +196,8 @@ impl Shared {
                 .max((state.sizes.copies as u64).min(spare)),
         };
         // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
-        // others, which takes half of the reserve. Hosts stop at the whole reserve, so they cannot
-        // take that room for good.
+        // others, which takes half of the reserve. Writes of hosts leave more than that, so
+        // they cannot take that room for good.
         let (free, reserve) = (state.segments.free(), state.sizes.reserve);
         if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
             let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;

@@ -63,6 +63,12 @@ impl Sizes {
         self.reserve * 3 / 4
     }
 
+    /// Free segments that orders and writes of zeroes leave for a checkpoint, which needs half of the
+    /// reserve. Below what writes of reserved blocks leave, so that these cannot keep the others out.
+    pub(crate) fn order_floor(&self) -> usize {
+        (self.reserve * 5 / 8).min(self.reserved_floor().saturating_sub(1)).max(self.reserve / 2)
+    }
+
     /// Entries of the table of recent changes.
     pub(crate) fn table(&self) -> usize {
         self.recent + self.copies
@@ -191,9 +197,9 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
         };
     }
     // Zeroes free space, so they may use a part of the reserve. Their chunks take segments until a
-    // checkpoint, which needs half of the reserve. Below three quarters of it, one write of zeroes is
-    // admitted after each checkpoint, even if that freed nothing, so that a full pool can be emptied.
-    if demand.blocks == 0 && supply.free <= sizes.reserve * 3 / 4 && supply.unmerged {
+    // checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even if that
+    // freed nothing, so that a full pool can be emptied.
+    if demand.blocks == 0 && supply.free <= sizes.order_floor() && supply.unmerged {
         return match supply.clean {
             false => Admission::AfterCleaning,
             true => Admission::AfterCheckpoint,
@@ -235,7 +241,7 @@ pub(crate) fn admit_order(
     // A checkpoint needs half of the reserve.
     let floor = match kind {
         OrderKind::Deletion => sizes.reserve / 2,
-        OrderKind::Other => sizes.reserve * 3 / 4,
+        OrderKind::Other => sizes.order_floor(),
     };
     match (supply.free > floor, supply.clean || waited >= PASSES_WAITED, kind) {
         (true, _, _) => Admission::Now,
@@ -293,7 +299,7 @@ mod tests {
         assert_eq!(admit(&SIZES, &dirty, &WRITE, PASSES_WAITED), Admission::Full);
         assert_eq!(decide(dirty, Demand { blocks: 0, ..WRITE }), Admission::Now);
         let zeroes = Demand { blocks: 0, ..WRITE };
-        let low = Supply { free: 3, ..SUPPLY };
+        let low = Supply { free: SIZES.order_floor(), ..SUPPLY };
         assert_eq!(admit(&SIZES, &low, &zeroes, 1000), Admission::AfterCleaning);
         let low = Supply { clean: true, ..low };
         assert_eq!(admit(&SIZES, &low, &zeroes, 1000), Admission::AfterCheckpoint);
@@ -326,15 +332,30 @@ mod tests {
         assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
     }
 
+    /// A full pool whose thick volumes have been overwritten took no orders any more, and discards only
+    /// after a checkpoint each.
+    #[test]
+    fn thick_writes_leave_room_for_orders_and_discards() {
+        for reserve in 4..1000 {
+            let sizes = Sizes { reserve, ..SIZES };
+            let supply = Supply { free: sizes.reserved_floor(), clean: true, ..SUPPLY };
+            assert_eq!(admit_order(&sizes, &supply, OrderKind::Other, 0), Admission::Now);
+            let zeroes = Demand { entries: 0, ranges: 1, blocks: 0, reserved: false };
+            assert_eq!(admit(&sizes, &supply, &zeroes, 0), Admission::Now, "{reserve}");
+            assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
+        }
+    }
+
     #[test]
     fn orders_leave_room_for_a_checkpoint() {
+        let sizes = Sizes { reserve: 8, ..SIZES };
         let decide =
-            |free, clean, kind| admit_order(&SIZES, &Supply { free, clean, ..SUPPLY }, kind, 0);
-        assert_eq!(decide(4, false, OrderKind::Other), Admission::Now);
-        assert_eq!(decide(3, false, OrderKind::Other), Admission::AfterCleaning);
-        assert_eq!(decide(3, true, OrderKind::Other), Admission::Full);
-        assert_eq!(decide(3, false, OrderKind::Deletion), Admission::Now);
-        assert_eq!(decide(2, false, OrderKind::Deletion), Admission::AfterCleaning);
-        assert_eq!(decide(2, true, OrderKind::Deletion), Admission::Now);
+            |free, clean, kind| admit_order(&sizes, &Supply { free, clean, ..SUPPLY }, kind, 0);
+        assert_eq!(decide(6, false, OrderKind::Other), Admission::Now);
+        assert_eq!(decide(5, false, OrderKind::Other), Admission::AfterCleaning);
+        assert_eq!(decide(5, true, OrderKind::Other), Admission::Full);
+        assert_eq!(decide(5, false, OrderKind::Deletion), Admission::Now);
+        assert_eq!(decide(4, false, OrderKind::Deletion), Admission::AfterCleaning);
+        assert_eq!(decide(4, true, OrderKind::Deletion), Admission::Now);
     }
 }
