@@ -131,8 +131,12 @@ pub(crate) fn connect(
     if let Channel::GeneratedPsk(identity) = channel
         && !target.tls.generated.is_valid(identity, time::now())
     {
-        let reason = Some(FailureReason::PskEnded);
-        return Err(ConnectRefusal { reason, ..Status::CONNECT_CONTROLLER_BUSY.into() });
+        let transient = Status::CONNECT_CONTROLLER_BUSY;
+        return Err(ConnectRefusal {
+            status: transient,
+            result: 0,
+            ..refuse(FailureReason::PskEnded)
+        });
     }
     // Checked again when it is attached, where a handshake would count as abandoned.
     let needs_tls = |one: Arc<Controller>| one.host.nqn == nqn && one.needs_tls();

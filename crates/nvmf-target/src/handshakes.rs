@@ -147,7 +147,9 @@ impl Handshakes {
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
         let kind = match reason {
-            FailureReason::Abandoned | FailureReason::Busy => FailureKind::Unfinished,
+            FailureReason::Abandoned | FailureReason::Busy | FailureReason::PskEnded => {
+                FailureKind::Unfinished
+            }
             _ => FailureKind::Guess,
         };
         self.delays.lock().failed(source, kind, time::now());

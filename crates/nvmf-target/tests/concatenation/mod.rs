@@ -248,6 +248,7 @@ fn psk_of_a_replaced_key_opens_nothing() {
         let mut parked = Client::initialized_over(parked, &options()).await;
         let refused = parked.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
         assert_eq!(refused.status(), Status::CONNECT_CONTROLLER_BUSY);
+        assert_eq!(failures(&server, FailureReason::PskEnded), 1);
         // Nor does one of an exchange that has begun with the old key.
         let late = continued(&mut other, &mut begun).await.unwrap();
         assert!(!handshakes(&server, &late).await);
