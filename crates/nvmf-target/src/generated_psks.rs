@@ -74,7 +74,7 @@ impl GeneratedPsks {
 
     /// The PSK with this identity still opens queues.
     pub(crate) fn is_valid(&self, identity: &[u8], now: Instant) -> bool {
-        self.find(identity, now).is_some()
+        self.look_up(identity, now, |_| ()).is_some()
     }
 
     /// Erases the PSK with this identity.
@@ -90,10 +90,14 @@ impl GeneratedPsks {
 
     /// The PSK with this identity, if it is still valid at `now`. On any thread.
     pub(crate) fn find(&self, identity: &[u8], now: Instant) -> Option<Psk> {
+        self.look_up(identity, now, Psk::clone)
+    }
+
+    fn look_up<T>(&self, identity: &[u8], now: Instant, of: impl FnOnce(&Psk) -> T) -> Option<T> {
         let names = ProvenNames::of(identity)?;
         let hosts = self.0.read();
         let found = hosts.get(&names.host)?.iter().find(|known| known.psk.identity == identity)?;
-        found.is_valid(now).then(|| found.psk.clone())
+        found.is_valid(now).then(|| of(&found.psk))
     }
 
     /// Erases those that are not valid any more.
