@@ -103,7 +103,11 @@ impl Exchange {
     /// Delivers the reply. Nobody gets a PSK.
     fn gives_no_psk(mut self) {
         self.controller.send(&self.message.encode());
-        assert!(matches!(self.controller.progress(), Progress::Failing(_)), "{:?}", self.controller);
+        assert!(
+            matches!(self.controller.progress(), Progress::Failing(_)),
+            "{:?}",
+            self.controller
+        );
         let refusal = fetch(&mut self.controller).encode();
         assert!(matches!(self.host.fetched(&refusal), Err(HostFailure::Refused(_))));
         assert_eq!((self.controller.take_psk(), self.host.take_psk()), (None, None));
