@@ -143,7 +143,7 @@ impl Failover {
         self.options.is_some()
     }
 
-    /// The configured store.
+    /// The configured store; none without an arbiter.
     fn store(&self) -> StoreId {
         self.options.as_ref().map_or(StoreId::NONE, |own| own.arbiter.store())
     }
@@ -375,7 +375,8 @@ impl Inner {
             changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.standing,
             revision: mark.revision,
-            is_other_store: mark.is_of_other_store(self.failover.store()),
+            is_other_store: self.failover.is_automatic()
+                && mark.is_of_other_store(self.failover.store()),
             published_until_ns: published.map(Published::compare_at_ns),
             write_waits: state.bumping_generation,
             now_ns,
