@@ -221,8 +221,8 @@ async fn connect_queue(
         }
         initialized => initialized?,
     };
-    let patience = params.options.end_patience();
-    let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), patience);
+    let timeout = params.options.end_timeout();
+    let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), timeout);
     let unused = queue.clone();
     let guard = OnDrop::new(move || unused.close());
     // Only the admin queue has a keep alive timeout.
@@ -385,7 +385,7 @@ impl AdminController {
         }
         match self.identify("Identify Controller", Cns::COMMAND_SET_CONTROLLER, 0).await {
             Err(HostError::Refused { .. }) => Ok(none),
-            told => told,
+            reported => reported,
         }
     }
 

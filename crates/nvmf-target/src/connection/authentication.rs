@@ -98,10 +98,10 @@ impl Authentication {
         matches!(self, Self::NotRequired | Self::Passed(_))
     }
 
-    /// Why the connection has to end, if its host has had `patience` since `connected` and since it
+    /// Why the connection has to end, if its host has had `timeout` since `connected` and since it
     /// began what is open now.
-    pub(super) fn overdue(&self, connected: Instant, patience: Duration) -> Option<Overdue> {
-        let is_late = |since: Instant| since.elapsed() >= patience;
+    pub(super) fn overdue(&self, connected: Instant, timeout: Duration) -> Option<Overdue> {
+        let is_late = |since: Instant| since.elapsed() >= timeout;
         match self {
             Self::Required(stage) | Self::PskMade(_, stage) if stage.is_evicted() => {
                 Some(Overdue::Evicted)

@@ -400,9 +400,9 @@ impl Connection {
     /// Closes the connection of a peer that makes no progress, and releases namespaces that were
     /// removed.
     async fn watch(&self) {
-        let patience = self.target.config().slow_peer_timeout;
+        let timeout = self.target.config().slow_peer_timeout;
         let handshake = self.target.config().handshake_timeout;
-        let period = WATCHDOG_PERIOD.min(patience).min(handshake);
+        let period = WATCHDOG_PERIOD.min(timeout).min(handshake);
         let mut stuck = Duration::ZERO;
         let mut before = (0, 0);
         let accepted = time::now();
@@ -417,7 +417,7 @@ impl Connection {
             let now = (self.tx.sent_bytes(), self.received.get());
             stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
-            let stalled = (stuck >= patience).then_some(Overdue::Transfer);
+            let stalled = (stuck >= timeout).then_some(Overdue::Transfer);
             if let Some(overdue) = stalled.or_else(|| self.overdue(accepted, handshake)) {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: {overdue}");

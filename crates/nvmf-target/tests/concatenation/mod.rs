@@ -186,13 +186,13 @@ fn promised_psk_keeps_plain_io_queues_out() {
 fn host_has_time_to_connect_anew_with_its_psk() {
     in_simulation(1, async || {
         let config = TargetConfig::default();
-        let (patience, second) = (config.handshake_timeout, Duration::from_secs(1));
+        let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
         let server = server(config, both_keys());
         server.tls.set(TlsMode::Allowed);
         let (mut client, _) = admin(&server).await;
-        time::sleep(patience * 3).await;
+        time::sleep(timeout * 3).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
-        time::sleep(patience - second).await;
+        time::sleep(timeout - second).await;
         is_locked(&mut client).await;
         time::sleep(second * 3).await;
         client.closed().await;
