@@ -16,7 +16,7 @@ use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{PskHash, TlsKey};
 use flagstone_blockdev::{BlockDevice, NullDevice};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
+use flagstone_nvmf_host::{HostOptions, RemoteDevice, RemoteTls};
 use flagstone_nvmf_target::{
     self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode, serve_listener,
 };
@@ -90,7 +90,8 @@ async fn serve_null(address: mpsc::Sender<Address>, tls: Option<PskHash>) {
         keys: Default::default(),
     };
     target.add_subsystem(subsystem).expect("the first");
-    let hosts = tls.map(|hash| (host_nqn(), target::HostTls { keys: keys(hash), required: true }));
+    let hosts =
+        tls.map(|hash| (host_nqn(), target::HostTls { keys: keys(hash), required: true }));
     target.set_tls_keys(&subnqn(), hosts.into_iter().collect());
     let mode = if tls.is_some() { TlsMode::Required } else { TlsMode::Off };
     let device = Arc::new(NullDevice::new(SIZE_BYTES, 512).expect("a valid size"));
@@ -167,7 +168,7 @@ fn main() {
     let address = receiver.recv().expect("the server has started");
     let (iops, cpu) = run(&RuntimeConfig { pin_from: Some(1), ..config }, || async {
         let queue_depth = (plan.depth / plan.queues).clamp(1, 1023);
-        let tls = plan.tls.map(|hash| HostTls { keys: keys(hash), allow_plain: false });
+        let tls = plan.tls.map(|hash| RemoteTls { keys: keys(hash), allow_plain: false });
         let options = HostOptions {
             host_nqn: Some(host_nqn()),
             tls,
