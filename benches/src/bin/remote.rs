@@ -90,8 +90,7 @@ async fn serve_null(address: mpsc::Sender<Address>, tls: Option<PskHash>) {
         keys: Default::default(),
     };
     target.add_subsystem(subsystem).expect("the first");
-    let hosts =
-        tls.map(|hash| (host_nqn(), target::HostTls { keys: keys(hash), required: true }));
+    let hosts = tls.map(|hash| (host_nqn(), target::HostTls { keys: keys(hash), required: true }));
     target.set_tls_keys(&subnqn(), hosts.into_iter().collect());
     let mode = if tls.is_some() { TlsMode::Required } else { TlsMode::Off };
     let device = Arc::new(NullDevice::new(SIZE_BYTES, 512).expect("a valid size"));
