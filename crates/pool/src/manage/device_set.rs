@@ -23,14 +23,6 @@ impl<T> From<Vec<T>> for DeviceSet<T> {
 }
 
 impl<T: Clone + PartialEq> DeviceSet<T> {
-    /// The set before an order that adds a device.
-    #[must_use]
-    pub fn without_added(mut self) -> DeviceSet<T> {
-        let added = self.adding.take();
-        self.devices.retain(|device| Some(device) != added.as_ref());
-        self
-    }
-
     /// Sets to open after a crash, in this order, until one is a pool: all devices, then without the
     /// one being added, the one being removed, or both.
     pub fn alternatives(&self) -> Vec<Vec<T>> {
@@ -58,7 +50,6 @@ mod tests {
         assert_eq!(set.alternatives(), [vec![1, 2, 3]]);
         let set = DeviceSet { adding: Some(3), ..set };
         assert_eq!(set.alternatives(), [vec![1, 2, 3], vec![1, 2]]);
-        assert_eq!(set.clone().without_added(), DeviceSet::from(vec![1, 2]));
         let set = DeviceSet { removing: Some(1), ..set };
         assert_eq!(set.alternatives(), [vec![1, 2, 3], vec![1, 2], vec![2, 3], vec![2]]);
         let alone = DeviceSet { adding: Some(1), ..DeviceSet::from(vec![1]) };

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::time::Instant;
+use flagstone_runtime::time::{Backoff, Instant};
 use flagstone_runtime::{spawn, time};
 
 use super::{PoolState, Pools};
@@ -33,6 +33,8 @@ struct Attempt {
     at: Instant,
     /// Until the next one.
     pause: Duration,
+    /// Those after it.
+    pauses: Backoff,
     /// Disks that were not read, and why.
     unread: Option<String>,
 }
@@ -42,11 +44,12 @@ impl Attempts {
     pub(super) fn note(&self, name: &str, unread: Option<&str>, now: Instant) -> bool {
         let mut attempts = self.0.borrow_mut();
         let last = attempts.get(name);
-        let pause = last
-            .map_or(Duration::ZERO, |last| (last.pause * 2).clamp(POOL_PAUSE, SEARCH_PAUSE_MAX));
+        let mut pauses =
+            last.map_or(Backoff::new(POOL_PAUSE, SEARCH_PAUSE_MAX), |last| last.pauses);
+        let pause = last.map_or(Duration::ZERO, |_| pauses.advance());
         let is_news = unread.is_some() && last.and_then(|last| last.unread.as_deref()) != unread;
         let unread = unread.map(str::to_owned);
-        attempts.insert(name.to_owned(), Attempt { at: now, pause, unread });
+        attempts.insert(name.to_owned(), Attempt { at: now, pause, pauses, unread });
         is_news
     }
 
