@@ -20,7 +20,7 @@ use crate::log::append::chunk_memory;
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::map::cache::PageCache;
 use crate::ondisk::FormatError;
-use crate::ondisk::catalog::{Catalog, VolumeRecord};
+use crate::ondisk::catalog::VolumeRecord;
 use crate::ondisk::chunk::Record;
 use crate::storage::Storage;
 
@@ -355,7 +355,7 @@ impl Pool {
         let old = state.catalog.volumes.get(&new.id);
         let is_new = usize::from(old.is_none());
         let more = new.encoded_len().saturating_sub(old.map_or(0, VolumeRecord::encoded_len));
-        self.check_room(&state.catalog, is_new, more)?;
+        self.check_room(state, is_new, more)?;
         let old = old.map_or(0, reservation);
         self.check_space(state, reservation(new).saturating_sub(old))
     }
@@ -363,11 +363,11 @@ impl Pool {
     /// Checks that the catalog can get `count` more volumes and snapshots, and as many bytes.
     pub(super) fn check_room(
         &self,
-        catalog: &Catalog,
+        state: &State,
         count: usize,
         bytes: usize,
     ) -> Result<(), VolumeError> {
-        let bytes_max = self.shared().sizes.catalog;
+        let (catalog, bytes_max) = (&state.catalog, state.sizes.catalog);
         if catalog.volumes.len() + count > VOLUMES_MAX {
             return Err(VolumeError::TooMany);
         }

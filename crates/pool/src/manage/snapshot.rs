@@ -164,7 +164,7 @@ impl Pool {
                 ids.push(found.id);
             }
             let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
-            self.check_room(&state.catalog, ids.len(), bytes)?;
+            self.check_room(&state, ids.len(), bytes)?;
             let more = kept_by_snapshot(&state.catalog, volumes);
             self.check_space(&mut state, more)?;
         }
@@ -292,7 +292,7 @@ impl Pool {
             let ids = (target.id, found.id);
             let more = needed(target, found);
             let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
-            self.check_room(&state.catalog, 1, hidden)?;
+            self.check_room(&state, 1, hidden)?;
             self.check_space(&mut state, more)?;
             ids
         };

@@ -37,6 +37,11 @@ pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
 
+/// Copies of the cleaner beside so many recent changes.
+fn copies(recent: u64) -> u64 {
+    (2 * recent).min(RECENT_MAX as u64 - recent)
+}
+
 impl Sizes {
     /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
     /// it, and the metadata, after the cleaner copied half as many blocks and chose a quarter as
@@ -47,13 +52,16 @@ impl Sizes {
     /// following one. Headers of chunks take a part of the rest, and a sixteenth is slack for the
     /// cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
-        Sizes::with(layout, layout.usable_segments(), RECENT_MAX as u64)
+        Sizes::with(layout, layout.usable_segments())
     }
 
-    /// Sizes with other usable segments, because devices were added or are evacuated. The tables of
-    /// recent changes stay as large as they are.
+    /// Sizes with other usable segments, because devices were added or are evacuated. Space is that
+    /// of the next opening, which must find room for every reservation that was accepted before.
+    /// Only the tables of recent changes stay as large as they are.
     pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
-        Sizes::with(layout, segments, self.recent as u64)
+        let opened = Sizes::with(layout, segments);
+        let recent = opened.recent.min(self.recent);
+        Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
     }
 
     /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They may
@@ -74,10 +82,10 @@ impl Sizes {
         self.recent + self.copies
     }
 
-    fn with(layout: &Layout, segments: u32, recent_max: u64) -> Sizes {
+    fn with(layout: &Layout, segments: u32) -> Sizes {
         let segment_blocks = u64::from(layout.segment_blocks());
         let blocks = u64::from(segments) * segment_blocks;
-        let recent = (blocks / 32).clamp(32, recent_max);
+        let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
         // A block of a few snapshots of a small pool has as many pages.
         let moving = (recent / 4).max(32);
@@ -92,7 +100,7 @@ impl Sizes {
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,
-            copies: (2 * recent).min(RECENT_MAX as u64 - recent) as usize,
+            copies: copies(recent) as usize,
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
@@ -255,6 +263,8 @@ pub(crate) fn admit_order(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::PoolId;
+    use crate::ondisk::superblock::DeviceRecord;
 
     const SIZES: Sizes = Sizes {
         recent: 100,
@@ -278,6 +288,28 @@ mod tests {
         spent: false,
     };
     const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
+
+    /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
+    /// took space that reservations had got meanwhile.
+    #[test]
+    fn changed_pool_has_the_space_of_its_next_opening() {
+        let device = |segments: u32| DeviceRecord {
+            id: PoolId::default(),
+            size_bytes: u64::from(segments + 1) * (8 << 20),
+            segments,
+        };
+        for (first, second) in [(64, 64), (1024, 3072), (1024, 20_000), (20_000, 1024)] {
+            let layout = Layout::new(2048, &[device(first)]).unwrap();
+            let before = Sizes::of(&layout);
+            layout.push(&device(second)).unwrap();
+            let (grown, opened) = (before.within(&layout, first + second), Sizes::of(&layout));
+            assert_eq!(Sizes { recent: opened.recent, copies: opened.copies, ..grown }, opened);
+            assert!(grown.table() <= before.table());
+            layout.remove(0);
+            let (removed, opened) = (opened.within(&layout, second), Sizes::of(&layout));
+            assert_eq!(removed, opened, "{first} {second}");
+        }
+    }
 
     #[test]
     fn writes_are_admitted_by_space_and_segments() {
