@@ -254,15 +254,18 @@ impl Catalog {
     }
 
     /// Removes a volume or snapshot of which everything was freed. What continued from it continues
-    /// from its parent.
+    /// from its parent, and no longer shares the blocks that are left of it: those that the parent
+    /// lacks.
     pub(crate) fn remove_reaped(&mut self, id: u32) {
         let Some(gone) = self.volumes.remove(&id) else { return };
+        let left = gone.mapped.saturating_sub(gone.shared);
         for child in self.volumes.values_mut().filter(|child| child.parent == id) {
             child.parent = gone.parent;
             child.adopted |= gone.adopted || child.source() != gone.source();
-            if gone.parent == 0 {
-                child.shared = 0;
-            }
+            child.shared = match gone.parent {
+                0 => 0,
+                _ => child.shared.saturating_sub(left),
+            };
         }
     }
 
