@@ -132,7 +132,3 @@ pub const MERGES_WAITED: u64 = 3;
 
 /// Checkpoints for which a write waits for the cleaner, which frees space that others may take.
 pub const PASSES_WAITED: u64 = 64;
-
-/// The same for a write whose space is reserved, and that others cannot take: only a pool of which
-/// segments are damaged has no room then.
-pub const RESERVED_PASSES_WAITED: u64 = 1024;

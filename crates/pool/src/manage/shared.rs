@@ -13,6 +13,7 @@ use flagstone_runtime::CoreLocal;
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
+use super::backing::Claim;
 use super::space::{Sizes, chunk_blocks};
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
@@ -204,6 +205,11 @@ pub(crate) struct State {
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
     pub(super) reserved: u64,
+    /// Reservations that orders in progress are about to make.
+    pub(super) claims: BTreeMap<u64, Claim>,
+    /// Blocks that they add to `reserved`.
+    pub(super) claimed: u64,
+    pub(super) next_claim: u64,
     /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
     /// Memory for the next table of recent changes.
@@ -303,6 +309,9 @@ impl State {
             keeper_works: false,
             turn: Turn::None,
             reserved: 0,
+            claims: BTreeMap::new(),
+            claimed: 0,
+            next_claim: 0,
             deleting: 0,
             spare: None,
             sizes,
@@ -318,6 +327,7 @@ impl State {
     pub(crate) fn catalog_changed(&mut self) {
         let thick = self.catalog.present().filter(|volume| volume.thick);
         self.reserved = thick.map(reservation).sum();
+        self.count_claims();
         let deleting = self.catalog.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
     }

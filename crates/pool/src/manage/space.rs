@@ -1,8 +1,8 @@
 //! Space: what a pool can hold, and whether a write may begin. Pure.
 
 use crate::limits::{
-    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
-    RESERVED_PASSES_WAITED,
+    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES,
+    MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::Layout;
@@ -139,6 +139,8 @@ pub(crate) struct Supply {
     pub(crate) ranges: usize,
     /// Free segments.
     pub(crate) free: usize,
+    /// Segments of the log since the last checkpoint.
+    pub(crate) log: usize,
     /// A checkpoint may find dead blocks: there are recent changes.
     pub(crate) unmerged: bool,
     /// Deleted volumes or snapshots still have blocks.
@@ -162,6 +164,12 @@ impl Supply {
     pub(crate) fn left_free(&self, sizes: &Sizes, more: u64) -> usize {
         let segments = self.reserved.saturating_add(more).div_ceil(sizes.payload);
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
+    }
+
+    /// Blocks that can be reserved in addition, as far as free segments are concerned.
+    pub(crate) fn left_backed(&self, sizes: &Sizes) -> u64 {
+        let segments = self.free.saturating_sub(sizes.reserve + 1) as u64;
+        (segments * sizes.payload).saturating_sub(self.reserved)
     }
 
     /// True if so many more blocks can be reserved, as far as free segments are concerned.
@@ -213,15 +221,27 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             true => Admission::AfterCheckpoint,
         };
     }
-    // Others are refused when the cleaner gains nothing for a while. Reserved blocks are not.
-    let (floor, passes, is_over) = match demand.reserved {
-        true => (sizes.reserved_floor(), RESERVED_PASSES_WAITED, supply.spent),
-        false => (supply.left_free(sizes, 0), PASSES_WAITED, supply.clean),
+    // What backs reservations is lent to them for a part of the reserve, which the checkpoint returns.
+    let lent = sizes.reserve - sizes.order_floor();
+    if demand.blocks == 0 && supply.unmerged {
+        let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
+        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) {
+            return Admission::AfterCheckpoint;
+        }
+    }
+    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits for
+    // passes of its own: those before it had other blocks to work with. During an evacuation, no gain
+    // is counted, and it may wait as long as that.
+    let was_fruitless = supply.clean && waited >= FRUITLESS_PASSES.into();
+    let is_long = waited >= EVACUATION_STEPS.into();
+    let (floor, is_over) = match demand.reserved {
+        true => (sizes.reserved_floor(), supply.spent || was_fruitless || is_long),
+        false => (supply.left_free(sizes, 0), supply.clean || waited >= PASSES_WAITED),
     };
     if demand.blocks > 0 && supply.free <= floor {
         return match is_over {
-            _ if waited >= passes => Admission::Full,
             false => Admission::AfterCleaning,
+            _ if waited >= PASSES_WAITED => Admission::Full,
             true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
             true => Admission::Full,
         };
@@ -282,6 +302,7 @@ mod tests {
         entries: 10,
         ranges: 0,
         free: 20,
+        log: 2,
         unmerged: true,
         reaping: false,
         clean: false,
@@ -357,8 +378,10 @@ mod tests {
         assert_eq!(decide(Supply { free: 4, ..written }, reserved), Admission::Now);
         let lowest = Supply { free: 3, ..written };
         assert_eq!(decide(lowest, reserved), Admission::AfterCleaning, "it gained nothing before");
-        assert_eq!(admit(&SIZES, &lowest, &reserved, PASSES_WAITED), Admission::AfterCleaning);
-        assert_eq!(admit(&SIZES, &lowest, &reserved, RESERVED_PASSES_WAITED), Admission::Full);
+        let fruitless = u64::from(FRUITLESS_PASSES);
+        assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), Admission::Full);
+        let gaining = Supply { clean: false, ..lowest };
+        assert_eq!(admit(&SIZES, &gaining, &reserved, 900), Admission::AfterCleaning);
         assert_eq!(decide(Supply { spent: true, ..lowest }, reserved), Admission::Full);
         let unmerged = Supply { spent: true, unmerged: true, ..lowest };
         assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
@@ -376,6 +399,23 @@ mod tests {
             assert_eq!(admit(&sizes, &supply, &zeroes, 0), Admission::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
+    }
+
+    /// Until the next checkpoint, discards could take all free segments above the floor of orders.
+    #[test]
+    fn discards_take_little_of_what_backs_reservations() {
+        let zeroes = Demand { entries: 1, ranges: 0, blocks: 0, reserved: true };
+        let sizes = Sizes { reserve: 16, ..SIZES };
+        // Eight segments back a hundred blocks.
+        let decide = |free, log, unmerged| {
+            let supply = Supply { free, log, unmerged, clean: true, ..SUPPLY };
+            admit(&sizes, &supply, &zeroes, 0)
+        };
+        assert_eq!(decide(20, 2, true), Admission::Now);
+        assert_eq!(decide(19, 8, true), Admission::Now);
+        assert_eq!(decide(18, 8, true), Admission::AfterCheckpoint);
+        assert_eq!(decide(18, 2, true), Admission::Now, "the checkpoint has returned what it can");
+        assert_eq!(decide(18, 8, false), Admission::Now);
     }
 
     #[test]
