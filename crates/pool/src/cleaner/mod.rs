@@ -195,12 +195,13 @@ impl Shared {
                 .min(free_blocks / share)
                 .max((state.sizes.copies as u64).min(spare)),
         };
-        // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
-        // others, which takes half of the reserve. Writes of hosts leave more than that, so
-        // they cannot take that room for good.
-        let (free, reserve) = (state.segments.free(), state.sizes.reserve);
-        if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
-            let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;
+        // An evacuated device is emptied whatever that gains, as long as the others have room for a
+        // checkpoint, which takes half of the reserve, and for what is reserved. Writes of hosts leave
+        // more than that, so they cannot take that room for good.
+        let (sizes, supply) = (state.sizes, state.supply());
+        let kept = supply.left_free(&sizes, 0) - sizes.reserve.div_ceil(2);
+        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
+            let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));
             let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
