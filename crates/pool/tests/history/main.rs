@@ -6,7 +6,6 @@
 //! open with a prefix, and volumes that lack flushed changes must be withheld.
 //!
 //! Left out: disks that fail calls, and crashes of one disk alone.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;
