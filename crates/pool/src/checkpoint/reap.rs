@@ -49,8 +49,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Counts blocks that do not pass to the child. Where an entry is lost, that is all of them: the
-    /// child may share fewer blocks than counted, but not more.
+    /// Counts blocks that do not pass to the child. Where an entry is lost, that is all of them:
+    /// the child may share fewer blocks than counted, but not more.
     fn count_gone(&mut self, own: Entry, other: Entry, level: u8) {
         let is_own = own.is_stored() && own.birth > self.floor;
         let is_lost = own == Entry::LOST || is_own && other == Entry::LOST;
@@ -185,8 +185,8 @@ impl Work<'_> {
         })
     }
 
-    /// Leaves in the count of the map's own blocks those that its child gets, or that the walk has not
-    /// reached.
+    /// Leaves in the count of the map's own blocks those that its child gets, or that the walk has
+    /// not reached.
     fn subtract_gone(&mut self, id: u32, gone: u64) {
         if let Some(volume) = self.catalog.volumes.get_mut(&id) {
             volume.mapped =

@@ -1,5 +1,5 @@
-//! Admission: whether changes and orders may begin, and what the keeper does for them. The decisions
-//! are in [`super::space`].
+//! Admission: whether changes and orders may begin, and what the keeper does for them. The
+//! decisions are in [`super::space`].
 
 use flagstone_blockdev::IoError;
 
@@ -48,8 +48,8 @@ impl State {
         Some(decided)
     }
 
-    /// Segments that the next checkpoint takes, at most, after a pass of the cleaner: a quarter of the
-    /// reserve if nothing else changed, and half of it if as much changed as can.
+    /// Segments that the next checkpoint takes, at most, after a pass of the cleaner: a quarter of
+    /// the reserve if nothing else changed, and half of it if as much changed as can.
     pub(crate) fn checkpoint_segments(&self) -> usize {
         let Sizes { reserve, recent, .. } = self.sizes;
         let changed = (self.active.len() + self.admitted.0).min(recent);

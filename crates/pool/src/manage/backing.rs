@@ -1,8 +1,8 @@
 //! Backing: the room of a reservation from its check until it takes effect.
 //!
-//! Invariant: what an order claims counts as reserved from the check on, so no other write or order takes
-//! it meanwhile. In the step in which the reservation takes effect, the claim becomes zero; an order that
-//! fails gives it back.
+//! Invariant: what an order claims counts as reserved from the check on, so no other write or order
+//! takes it meanwhile. In the step in which the reservation takes effect, the claim becomes zero;
+//! an order that fails gives it back.
 
 use std::sync::Arc;
 
@@ -104,8 +104,8 @@ impl State {
 }
 
 impl Shared {
-    /// Holds room for a claim, as soon as free segments have it or cleaning gains no more. Then the check
-    /// of the order, which comes with its turn, finds the reason.
+    /// Holds room for a claim, as soon as free segments have it or cleaning gains no more. Then the
+    /// check of the order, which comes with its turn, finds the reason.
     ///
     /// # Errors
     /// Of the devices.
@@ -156,7 +156,8 @@ mod tests {
         VolumeOptions { size_bytes: blocks * BLOCK, thick, ..VolumeOptions::default() }
     }
 
-    /// A snapshot waits for the keeper after its check. Thin writes took the space that it had found.
+    /// A snapshot waits for the keeper after its check. Thin writes took the space that it had
+    /// found.
     #[test]
     fn checked_snapshot_keeps_its_space() {
         block_on(async {

@@ -7,11 +7,11 @@
 //!   two copies, and the opening completes the update, or the other devices are a pool without it;
 //! - a device is removed when nothing refers to its segments, reads in progress included.
 //!
-//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller that is
-//!   dropped does not end them halfway.
+//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller
+//!   that is dropped does not end them halfway.
 //!
-//! A new device that fails before another device has the update leaves the pool as it was. A crash ends
-//! an evacuation: it is begun again by order.
+//! A new device that fails before another device has the update leaves the pool as it was. A crash
+//! ends an evacuation: it is begun again by order.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -142,8 +142,8 @@ impl Drop for Evacuation {
 }
 
 impl Pool {
-    /// Checks a device that is to be added, and removes its superblocks: it has answered then. Holds up
-    /// nothing in the pool, and may be dropped.
+    /// Checks a device that is to be added, and removes its superblocks: it has answered then.
+    /// Holds up nothing in the pool, and may be dropped.
     ///
     /// # Errors
     /// As [`Pool::grow`].
@@ -239,8 +239,8 @@ impl Pool {
         written
     }
 
-    /// Begins to move everything from a device to the others. It is written to only while the others
-    /// have no free segment.
+    /// Begins to move everything from a device to the others. It is written to only while the
+    /// others have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
@@ -300,8 +300,8 @@ impl Evacuation {
         blocks * BLOCK_BYTES as u64
     }
 
-    /// Moves some segments. True when nothing refers to the device any more, and the others have free
-    /// segments for what is reserved.
+    /// Moves some segments. True when nothing refers to the device any more, and the others have
+    /// free segments for what is reserved.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the rest cannot be moved, and errors of the devices.
@@ -428,8 +428,8 @@ impl Evacuation {
     }
 }
 
-/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of its own:
-/// the removal may be canceled while the device, which is slow or hangs, writes the chunk.
+/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of
+/// its own: the removal may be canceled while the device, which is slow or hangs, writes the chunk.
 async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     let memory = chunk_memory(0).await;
     shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
@@ -469,8 +469,9 @@ pub(super) async fn check_addition(
     }
 }
 
-/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before copies
-/// 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one then.
+/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before
+/// copies 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one
+/// then.
 pub(super) async fn write_first_copies(
     named: &NamedDevice,
     index: usize,

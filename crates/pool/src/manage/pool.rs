@@ -158,8 +158,8 @@ impl Pool {
         shared.progress.wait_for(done).await
     }
 
-    /// Makes a checkpoint, so that the next opening has nothing to replay, writes out the log device,
-    /// and stops. Changes fail from now on.
+    /// Makes a checkpoint, so that the next opening has nothing to replay, writes out the log
+    /// device, and stops. Changes fail from now on.
     ///
     /// # Errors
     /// Of the devices; the pool is stopped, and its log is replayed at the next opening.

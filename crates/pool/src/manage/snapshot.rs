@@ -1,5 +1,5 @@
-//! Snapshots and clones: the orders that change the lineage of volumes, and what differs between two
-//! snapshots.
+//! Snapshots and clones: the orders that change the lineage of volumes, and what differs between
+//! two snapshots.
 //!
 //! Invariant: lineage changes only while no checkpoint runs and the cleaner rests, so neither sees
 //! two lineages. Hosts write on meanwhile.
@@ -68,8 +68,8 @@ impl Drop for KeeperTurn {
 }
 
 /// A snapshot that is checked and can be taken at once: the checkpoint or cleaning that was in
-/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping it
-/// takes no snapshot.
+/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping
+/// it takes no snapshot.
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
@@ -378,8 +378,8 @@ impl Pool {
         shared.progress.wait_for(find).await
     }
 
-    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume or
-    /// of volumes that share a snapshot. Others differ wherever one has data.
+    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume
+    /// or of volumes that share a snapshot. Others differ wherever one has data.
     ///
     /// # Errors
     /// [`VolumeError::UnknownSnapshot`], or of the devices.

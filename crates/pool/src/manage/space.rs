@@ -46,11 +46,11 @@ impl Sizes {
     /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
     /// it, and the metadata, after the cleaner copied half as many blocks and chose a quarter as
     /// many pages. The reserve holds two of both, because the space of the first is free only after
-    /// the second, at half of the density, because pages of many small maps have a chunk each. For the
-    /// recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes so
-    /// sparse that each has a page on all six levels. The log has the segment that it writes to and the
-    /// following one. Headers of chunks take a part of the rest, and a sixteenth is slack for the
-    /// cleaner.
+    /// the second, at half of the density, because pages of many small maps have a chunk each. For
+    /// the recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes
+    /// so sparse that each has a page on all six levels. The log has the segment that it writes to
+    /// and the following one. Headers of chunks take a part of the rest, and a sixteenth is slack
+    /// for the cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
         Sizes::with(layout, layout.usable_segments())
     }
@@ -64,15 +64,16 @@ impl Sizes {
         Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
     }
 
-    /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They may
-    /// overwrite blocks while other volumes take all the rest, and what dies of theirs lets the cleaner
-    /// gain then.
+    /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They
+    /// may overwrite blocks while other volumes take all the rest, and what dies of theirs lets the
+    /// cleaner gain then.
     pub(crate) fn reserved_floor(&self) -> usize {
         self.reserve * 3 / 4
     }
 
-    /// Free segments that orders and writes of zeroes leave for a checkpoint, which needs half of the
-    /// reserve. Below what writes of reserved blocks leave, so that these cannot keep the others out.
+    /// Free segments that orders and writes of zeroes leave for a checkpoint, which needs half of
+    /// the reserve. Below what writes of reserved blocks leave, so that these cannot keep the
+    /// others out.
     pub(crate) fn order_floor(&self) -> usize {
         (self.reserve * 5 / 8).min(self.reserved_floor().saturating_sub(1)).max(self.reserve / 2)
     }
@@ -158,9 +159,9 @@ impl Supply {
         self.live + self.reserved + self.entries as u64
     }
 
-    /// Free segments that are left for checkpoints, the cleaner, what is reserved, and `more` reserved
-    /// blocks. What is reserved must not depend on the cleaner: at the density of a full pool it may
-    /// gain little.
+    /// Free segments that are left for checkpoints, the cleaner, what is reserved, and `more`
+    /// reserved blocks. What is reserved must not depend on the cleaner: at the density of a full
+    /// pool it may gain little.
     pub(crate) fn left_free(&self, sizes: &Sizes, more: u64) -> usize {
         let segments = self.reserved.saturating_add(more).div_ceil(sizes.payload);
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
@@ -213,15 +214,16 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
         };
     }
     // Zeroes free space, so they may use a part of the reserve. Their chunks take segments until a
-    // checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even if that
-    // freed nothing, so that a full pool can be emptied.
+    // checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even if
+    // that freed nothing, so that a full pool can be emptied.
     if demand.blocks == 0 && supply.free <= sizes.order_floor() && supply.unmerged {
         return match supply.clean {
             false => Admission::AfterCleaning,
             true => Admission::AfterCheckpoint,
         };
     }
-    // What backs reservations is lent to them for a part of the reserve, which the checkpoint returns.
+    // What backs reservations is lent to them for a part of the reserve, which the checkpoint
+    // returns.
     let lent = sizes.reserve - sizes.order_floor();
     if demand.blocks == 0 && supply.unmerged {
         let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
@@ -229,9 +231,9 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             return Admission::AfterCheckpoint;
         }
     }
-    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits for
-    // passes of its own: those before it had other blocks to work with. During an evacuation, no gain
-    // is counted, and it may wait as long as that.
+    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits
+    // for passes of its own: those before it had other blocks to work with. During an evacuation,
+    // no gain is counted, and it may wait as long as that.
     let was_fruitless = supply.clean && waited >= FRUITLESS_PASSES.into();
     let is_long = waited >= EVACUATION_STEPS.into();
     let (floor, is_over) = match demand.reserved {
@@ -387,8 +389,8 @@ mod tests {
         assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
     }
 
-    /// A full pool whose thick volumes have been overwritten took no orders any more, and discards only
-    /// after a checkpoint each.
+    /// A full pool whose thick volumes have been overwritten took no orders any more, and discards
+    /// only after a checkpoint each.
     #[test]
     fn thick_writes_leave_room_for_orders_and_discards() {
         for reserve in 4..1000 {

@@ -1,10 +1,10 @@
 //! Lineage: the forest of snapshots that volumes continue from, and the orders that change it.
 //!
 //! Ownership by birth: a block or map page belongs to the oldest snapshot or volume on its way from
-//! the root of the forest that is not older than its birth. Everything below that has it, too, until
-//! it was overwritten. Hence what has a block is connected, and freeing needs no counts: a volume
-//! frees what is younger than its parent; a deleted snapshot frees what is younger than its parent
-//! and absent from its only child.
+//! the root of the forest that is not older than its birth. Everything below that has it, too,
+//! until it was overwritten. Hence what has a block is connected, and freeing needs no counts: a
+//! volume frees what is younger than its parent; a deleted snapshot frees what is younger than its
+//! parent and absent from its only child.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
-//! Random histories of a pool with a thick volume: neighbors that fill the pool, snapshots, growth, removal
-//! of devices, restarts and crashes, one after the other and at the same time. Every write of the
-//! thick volume must succeed, and it must have what was written.
+//! Random histories of a pool with a thick volume: neighbors that fill the pool, snapshots, growth,
+//! removal of devices, restarts and crashes, one after the other and at the same time. Every write
+//! of the thick volume must succeed, and it must have what was written.
 //!
 //! Large pools are full because of the reservation alone, so that they take little memory.
 //!
