@@ -141,7 +141,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
-        // What is withheld from use is no gain, and no sign of a clean pool.
+        // Segments withheld from use are no gain, and no sign of a clean pool.
         if state.evacuated.is_none() {
             state.gain.count(before, after);
         }
@@ -294,7 +294,7 @@ impl Shared {
             let mut index = place.index;
             for level in place.level + 1..=node.tree.level {
                 index /= FANOUT as u64;
-                // What shares a page gets the same copy.
+                // Maps that share a page get the same copy.
                 let page = node.tree.lookup_page(storage, cache, level, index).await?.location;
                 if !copies.pages.contains(&page) {
                     pages.insert(page);
@@ -393,7 +393,8 @@ impl Shared {
 
     async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
-        // What cannot be read must not fail the checkpoint, or keep it from moving everything else.
+        // A page that cannot be read must not fail the checkpoint, or keep it from moving other
+        // pages.
         read_page(&self.storage, &self.cache, entry, found.place).await?;
         if top.is_snapshot {
             return self.add_holders(top, found, copies).await.map(drop);

@@ -45,7 +45,7 @@ pub(crate) struct Shared {
     pub(crate) gatherers: CoreLocal<Gatherer>,
 }
 
-/// What the handles of a volume see of it.
+/// State of a volume, for its handles.
 #[derive(Debug)]
 pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
@@ -264,8 +264,8 @@ pub(crate) struct Opened {
     pub(crate) superblock: Superblock,
 }
 
-/// Blocks that a volume may still need, if it is thick. What it shares with a snapshot needs new
-/// space when it is overwritten.
+/// Blocks that a thick volume may still need. Blocks shared with a snapshot need new space when
+/// they are overwritten.
 pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
     match volume.thick {
         true => volume.blocks - volume.mapped.saturating_sub(volume.shared),

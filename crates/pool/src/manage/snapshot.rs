@@ -228,8 +228,8 @@ impl Pool {
         Ok(self.open_by_id(&mut state, id, blocks, true))
     }
 
-    /// Deletes a snapshot. Its handles fail every call from now on; the space that it has alone is
-    /// freed by and by.
+    /// Deletes a snapshot. Its handles fail every call from now on; blocks that no other snapshot
+    /// or volume has are freed in the background.
     ///
     /// # Errors
     /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::InUse`] if more than one volume or snapshot
@@ -444,7 +444,7 @@ impl Pool {
     }
 }
 
-/// What is lost may differ.
+/// Lost entries may differ.
 fn is_same(old: &Entry, new: &Entry) -> bool {
     old.location == new.location && ![*old, *new].contains(&Entry::LOST)
 }

@@ -159,9 +159,9 @@ impl Supply {
         self.live + self.reserved + self.entries as u64
     }
 
-    /// Free segments that are left for checkpoints, the cleaner, what is reserved, and `more`
-    /// reserved blocks. What is reserved must not depend on the cleaner: at the density of a full
-    /// pool it may gain little.
+    /// Free segments left for checkpoints, the cleaner, reserved blocks, and `more` of these.
+    /// Reserved blocks must not depend on the cleaner, which may gain little at the density of a
+    /// full pool.
     pub(crate) fn left_free(&self, sizes: &Sizes, more: u64) -> usize {
         let segments = self.reserved.saturating_add(more).div_ceil(sizes.payload);
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
@@ -222,8 +222,8 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             true => Admission::AfterCheckpoint,
         };
     }
-    // What backs reservations is lent to them for a part of the reserve, which the checkpoint
-    // returns.
+    // Until a checkpoint, they may take some of the free segments that back reservations: as many
+    // as orders may take of the reserve.
     let lent = sizes.reserve - sizes.order_floor();
     if demand.blocks == 0 && supply.unmerged {
         let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
