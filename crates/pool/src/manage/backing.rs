@@ -71,18 +71,19 @@ impl Drop for Backing {
 }
 
 impl Backing {
-    /// Holds room for a claim, in place of an earlier one; false if there is too little.
+    /// Holds room for a claim, in place of an earlier one; false if there is too little. A claim
+    /// that is held already is checked again if an order took effect since: it may claim more now.
     pub(super) fn hold(&self, state: &mut State, claim: Option<Claim>) -> bool {
-        if state.claims.get(&self.id) == claim.as_ref() {
+        let held = claim.map(|claim| (state.orders, claim));
+        if state.claims.get(&self.id) == held.as_ref() {
             return true;
         }
         state.claims.remove(&self.id);
         state.count_claims();
-        let Some(claim) = claim else { return true };
-        let more = claim.more(&state.catalog);
-        let has_room = state.has_room(more);
+        let Some(held) = held else { return true };
+        let has_room = state.has_room(held.1.more(&state.catalog));
         if has_room {
-            state.claims.insert(self.id, claim);
+            state.claims.insert(self.id, held);
             state.count_claims();
         }
         has_room
@@ -92,14 +93,16 @@ impl Backing {
 impl State {
     /// Counts what orders in progress claim.
     pub(super) fn count_claims(&mut self) {
-        self.claimed = self.claims.values().map(|claim| claim.more(&self.catalog)).sum();
+        self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.catalog)).sum();
     }
 
-    /// True if so many more blocks can be reserved.
-    pub(super) fn has_room(&mut self, more: u64) -> bool {
+    /// True if so many more blocks can be reserved. Writes that were admitted may still take free
+    /// segments.
+    fn has_room(&mut self, more: u64) -> bool {
         let (sizes, supply) = (self.sizes, self.supply());
         let fits = supply.used().saturating_add(more) <= sizes.capacity;
-        more == 0 || fits && supply.is_backed(&sizes, more)
+        let admitted = self.admitted.0 as u64;
+        more == 0 || fits && supply.is_backed(&sizes, more.saturating_add(admitted))
     }
 }
 
@@ -191,6 +194,29 @@ mod tests {
             assert!(supply.used() <= sizes.capacity, "{supply:?} {sizes:?}");
             assert_eq!((state.claimed, state.claims.len()), (0, 0), "it has taken effect");
             assert_eq!(supply.reserved, capacity - 200);
+        })
+        .unwrap();
+    }
+
+    /// A snapshot that was taken between keeps the blocks that the volume counted as its own.
+    #[test]
+    fn order_between_lets_a_claim_be_checked_again() {
+        block_on(async {
+            let pool = create().await;
+            let thin = pool.create_volume("thin", &options(100, false)).await.unwrap();
+            thin.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            let volume = pool.shared().state.lock().catalog.by_name("thin").unwrap().id;
+            let claim = Some(Claim::Thick { volume, blocks: 100 });
+            let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
+            assert_eq!(pool.shared().state.lock().claimed, 0);
+            pool.create_snapshot(&["thin"], "a").await.unwrap();
+            let mut state = pool.shared().state.lock();
+            assert_eq!(state.claimed, 100);
+            state.sizes.capacity = state.supply().used() - 1;
+            assert!(!backing.hold(&mut state, claim), "it has no room for as much");
+            assert_eq!(state.claimed, 0);
+            drop(state);
         })
         .unwrap();
     }

@@ -205,8 +205,11 @@ pub(crate) struct State {
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
     pub(super) reserved: u64,
-    /// Reservations that orders in progress are about to make.
-    pub(super) claims: BTreeMap<u64, Claim>,
+    /// Orders that took effect since the opening.
+    pub(super) orders: u64,
+    /// Reservations that orders in progress are about to make, each with the number of orders at
+    /// its check.
+    pub(super) claims: BTreeMap<u64, (u64, Claim)>,
     /// Blocks that they add to `reserved`.
     pub(super) claimed: u64,
     pub(super) next_claim: u64,
@@ -309,6 +312,7 @@ impl State {
             keeper_works: false,
             turn: Turn::None,
             reserved: 0,
+            orders: 0,
             claims: BTreeMap::new(),
             claimed: 0,
             next_claim: 0,
@@ -444,6 +448,7 @@ impl State {
         }
         apply_order(&mut self.catalog, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
+        self.orders += 1;
         self.catalog_changed();
         match order {
             Record::Delete { volume } => {
