@@ -159,7 +159,7 @@ mod tests {
         VolumeOptions { size_bytes: blocks * BLOCK, thick, ..VolumeOptions::default() }
     }
 
-    /// A snapshot waits for the keeper after its check. Thin writes took the space that it had
+    /// A snapshot waits for the maintenance task after its check. Thin writes took the space that it had
     /// found.
     #[test]
     fn checked_snapshot_keeps_its_space() {
@@ -172,8 +172,8 @@ mod tests {
             thick.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
             pool.checkpoint().await.unwrap();
             let shared = pool.shared().clone();
-            // As if the keeper worked.
-            shared.state.lock().keeper_works = true;
+            // As if the maintenance task worked.
+            shared.state.lock().maintenance_runs = true;
             let own = pool.clone();
             let snapshot = spawn(async move { own.create_snapshot(&["thick"], "a").await });
             while shared.state.lock().turn != Turn::Waiting {
@@ -186,7 +186,7 @@ mod tests {
                 thin.write(place * BLOCK, data, false).await.unwrap();
                 place += 1;
             }
-            shared.state.lock().keeper_works = false;
+            shared.state.lock().maintenance_runs = false;
             shared.progress.notify();
             snapshot.await.unwrap().unwrap();
             let mut state = shared.state.lock();
