@@ -102,8 +102,8 @@ pub const PAGES_PER_CHUNK: usize = 64;
 /// Segments of the log after which a checkpoint is due: 64 of 8 MiB are 512 MiB to replay.
 pub const LOG_SEGMENTS_MAX: usize = 64;
 
-/// For how long a checkpoint or an opening repeats the read of one block: a controller that is reset,
-/// or a path that changes, answers within seconds.
+/// For how long a checkpoint or an opening repeats the read of one block: a controller that is
+/// reset, or a path that changes, answers within seconds.
 pub const READ_RETRY_TIME: Duration = Duration::from_secs(10);
 
 /// For how long it repeats reads of all blocks.
@@ -122,8 +122,8 @@ pub const FRUITLESS_PASSES: u32 = 8;
 pub const EVACUATION_STEPS: u32 = 1000;
 
 /// Segments from which on the others of a pool can be filled by an evacuation. With fewer, the
-/// checkpoint of a pass may take what the pass frees, and the evacuation ends without room: in tests
-/// from 80 % of the capacity of 32 to 64 segments, and never of 100.
+/// checkpoint of a pass may take what the pass frees, and the evacuation ends without room: in
+/// tests from 80 % of the capacity of 32 to 64 segments, and never of 100.
 pub const EVACUATION_SEGMENTS: u32 = 100;
 
 /// Checkpoints for which a write waits in a full pool: one may be in progress when it begins, one
@@ -132,7 +132,3 @@ pub const MERGES_WAITED: u64 = 3;
 
 /// Checkpoints for which a write waits for the cleaner, which frees space that others may take.
 pub const PASSES_WAITED: u64 = 64;
-
-/// The same for a write whose space is reserved, and that others cannot take: only a pool of which
-/// segments are damaged has no room then.
-pub const RESERVED_PASSES_WAITED: u64 = 1024;

@@ -1,5 +1,4 @@
 //! Memory limit: the process-wide limit is exhausted, so this test has a process of its own.
-#![allow(missing_docs)]
 
 mod common;
 

@@ -107,8 +107,8 @@ impl<'a> Merge<'a> {
         Ok(own)
     }
 
-    /// The old page of a place, and its entry. A damaged page has lost its entries; only the metadata
-    /// map must be whole.
+    /// The old page of a place, and its entry. A damaged page has lost its entries; only the
+    /// metadata map must be whole.
     async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let place = PagePlace { volume: self.old.volume, level, index };

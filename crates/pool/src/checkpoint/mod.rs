@@ -54,9 +54,9 @@ struct OldMaps<'a> {
 }
 
 impl OldMaps<'_> {
-    /// Reads pages of volumes, and repeats failed reads. `None` if a page is damaged: what it has is lost. A page that
-    /// the device cannot read may be whole, and counts as damaged only in the first checkpoint of an
-    /// opening: an operator knows of the failure then.
+    /// Reads pages of volumes, and repeats failed reads. `None` if a page is damaged: what it has is lost. A page
+    /// that the device cannot read may be whole, and counts as damaged only in the first checkpoint
+    /// of an opening: an operator knows of the failure then.
     ///
     /// # Errors
     /// Of the devices.

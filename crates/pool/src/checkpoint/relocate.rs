@@ -33,7 +33,8 @@ impl Work<'_> {
     /// Copies what moves, and changes the trees that have it.
     ///
     /// # Errors
-    /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may move.
+    /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may
+    /// move.
     pub(super) async fn relocate(&mut self, moving: &Moving) -> Result<(), IoError> {
         // New entries by old location, of blocks and pages.
         let mut moved = moving.blocks.clone();

@@ -4,10 +4,10 @@
 //! Invariants:
 //! - a block is copied only if the map has it at this place now, and the copy takes effect only if
 //!   the map still does;
-//! - a segment that cannot be read, or whose live blocks are not found, stays as it is, and is tried
-//!   again later;
-//! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the block
-//!   refer to the copy, so a replay never sees one of them changed alone;
+//! - a segment that cannot be read, or whose live blocks are not found, stays as it is, and is
+//!   tried again later;
+//! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the
+//!   block refer to the copy, so a replay never sees one of them changed alone;
 //! - map pages and metadata are not copied: the checkpoint writes them again;
 //! - no checkpoint runs and no ancestry changes between a look at a tree and the effect of the copy,
 //!   because one task does both in turn.
@@ -95,8 +95,9 @@ impl Shared {
         let victims = self.victims();
         let (leaves_max, has_spare) = {
             let mut state = self.state.lock();
-            // A block of many snapshots has as many leaves. What is spare in a small pool may be more
-            // than the reserve has for pages; a large pool has the most that memory is bounded to.
+            // A block of many snapshots has as many leaves. What is spare in a small pool may be
+            // more than the reserve has for pages; a large pool has the most that memory is bounded
+            // to.
             let spare = self.spare_blocks(&mut state) / 2;
             copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
             (state.sizes.recent / 2, spare > 0)
@@ -140,7 +141,7 @@ impl Shared {
         let mut state = self.state.lock();
         state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
-        // What is withheld from use is no gain, and no sign of a clean pool.
+        // Segments withheld from use are no gain, and no sign of a clean pool.
         if state.evacuated.is_none() {
             state.gain.count(before, after);
         }
@@ -169,8 +170,8 @@ impl Shared {
         state.segments.free() as u64 * segment + state.host_blocks
     }
 
-    /// Blocks that copies may take: half of what the checkpoint after them leaves. Pages of snapshots
-    /// take the other half, at most, as chunks of a page each.
+    /// Blocks that copies may take: half of what the checkpoint after them leaves. Pages of
+    /// snapshots take the other half, at most, as chunks of a page each.
     fn spare_blocks(&self, state: &mut State) -> u64 {
         let spare = state.segments.free().saturating_sub(state.checkpoint_segments());
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
@@ -183,24 +184,25 @@ impl Shared {
         let free_blocks = state.segments.free() as u64 * u64::from(segment_blocks);
         let evacuated = state.evacuated.clone();
         let spare = self.spare_blocks(state);
-        // During an evacuation, the device has segments for what the others have no room for. Larger
-        // passes then spread the checkpoint after each over more of them.
+        // During an evacuation, the device has segments for what the others have no room for.
+        // Larger passes then spread the checkpoint after each over more of them.
         let share = if evacuated.is_some() { 2 } else { 4 };
         let budget = Budget {
             // A copy takes a header per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
-            // A large pass spreads its checkpoint over more copies, without which it gains nothing at the
-            // density of a full pool.
+            // A large pass spreads its checkpoint over more copies, without which it gains nothing
+            // at the density of a full pool.
             copies: (state.sizes.recent as u64 / 2)
                 .min(free_blocks / share)
                 .max((state.sizes.copies as u64).min(spare)),
         };
-        // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
-        // others, which takes half of the reserve. Writes of hosts leave more than that, so
-        // they cannot take that room for good.
-        let (free, reserve) = (state.segments.free(), state.sizes.reserve);
-        if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
-            let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;
+        // An evacuated device is emptied whatever that gains, as long as the others have room for a
+        // checkpoint, which takes half of the reserve, and for what is reserved. Writes of hosts
+        // leave more than that, so they cannot take that room for good.
+        let (sizes, supply) = (state.sizes, state.supply());
+        let kept = supply.left_free(&sizes, 0) - sizes.reserve.div_ceil(2);
+        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
+            let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));
             let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
@@ -292,7 +294,7 @@ impl Shared {
             let mut index = place.index;
             for level in place.level + 1..=node.tree.level {
                 index /= FANOUT as u64;
-                // What shares a page gets the same copy.
+                // Maps that share a page get the same copy.
                 let page = node.tree.lookup_page(storage, cache, level, index).await?.location;
                 if !copies.pages.contains(&page) {
                     pages.insert(page);
@@ -391,7 +393,8 @@ impl Shared {
 
     async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
-        // What cannot be read must not fail the checkpoint, or keep it from moving everything else.
+        // A page that cannot be read must not fail the checkpoint, or keep it from moving other
+        // pages.
         read_page(&self.storage, &self.cache, entry, found.place).await?;
         if top.is_snapshot {
             return self.add_holders(top, found, copies).await.map(drop);
@@ -410,7 +413,8 @@ impl Shared {
     }
 
     /// Writes the first of the copies as a chunk. It ends with its segment, if it reaches that end:
-    /// what chunks leave of segments is as lost as dead blocks, and a full pool has little of either.
+    /// what chunks leave of segments is as lost as dead blocks, and a full pool has little of
+    /// either.
     async fn write_chunk_of(&self, copies: &mut Copies) -> Result<(), IoError> {
         let room = self.state.lock().position.room();
         let count = if room == 0 { copies.blocks.len() } else { copies.blocks.len().min(room) };

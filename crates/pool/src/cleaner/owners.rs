@@ -1,8 +1,8 @@
 //! Owners: which volumes and snapshots have a block or page, found by its birth.
 //!
 //! What has a block is connected in the ancestry (see [`crate::ondisk::ancestry`]). Its top is the
-//! volume or snapshot that is not older than the block, with a parent that is; it was taken from the
-//! volume that wrote the block, or adopted its place.
+//! volume or snapshot that is not older than the block, with a parent that is; it was taken from
+//! the volume that wrote the block, or adopted its place.
 
 use std::collections::BTreeMap;
 

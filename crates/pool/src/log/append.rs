@@ -110,8 +110,8 @@ impl Shared {
         Ok(Appended { sequence: start.sequence, payload: start.block + 1 })
     }
 
-    /// Reserves the place of a chunk on the log device: waits for the turn of hosts, for a slot, and for
-    /// the marks of its volumes.
+    /// Reserves the place of a chunk on the log device: waits for the turn of hosts, for a slot,
+    /// and for the marks of its volumes.
     async fn reserve_on(
         &self,
         log: &LogDevice,

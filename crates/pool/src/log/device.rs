@@ -36,8 +36,8 @@ pub(crate) struct Head {
     pub(crate) throttle: Throttle,
 }
 
-/// Blocks of a tail near which hosts slow down: before the slots are exhausted, of which the first and
-/// the last are in part empty.
+/// Blocks of a tail near which hosts slow down: before the slots are exhausted, of which the first
+/// and the last are in part empty.
 pub(crate) fn tail_limit(limit: u64, slots: u32, segment_blocks: u32) -> u64 {
     limit.min(u64::from(slots - 2) * u64::from(segment_blocks))
 }

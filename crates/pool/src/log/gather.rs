@@ -1,8 +1,8 @@
 //! Gathering: the writes of a core join the open chunk while earlier chunks are in flight.
 //!
 //! Invariants: a chunk is written by a task of its own, so a dropped call does not stop it; payload
-//! is kept by reference until the chunk is written, and then copied once. The steady state allocates
-//! nothing.
+//! is kept by reference until the chunk is written, and then copied once. The steady state
+//! allocates nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

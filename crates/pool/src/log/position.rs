@@ -94,8 +94,8 @@ impl Position {
         (self.segment_blocks - self.next.block % self.segment_blocks - 1) as usize
     }
 
-    /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and the
-    /// following segment.
+    /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and
+    /// the following segment.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without a free segment when one is needed, and at the last sequence.

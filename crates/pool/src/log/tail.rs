@@ -1,8 +1,8 @@
 //! Tail: the part of the log that the log device holds and the devices of the pool may lack. Pure.
 //!
 //! Invariants: segments come in the order of the log and use the slots in turn; per segment,
-//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its segment is durable as a
-//! whole.
+//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its segment is durable as
+//! a whole.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -181,8 +181,8 @@ impl Tail {
         self.changed.retain(|_, last| *last > durable);
     }
 
-    /// Frees the slots of segments that are durable as a whole. At once, because a segment without a
-    /// slot may come back to the log.
+    /// Frees the slots of segments that are durable as a whole. At once, because a segment without
+    /// a slot may come back to the log.
     fn free_slots(&mut self) {
         while self.segments.len() > 1 && self.segments[0].durable == self.segments[0].end {
             let gone = self.segments.pop_front().expect("there are two");

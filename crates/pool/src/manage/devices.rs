@@ -7,11 +7,11 @@
 //!   two copies, and the opening completes the update, or the other devices are a pool without it;
 //! - a device is removed when nothing refers to its segments, reads in progress included.
 //!
-//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller that is
-//!   dropped does not end them halfway.
+//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller
+//!   that is dropped does not end them halfway.
 //!
-//! A new device that fails before another device has the update leaves the pool as it was. A crash ends
-//! an evacuation: it is begun again by order.
+//! A new device that fails before another device has the update leaves the pool as it was. A crash
+//! ends an evacuation: it is begun again by order.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use flagstone_runtime::spawn;
 use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
-use super::space::OrderKind;
+use super::space::{OrderKind, Supply};
 use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
-    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
+    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES, SEGMENTS_MAX,
 };
 use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offset};
@@ -82,6 +82,19 @@ pub enum DeviceOrderError {
         /// Bytes in use or reserved.
         needed_bytes: u64,
     },
+    /// The other devices have too few free segments for what thick volumes may still write.
+    #[error(
+        "without {device}, {left_bytes} bytes are left for the {needed_bytes} bytes that are reserved: \
+         add a device, or delete volumes or snapshots first"
+    )]
+    Unbacked {
+        /// The device.
+        device: String,
+        /// Bytes reserved.
+        needed_bytes: u64,
+        /// Bytes of free segments for them.
+        left_bytes: u64,
+    },
     /// Blocks on the device cannot be moved.
     #[error(
         "{segments} segments of {device} have blocks that are damaged or cannot be read, which cannot \
@@ -129,8 +142,8 @@ impl Drop for Evacuation {
 }
 
 impl Pool {
-    /// Checks a device that is to be added, and removes its superblocks: it has answered then. Holds up
-    /// nothing in the pool, and may be dropped.
+    /// Checks a device that is to be added, and removes its superblocks: it has answered then.
+    /// Holds up nothing in the pool, and may be dropped.
     ///
     /// # Errors
     /// As [`Pool::grow`].
@@ -226,8 +239,8 @@ impl Pool {
         written
     }
 
-    /// Begins to move everything from a device to the others. It is written to only while the others
-    /// have no free segment.
+    /// Begins to move everything from a device to the others. It is written to only while the
+    /// others have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
@@ -287,13 +300,14 @@ impl Evacuation {
         blocks * BLOCK_BYTES as u64
     }
 
-    /// Moves some segments. True when nothing refers to the device any more.
+    /// Moves some segments. True when nothing refers to the device any more, and the others have
+    /// free segments for what is reserved.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the rest cannot be moved, and errors of the devices.
     pub async fn step(&self) -> Result<bool, DeviceOrderError> {
         let shared = self.pool.shared();
-        let (range, log, damaged, used, free) = {
+        let (range, log, damaged, used, free, is_backed) = {
             let mut state = shared.state.lock();
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
@@ -301,12 +315,14 @@ impl Evacuation {
             let is_left =
                 |segment: &u32| state.segments.is_closed(*segment) && !state.can_clean(*segment);
             let damaged = range.clone().filter(is_left).count();
-            (range, log, damaged, used, state.segments.free())
+            let (sizes, supply) = (state.sizes, state.supply());
+            let is_backed = supply.reserved == 0 || supply.is_backed(&sizes, 0);
+            (range, log, damaged, used, supply.free, is_backed)
         };
-        if used == 0 {
+        if used == 0 && is_backed {
             return Ok(true);
         }
-        if used == damaged {
+        if used > 0 && used == damaged {
             let device = self.device.clone();
             return Err(DeviceOrderError::Damaged { device, segments: damaged });
         }
@@ -314,8 +330,10 @@ impl Evacuation {
         let steps = if used < least || free > most_free { 0 } else { steps + 1 };
         let (least, most_free) = (least.min(used), most_free.max(free));
         self.progress.set(Progress { least, most_free, steps });
-        if steps >= EVACUATION_STEPS {
-            return Err(self.no_room());
+        // Passes that only make room are like those for a write.
+        let steps_max = if used == 0 { FRUITLESS_PASSES } else { EVACUATION_STEPS };
+        if steps >= steps_max {
+            return Err(if used == 0 { self.unbacked() } else { self.no_room() });
         }
         if log > 0 {
             let left = spawn(leave_segment(shared.clone()));
@@ -325,11 +343,21 @@ impl Evacuation {
             let state = shared.state.lock();
             range.clone().any(|segment| state.can_clean(segment))
         };
-        match is_closed {
+        match is_closed || used == 0 {
             true => self.clean().await?,
             false => self.pool.checkpoint().await.map_err(VolumeError::Io)?,
         }
         Ok(false)
+    }
+
+    /// The others have no free segments for what is reserved.
+    fn unbacked(&self) -> DeviceOrderError {
+        let mut state = self.pool.shared().state.lock();
+        let (sizes, supply) = (state.sizes, state.supply());
+        let (device, block) = (self.device.clone(), BLOCK_BYTES as u64);
+        let needed_bytes = supply.reserved * block;
+        let left_bytes = Supply { reserved: 0, ..supply }.left_backed(&sizes) * block;
+        DeviceOrderError::Unbacked { device, needed_bytes, left_bytes }
     }
 
     /// The others are too full for the cleaner.
@@ -378,7 +406,11 @@ impl Evacuation {
         {
             let mut state = shared.state.lock();
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
-            assert_eq!(state.segments.in_use(&range).0, 0, "nothing refers to the device");
+            if state.segments.in_use(&range).0 > 0 {
+                // The others had no free segment meanwhile.
+                drop(state);
+                return Err(self.no_room());
+            }
         }
         let superblock =
             shared.next_update(|superblock| superblock.devices[self.index].size_bytes = 0);
@@ -397,8 +429,8 @@ impl Evacuation {
     }
 }
 
-/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of its own:
-/// the removal may be canceled while the device, which is slow or hangs, writes the chunk.
+/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of
+/// its own: the removal may be canceled while the device, which is slow or hangs, writes the chunk.
 async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     let memory = chunk_memory(0).await;
     shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
@@ -438,8 +470,9 @@ pub(super) async fn check_addition(
     }
 }
 
-/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before copies
-/// 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one then.
+/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before
+/// copies 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one
+/// then.
 pub(super) async fn write_first_copies(
     named: &NamedDevice,
     index: usize,

@@ -1,8 +1,8 @@
 //! Growth of a closed pool: the way out of one that is too full to be opened.
 //!
-//! The new device becomes part of the table by an update of the superblock that changes nothing else:
-//! log, checkpoint and marks stay, and the next opening replays the log as before. Nothing in the log is
-//! written, so the tail of a log device stays where it is.
+//! The new device becomes part of the table by an update of the superblock that changes nothing
+//! else: log, checkpoint and marks stay, and the next opening replays the log as before. Nothing in
+//! the log is written, so the tail of a log device stays where it is.
 //!
 //! A crash leaves the pool with the new device or without, as during the growth of an open pool.
 
@@ -106,8 +106,8 @@ mod tests {
         NamedDevice { name: name.to_owned(), device: Arc::new(device) }
     }
 
-    /// A pool whose log has all but `free` segments, with one block written, and one in each of `pages`
-    /// pages of the map.
+    /// A pool whose log has all but `free` segments, with one block written, and one in each of
+    /// `pages` pages of the map.
     async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>, free: usize, pages: u64) {
         let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
         let made = Pool::create_with_log(vec![device.clone()], log, &options).await;

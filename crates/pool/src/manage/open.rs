@@ -1,14 +1,15 @@
 //! Opening of a pool: recovery, and what to do without its log device.
 //!
-//! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device that
-//! was named is blank, as a local SSD after a stop of its machine, or has an older state of the pool.
-//! Then the pool opens with the prefix of its history that its other devices have, and keeps the
-//! volumes that lack changes from being opened. Or it is *elsewhere*: it was not found, another
-//! device was, or its superblock is damaged. Then it may come back with the tail, which opening the
-//! prefix would lose: the pool is refused, until the operator gives the tail up.
+//! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device
+//! that was named is blank, as a local SSD after a stop of its machine, or has an older state of
+//! the pool. Then the pool opens with the prefix of its history that its other devices have, and
+//! keeps the volumes that lack changes from being opened. Or it is *elsewhere*: it was not found,
+//! another device was, or its superblock is damaged. Then it may come back with the tail, which
+//! opening the prefix would lose: the pool is refused, until the operator gives the tail up.
 //!
-//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied to
-//! the other devices, and the pool opens without it. A failure of another device detaches nothing.
+//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied
+//! to the other devices, and the pool opens without it. A failure of another device detaches
+//! nothing.
 
 use std::sync::Arc;
 
@@ -50,11 +51,11 @@ pub struct OpenOptions {
 /// What becomes of the tail of a lost log device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LostTail {
-    /// The pool is refused: names of disks change, so a blank device may have taken the place of the
-    /// log device, which is still there.
+    /// The pool is refused: names of disks change, so a blank device may have taken the place of
+    /// the log device, which is still there.
     Keep,
-    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back is
-    /// waited for.
+    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back
+    /// is waited for.
     #[default]
     Withhold,
     /// It is given up, wherever the log device is. Volumes that lack changes can be opened. A blank

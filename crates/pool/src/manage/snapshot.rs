@@ -1,5 +1,5 @@
-//! Snapshots and clones: the orders that change the ancestry of volumes, and what differs between two
-//! snapshots.
+//! Snapshots and clones: the orders that change the ancestry of volumes, and what differs between
+//! two snapshots.
 //!
 //! Invariant: ancestry changes only while no checkpoint runs and the cleaner rests, so neither sees
 //! two ancestries. Hosts write on meanwhile.
@@ -11,8 +11,9 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time::wall_clock;
 
+use super::backing::{Backing, Claim};
 use super::pool::{Order, Pool};
-use super::shared::{Shared, Turn, reservation};
+use super::shared::{Shared, Turn};
 use super::space::OrderKind;
 use super::volume::PoolVolume;
 use crate::error::VolumeError;
@@ -67,12 +68,12 @@ impl Drop for MaintenanceTurn {
 }
 
 /// A snapshot that is checked and can be taken at once: the checkpoint or cleaning that was in
-/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping it
-/// takes no snapshot.
+/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping
+/// it takes no snapshot.
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
-    locks: (MaintenanceTurn, Order),
+    locks: (MaintenanceTurn, Order, Backing),
 }
 
 impl PreparedSnapshot {
@@ -86,12 +87,6 @@ impl PreparedSnapshot {
         let PreparedSnapshot { pool, order, locks } = self;
         pool.commit(locks, Record::Snapshot(Box::new(order))).await.map(drop)
     }
-}
-
-/// Blocks that thick volumes need in addition when a snapshot keeps what they have.
-fn kept_by_snapshot(catalog: &Catalog, volumes: &[&str]) -> u64 {
-    let found = volumes.iter().filter_map(|name| catalog.by_name(name));
-    found.filter(|volume| volume.thick).map(|volume| volume.blocks - reservation(volume)).sum()
 }
 
 impl Pool {
@@ -139,8 +134,11 @@ impl Pool {
         name: &str,
         id: PoolId,
     ) -> Result<PreparedSnapshot, VolumeError> {
-        let more = kept_by_snapshot(&self.shared().state.lock().catalog, volumes);
-        self.shared().back(more).await?;
+        let found = |catalog: &Catalog| {
+            let found = volumes.iter().filter_map(|name| catalog.by_name(name));
+            Some(Claim::Snapshots(found.map(|volume| volume.id).collect()))
+        };
+        let backing = self.shared().back(found).await?;
         let order = self.order(OrderKind::Other).await?;
         if !is_name(name) {
             return Err(VolumeError::Field("name"));
@@ -164,13 +162,12 @@ impl Pool {
                 ids.push(found.id);
             }
             let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
-            self.check_room(&state.catalog, ids.len(), bytes)?;
-            let more = kept_by_snapshot(&state.catalog, volumes);
-            self.check_space(&mut state, more)?;
+            self.check_room(&state, ids.len(), bytes)?;
+            self.check_space(&mut state, &backing, Some(Claim::Snapshots(ids.clone())))?;
         }
         let turn = self.maintenance_turn().await?;
         let created_s = wall_clock().as_secs();
-        let locks = (turn, order);
+        let locks = (turn, order, backing);
         let order = SnapshotOrder { name: name.to_owned(), volumes: ids, uuid: id, created_s };
         Ok(PreparedSnapshot { pool: self.clone(), order, locks })
     }
@@ -231,8 +228,8 @@ impl Pool {
         Ok(self.open_by_id(&mut state, id, blocks, true))
     }
 
-    /// Deletes a snapshot. Its handles fail every call from now on; the space that it has alone is
-    /// freed by and by.
+    /// Deletes a snapshot. Its handles fail every call from now on; blocks that no other snapshot
+    /// or volume has are freed in the background.
     ///
     /// # Errors
     /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::InUse`] if more than one volume or snapshot
@@ -273,16 +270,11 @@ impl Pool {
     /// longer fits, and errors of the devices.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
         let full = format!("{volume}@{snapshot}");
-        let needed = |target: &VolumeRecord, found: &VolumeRecord| match target.thick {
-            true => found.blocks.saturating_sub(reservation(target)),
-            false => 0,
+        let claim = |catalog: &Catalog| {
+            let (volume, snapshot) = (catalog.by_name(volume)?, catalog.snapshot_by_name(&full)?);
+            Some(Claim::Rollback { volume: volume.id, snapshot: snapshot.id })
         };
-        let more = {
-            let state = self.shared().state.lock();
-            let found = state.catalog.by_name(volume).zip(state.catalog.snapshot_by_name(&full));
-            found.map_or(0, |(target, found)| needed(target, found))
-        };
-        self.shared().back(more).await?;
+        let backing = self.shared().back(claim).await?;
         let order = self.order(OrderKind::Other).await?;
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
@@ -290,16 +282,16 @@ impl Pool {
             let found = state.catalog.snapshot_by_name(&full);
             let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
             let ids = (target.id, found.id);
-            let more = needed(target, found);
             let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
-            self.check_room(&state.catalog, 1, hidden)?;
-            self.check_space(&mut state, more)?;
+            self.check_room(&state, 1, hidden)?;
+            let claim = claim(&state.catalog);
+            self.check_space(&mut state, &backing, claim)?;
             ids
         };
         let turn = self.maintenance_turn().await?;
         let record = Record::Rollback { volume, snapshot };
-        let (turn, _order) = self.commit((turn, order), record).await?;
-        drop(turn);
+        let (turn, _order, backing) = self.commit((turn, order, backing), record).await?;
+        drop((turn, backing));
         self.want_checkpoint();
         Ok(())
     }
@@ -333,7 +325,7 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let turn = self.maintenance_turn().await?;
         let record = {
-            let mut state = self.shared().state.lock();
+            let state = self.shared().state.lock();
             let found = state.catalog.snapshot_by_name(snapshot);
             let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
             let mut record =
@@ -341,7 +333,7 @@ impl Pool {
             record.parent = found.id;
             record.uuid = PoolId::random();
             record.properties = properties;
-            self.check(&mut state, &record)?;
+            self.check(&state, &record)?;
             record
         };
         let _locks = self.commit((turn, order), Record::Volume(Box::new(record))).await?;
@@ -386,8 +378,8 @@ impl Pool {
         shared.progress.wait_for(find).await
     }
 
-    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume or
-    /// of volumes that share a snapshot. Others differ wherever one has data.
+    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume
+    /// or of volumes that share a snapshot. Others differ wherever one has data.
     ///
     /// # Errors
     /// [`VolumeError::UnknownSnapshot`], or of the devices.
@@ -452,7 +444,7 @@ impl Pool {
     }
 }
 
-/// What is lost may differ.
+/// Lost entries may differ.
 fn is_same(old: &Entry, new: &Entry) -> bool {
     old.location == new.location && ![*old, *new].contains(&Entry::LOST)
 }

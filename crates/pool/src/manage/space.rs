@@ -1,8 +1,8 @@
 //! Space: what a pool can hold, and whether a write may begin. Pure.
 
 use crate::limits::{
-    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
-    RESERVED_PASSES_WAITED,
+    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES,
+    MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::Layout;
@@ -37,34 +37,43 @@ pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
 
+/// Copies of the cleaner beside so many recent changes.
+fn copies(recent: u64) -> u64 {
+    (2 * recent).min(RECENT_MAX as u64 - recent)
+}
+
 impl Sizes {
     /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
     /// it, and the metadata, after the cleaner copied half as many blocks and chose a quarter as
     /// many pages. The reserve holds two of both, because the space of the first is free only after
-    /// the second, at half of the density, because pages of many small maps have a chunk each. For the
-    /// recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes so
-    /// sparse that each has a page on all six levels. The log has the segment that it writes to and the
-    /// following one. Headers of chunks take a part of the rest, and a sixteenth is slack for the
-    /// cleaner.
+    /// the second, at half of the density, because pages of many small maps have a chunk each. For
+    /// the recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes
+    /// so sparse that each has a page on all six levels. The log has the segment that it writes to
+    /// and the following one. Headers of chunks take a part of the rest, and a sixteenth is slack
+    /// for the cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
-        Sizes::with(layout, layout.usable_segments(), RECENT_MAX as u64)
+        Sizes::with(layout, layout.usable_segments())
     }
 
-    /// Sizes with other usable segments, because devices were added or are evacuated. The tables of
-    /// recent changes stay as large as they are.
+    /// Sizes with other usable segments, because devices were added or are evacuated. Space is that
+    /// of the next opening, which must find room for every reservation that was accepted before.
+    /// Only the tables of recent changes stay as large as they are.
     pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
-        Sizes::with(layout, segments, self.recent as u64)
+        let opened = Sizes::with(layout, segments);
+        let recent = opened.recent.min(self.recent);
+        Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
     }
 
-    /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They may
-    /// overwrite blocks while other volumes take all the rest, and what dies of theirs lets the cleaner
-    /// gain then.
+    /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They
+    /// may overwrite blocks while other volumes take all the rest, and what dies of theirs lets the
+    /// cleaner gain then.
     pub(crate) fn reserved_floor(&self) -> usize {
         self.reserve * 3 / 4
     }
 
-    /// Free segments that orders and writes of zeroes leave for a checkpoint, which needs half of the
-    /// reserve. Below what writes of reserved blocks leave, so that these cannot keep the others out.
+    /// Free segments that orders and writes of zeroes leave for a checkpoint, which needs half of
+    /// the reserve. Below what writes of reserved blocks leave, so that these cannot keep the
+    /// others out.
     pub(crate) fn order_floor(&self) -> usize {
         (self.reserve * 5 / 8).min(self.reserved_floor().saturating_sub(1)).max(self.reserve / 2)
     }
@@ -74,10 +83,10 @@ impl Sizes {
         self.recent + self.copies
     }
 
-    fn with(layout: &Layout, segments: u32, recent_max: u64) -> Sizes {
+    fn with(layout: &Layout, segments: u32) -> Sizes {
         let segment_blocks = u64::from(layout.segment_blocks());
         let blocks = u64::from(segments) * segment_blocks;
-        let recent = (blocks / 32).clamp(32, recent_max);
+        let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
         // A block of a few snapshots of a small pool has as many pages.
         let moving = (recent / 4).max(32);
@@ -92,7 +101,7 @@ impl Sizes {
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,
-            copies: (2 * recent).min(RECENT_MAX as u64 - recent) as usize,
+            copies: copies(recent) as usize,
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
@@ -131,6 +140,8 @@ pub(crate) struct Supply {
     pub(crate) ranges: usize,
     /// Free segments.
     pub(crate) free: usize,
+    /// Segments of the log since the last checkpoint.
+    pub(crate) log: usize,
     /// A checkpoint may find dead blocks: there are recent changes.
     pub(crate) unmerged: bool,
     /// Deleted volumes or snapshots still have blocks.
@@ -148,12 +159,18 @@ impl Supply {
         self.live + self.reserved + self.entries as u64
     }
 
-    /// Free segments that are left for checkpoints, the cleaner, what is reserved, and `more` reserved
-    /// blocks. What is reserved must not depend on the cleaner: at the density of a full pool it may
-    /// gain little.
+    /// Free segments left for checkpoints, the cleaner, reserved blocks, and `more` of these.
+    /// Reserved blocks must not depend on the cleaner, which may gain little at the density of a
+    /// full pool.
     pub(crate) fn left_free(&self, sizes: &Sizes, more: u64) -> usize {
         let segments = self.reserved.saturating_add(more).div_ceil(sizes.payload);
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
+    }
+
+    /// Blocks that can be reserved in addition, as far as free segments are concerned.
+    pub(crate) fn left_backed(&self, sizes: &Sizes) -> u64 {
+        let segments = self.free.saturating_sub(sizes.reserve + 1) as u64;
+        (segments * sizes.payload).saturating_sub(self.reserved)
     }
 
     /// True if so many more blocks can be reserved, as far as free segments are concerned.
@@ -197,23 +214,36 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
         };
     }
     // Zeroes free space, so they may use a part of the reserve. Their chunks take segments until a
-    // checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even if that
-    // freed nothing, so that a full pool can be emptied.
+    // checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even if
+    // that freed nothing, so that a full pool can be emptied.
     if demand.blocks == 0 && supply.free <= sizes.order_floor() && supply.unmerged {
         return match supply.clean {
             false => Admission::AfterCleaning,
             true => Admission::AfterCheckpoint,
         };
     }
-    // Others are refused when the cleaner gains nothing for a while. Reserved blocks are not.
-    let (floor, passes, is_over) = match demand.reserved {
-        true => (sizes.reserved_floor(), RESERVED_PASSES_WAITED, supply.spent),
-        false => (supply.left_free(sizes, 0), PASSES_WAITED, supply.clean),
+    // Until a checkpoint, they may take some of the free segments that back reservations: as many
+    // as orders may take of the reserve.
+    let lent = sizes.reserve - sizes.order_floor();
+    if demand.blocks == 0 && supply.unmerged {
+        let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
+        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) {
+            return Admission::AfterCheckpoint;
+        }
+    }
+    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits
+    // for passes of its own: those before it had other blocks to work with. During an evacuation,
+    // no gain is counted, and it may wait as long as that.
+    let was_fruitless = supply.clean && waited >= FRUITLESS_PASSES.into();
+    let is_long = waited >= EVACUATION_STEPS.into();
+    let (floor, is_over) = match demand.reserved {
+        true => (sizes.reserved_floor(), supply.spent || was_fruitless || is_long),
+        false => (supply.left_free(sizes, 0), supply.clean || waited >= PASSES_WAITED),
     };
     if demand.blocks > 0 && supply.free <= floor {
         return match is_over {
-            _ if waited >= passes => Admission::Full,
             false => Admission::AfterCleaning,
+            _ if waited >= PASSES_WAITED => Admission::Full,
             true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
             true => Admission::Full,
         };
@@ -255,6 +285,8 @@ pub(crate) fn admit_order(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::PoolId;
+    use crate::ondisk::superblock::DeviceRecord;
 
     const SIZES: Sizes = Sizes {
         recent: 100,
@@ -272,12 +304,35 @@ mod tests {
         entries: 10,
         ranges: 0,
         free: 20,
+        log: 2,
         unmerged: true,
         reaping: false,
         clean: false,
         spent: false,
     };
     const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
+
+    /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
+    /// took space that reservations had got meanwhile.
+    #[test]
+    fn changed_pool_has_the_space_of_its_next_opening() {
+        let device = |segments: u32| DeviceRecord {
+            id: PoolId::default(),
+            size_bytes: u64::from(segments + 1) * (8 << 20),
+            segments,
+        };
+        for (first, second) in [(64, 64), (1024, 3072), (1024, 20_000), (20_000, 1024)] {
+            let layout = Layout::new(2048, &[device(first)]).unwrap();
+            let before = Sizes::of(&layout);
+            layout.push(&device(second)).unwrap();
+            let (grown, opened) = (before.within(&layout, first + second), Sizes::of(&layout));
+            assert_eq!(Sizes { recent: opened.recent, copies: opened.copies, ..grown }, opened);
+            assert!(grown.table() <= before.table());
+            layout.remove(0);
+            let (removed, opened) = (opened.within(&layout, second), Sizes::of(&layout));
+            assert_eq!(removed, opened, "{first} {second}");
+        }
+    }
 
     #[test]
     fn writes_are_admitted_by_space_and_segments() {
@@ -325,15 +380,17 @@ mod tests {
         assert_eq!(decide(Supply { free: 4, ..written }, reserved), Admission::Now);
         let lowest = Supply { free: 3, ..written };
         assert_eq!(decide(lowest, reserved), Admission::AfterCleaning, "it gained nothing before");
-        assert_eq!(admit(&SIZES, &lowest, &reserved, PASSES_WAITED), Admission::AfterCleaning);
-        assert_eq!(admit(&SIZES, &lowest, &reserved, RESERVED_PASSES_WAITED), Admission::Full);
+        let fruitless = u64::from(FRUITLESS_PASSES);
+        assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), Admission::Full);
+        let gaining = Supply { clean: false, ..lowest };
+        assert_eq!(admit(&SIZES, &gaining, &reserved, 900), Admission::AfterCleaning);
         assert_eq!(decide(Supply { spent: true, ..lowest }, reserved), Admission::Full);
         let unmerged = Supply { spent: true, unmerged: true, ..lowest };
         assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
     }
 
-    /// A full pool whose thick volumes have been overwritten took no orders any more, and discards only
-    /// after a checkpoint each.
+    /// A full pool whose thick volumes have been overwritten took no orders any more, and discards
+    /// only after a checkpoint each.
     #[test]
     fn thick_writes_leave_room_for_orders_and_discards() {
         for reserve in 4..1000 {
@@ -344,6 +401,23 @@ mod tests {
             assert_eq!(admit(&sizes, &supply, &zeroes, 0), Admission::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
+    }
+
+    /// Until the next checkpoint, discards could take all free segments above the floor of orders.
+    #[test]
+    fn discards_take_little_of_what_backs_reservations() {
+        let zeroes = Demand { entries: 1, ranges: 0, blocks: 0, reserved: true };
+        let sizes = Sizes { reserve: 16, ..SIZES };
+        // Eight segments back a hundred blocks.
+        let decide = |free, log, unmerged| {
+            let supply = Supply { free, log, unmerged, clean: true, ..SUPPLY };
+            admit(&sizes, &supply, &zeroes, 0)
+        };
+        assert_eq!(decide(20, 2, true), Admission::Now);
+        assert_eq!(decide(19, 8, true), Admission::Now);
+        assert_eq!(decide(18, 8, true), Admission::AfterCheckpoint);
+        assert_eq!(decide(18, 2, true), Admission::Now, "the checkpoint has returned what it can");
+        assert_eq!(decide(18, 8, false), Admission::Now);
     }
 
     #[test]

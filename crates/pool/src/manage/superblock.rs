@@ -5,8 +5,8 @@
 //! - before a chunk that changes a volume goes to the log device, the superblock says that the log
 //!   device may have changes of this volume. So an opening without the log device knows which
 //!   volumes lack changes;
-//! - an update that failed, or whose task was dropped, as that of an opening that is given up, may be
-//!   on some of the devices, so no further one follows it.
+//! - an update that failed, or whose task was dropped, as that of an opening that is given up, may
+//!   be on some of the devices, so no further one follows it.
 
 use std::collections::BTreeSet;
 
@@ -98,8 +98,8 @@ impl Shared {
         self.progress.wait_for(turn).await
     }
 
-    /// The next update, with a change. Until it is written, chunks may only change volumes that both
-    /// it and the last update mark.
+    /// The next update, with a change. Until it is written, chunks may only change volumes that
+    /// both it and the last update mark.
     pub(crate) fn next_update(&self, change: impl FnOnce(&mut Superblock)) -> Superblock {
         let mut state = self.state.lock();
         let mut next = state.superblock.clone();

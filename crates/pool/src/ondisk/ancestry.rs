@@ -1,10 +1,10 @@
 //! Ancestry: the forest of snapshots that volumes continue from, and the orders that change it.
 //!
 //! Ownership by birth: a block or map page belongs to the oldest snapshot or volume on its way from
-//! the root of the forest that is not older than its birth. Everything below that has it, too, until
-//! it was overwritten. Hence what has a block is connected, and freeing needs no counts: a volume
-//! frees what is younger than its parent; a deleted snapshot frees what is younger than its parent
-//! and absent from its only child.
+//! the root of the forest that is not older than its birth. Everything below that has it, too,
+//! until it was overwritten. Hence the owners of a block are connected, and freeing needs no
+//! reference counts: a volume frees blocks that are younger than its parent; a deleted snapshot
+//! frees blocks that are younger than its parent and absent from its only child.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use super::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
 use super::chunk::SnapshotOrder;
 use crate::id::PoolId;
 
-/// Which blocks and pages of a map belong to the map alone, and not to its parent too.
+/// Rule that tells blocks and pages of one map from those that it shares with its parent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
-    /// What is younger than this sequence is its own.
+    /// Entries younger than this sequence are the map's own.
     pub parent: u64,
     /// The parent is being deleted, and was reaped up to this block.
     pub reaped: u64,
@@ -25,7 +25,7 @@ pub struct Ownership {
 }
 
 impl Ownership {
-    /// Whether an entry that covers the blocks before `end` belongs to the map alone.
+    /// Whether an entry that covers the blocks before `end` is the map's own.
     pub fn is_own(&self, birth: u64, end: u64) -> bool {
         birth > if end <= self.reaped { self.grandparent } else { self.parent }
     }
@@ -45,7 +45,7 @@ impl VolumeRecord {
         }
     }
 
-    /// The volume that wrote what this volume or snapshot has alone.
+    /// The volume that wrote the blocks that no parent has.
     pub fn source(&self) -> u32 {
         match self.kind {
             VolumeKind::Volume => self.id,
@@ -97,7 +97,7 @@ impl Catalog {
         self.snapshot_name(of).unwrap_or_else(|| of.name.clone())
     }
 
-    /// What continues from a snapshot.
+    /// Volumes and snapshots that continue from a snapshot.
     pub fn children(&self, id: u32) -> impl Iterator<Item = &VolumeRecord> {
         self.volumes.values().filter(move |child| child.parent == id)
     }
@@ -107,7 +107,7 @@ impl Catalog {
         self.volumes.get(&id).and_then(VolumeRecord::sequence).unwrap_or(0)
     }
 
-    /// What of the map of a volume or snapshot belongs to it alone.
+    /// Ownership of the map of a volume or snapshot.
     pub fn ownership(&self, id: u32) -> Ownership {
         let parent = self.volumes.get(&id).map_or(0, |volume| volume.parent);
         let of_parent = self.volumes.get(&parent);
@@ -185,7 +185,7 @@ impl Catalog {
         };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
         (rolled.parent, rolled.adopted) = (snapshot, false);
-        // Writes that were lost with the log device were made to what it was.
+        // The writes lost with the log device were made to the former map.
         rolled.incomplete = false;
         self.insert(former)?;
         Ok(hidden)
@@ -253,16 +253,18 @@ impl Catalog {
         }
     }
 
-    /// Removes a volume or snapshot of which everything was freed. What continued from it continues
-    /// from its parent.
+    /// Removes a volume or snapshot whose blocks were freed. Its child continues from its parent.
+    /// The blocks that are left and the parent lacks are the child's own from now on.
     pub(crate) fn remove_reaped(&mut self, id: u32) {
         let Some(gone) = self.volumes.remove(&id) else { return };
+        let left = gone.mapped.saturating_sub(gone.shared);
         for child in self.volumes.values_mut().filter(|child| child.parent == id) {
             child.parent = gone.parent;
             child.adopted |= gone.adopted || child.source() != gone.source();
-            if gone.parent == 0 {
-                child.shared = 0;
-            }
+            child.shared = match gone.parent {
+                0 => 0,
+                _ => child.shared.saturating_sub(left),
+            };
         }
     }
 

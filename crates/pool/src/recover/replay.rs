@@ -68,8 +68,8 @@ fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count
 pub(crate) enum Proof {
     /// Any that says so.
     Any,
-    /// One with changes of hosts. The log device is gone, and had none of them; pages of checkpoints
-    /// were durable on it alone.
+    /// One with changes of hosts. The log device is gone, and had none of them; pages of
+    /// checkpoints were durable on it alone.
     OfHosts,
     /// None: the loss of the end of the log is accepted.
     Accepted,
@@ -157,7 +157,8 @@ impl<'a> Replay<'a> {
         (slot + 1) % self.storage.log.as_ref().map_or(1, |log| log.slots)
     }
 
-    /// The next chunk, if it is whole and begins at `block`: on the log device, or else in its place.
+    /// The next chunk, if it is whole and begins at `block`: on the log device, or else in its
+    /// place.
     async fn chunk(&mut self, block: u64, slot: u32) -> Result<Option<ChunkHeader>, PoolError> {
         if let Some(log) = &self.storage.log {
             let place = Place::Slot(log, slot);
@@ -194,7 +195,8 @@ impl<'a> Replay<'a> {
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
-    /// Reads blocks, and repeats failed reads. `None` if only they cannot be read, which a torn write may have left.
+    /// Reads blocks, and repeats failed reads. `None` if only they cannot be read, which a torn write may have
+    /// left.
     async fn read(
         &self,
         block: u64,
@@ -306,8 +308,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or of
-    /// a volume that never existed.
+    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or
+    /// of a volume that never existed.
     fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
         let is_snapshot = self.catalog.present_snapshot(volume).is_some();
         let possible = volume < self.catalog.next_id && !is_snapshot;

@@ -1,7 +1,7 @@
 //! Frame of a stream: a header with its checksum, then a payload with its own.
 //!
-//! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed. Every
-//! frame names the snapshot, so that frames of two streams are not mixed.
+//! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed.
+//! Every frame names the snapshot, so that frames of two streams are not mixed.
 
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX};

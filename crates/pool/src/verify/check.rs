@@ -1,9 +1,9 @@
 //! Check: walks the devices of a closed pool, without changing them, and reads everything.
 //!
 //! It finds: damaged copies of superblocks, metadata, map pages and blocks; blocks that two maps
-//! have for their own; counts of live blocks that are wrong; chunk headers without which the cleaner
-//! cannot move their blocks; a log that lost chunks. Not found: damage of what nothing refers to, and
-//! of the last chunks of the log after the last flush, which a crash may leave torn.
+//! have for their own; counts of live blocks that are wrong; chunk headers without which the
+//! cleaner cannot move their blocks; a log that lost chunks. Not found: damage of what nothing
+//! refers to, and of the last chunks of the log after the last flush, which a crash may leave torn.
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;

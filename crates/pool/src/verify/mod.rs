@@ -1,5 +1,6 @@
-//! Verification: whether every block is what was written there. [`scrub`] reads an open pool while it
-//! is used; [`check`] walks the devices of a closed one and reads everything that refers to a block.
+//! Verification: whether every block is what was written there. [`scrub`] reads an open pool while
+//! it is used; [`check`] walks the devices of a closed one and reads everything that refers to a
+//! block.
 
 pub mod check;
 pub mod scrub;

@@ -1,5 +1,6 @@
-//! Another log device for a pool in use, or none, while a device fails at any write, or the power at
-//! any event. Openings of a pool with a tail on its log device that fail at any write, or are dropped.
+//! Another log device for a pool in use, or none, while a device fails at any write, or the power
+//! at any event. Openings of a pool with a tail on its log device that fail at any write, or are
+//! dropped.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -197,8 +198,8 @@ fn simulate(seed: u64, work: impl Future<Output = ()> + 'static) {
     sim.block_on(async { done.await.unwrap() });
 }
 
-/// Changes the log device of a pool, of which one disk fails from each write on in turn. Returns the
-/// number of failures.
+/// Changes the log device of a pool, of which one disk fails from each write on in turn. Returns
+/// the number of failures.
 async fn fail_each_write(dying: usize, target: Option<usize>) -> usize {
     let mut failures = 0;
     for writes in 0.. {
