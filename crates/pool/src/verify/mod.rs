@@ -55,7 +55,7 @@ pub enum DamageKind {
         /// Bytes below it.
         len_bytes: u64,
     },
-    /// Metadata of the pool: the usage table or the catalog.
+    /// Metadata of the pool: the usage table or the volume table.
     Metadata,
     /// A chunk of the log.
     Log,
