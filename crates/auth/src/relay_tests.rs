@@ -7,7 +7,7 @@ use crate::concatenation::Concatenation;
 use crate::controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
 use crate::group::Group;
 use crate::hash::Hash;
-use crate::host::{HostExchange, HostFailure, HostOptions, HostStep};
+use crate::host::{ExchangeOptions, HostExchange, HostFailure, HostStep};
 use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
 use crate::response::Names;
 use crate::secret::Secret;
@@ -34,7 +34,7 @@ fn randomness(seed: u8) -> Randomness {
 
 /// Number `seed` of the hosts of one name, which all have the same secrets.
 fn host(seed: u8, names: Names, groups: &[Group]) -> HostExchange {
-    let options = HostOptions {
+    let options = ExchangeOptions {
         names,
         secret: secret(7),
         controller_secrets: vec![secret(9)],

@@ -49,10 +49,10 @@ pub struct Arguments {
 impl Arguments {
     pub(crate) fn apply(&self, raw: &mut RawConfig, report: &Report) {
         let server = &mut raw.server;
-        let given = [("--listen", &self.listen), ("--listen-insecure", &self.listen_insecure)];
-        if given.iter().any(|(_, texts)| !texts.is_empty()) {
-            let parsed = |(option, texts): (&'static str, &'_ Vec<String>)| {
-                let insecure = option == "--listen-insecure";
+        let given =
+            [("--listen", &self.listen, false), ("--listen-insecure", &self.listen_insecure, true)];
+        if given.iter().any(|(_, texts, _)| !texts.is_empty()) {
+            let parsed = |(option, texts, insecure): (&'static str, &'_ Vec<String>, bool)| {
                 let parse = move |text: &str| {
                     let spec = text.parse()?;
                     Ok::<_, ListenSpecError>(Listener { spec, insecure })

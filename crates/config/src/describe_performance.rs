@@ -66,11 +66,13 @@ fn limited(limit: &Limit) -> String {
             true => throughput(rate),
             false => format!("{rate} IOPS"),
         };
-        let rates = [("", budget.total), (" read", budget.read), (" write", budget.write)];
-        let mixed = budget.mix == Mix::Shared;
+        let write = match budget.mix == Mix::Shared {
+            true => " write, or shares of both",
+            false => " write",
+        };
+        let rates = [("", budget.total), (" read", budget.read), (write, budget.write)];
         for (of, rate) in rates {
             let Some(rate) = rate else { continue };
-            let of = if mixed && of == " write" { " write, or shares of both" } else { of };
             let burst = rate.burst.map(|burst| format!(" ({} in bursts)", shown(burst.per_second)));
             parts.push(format!("{}{of}{}", shown(rate.per_second), burst.unwrap_or_default()));
         }

@@ -30,6 +30,6 @@ pub mod session;
 mod tests;
 pub mod wire;
 
-pub use client::{ClientOptions, ConnectError, NbdDevice, NbdTlsClient};
+pub use client::{ClientOptions, ConnectError, NbdDevice, NbdTlsClient, NegotiationError};
 pub use export::{Export, ExportError, ExportLookup, Exports};
 pub use server::{AttachedClient, DisconnectReason, Drain, NbdServer, NbdTls, ServerOptions};

@@ -142,11 +142,12 @@ pub(super) async fn ask(
 ) -> Result<(Cqe, CommandData), HostError> {
     match queue.run(&command, data).await {
         (CommandOutcome::Completed(cqe), data) if cqe.status().is_success() => Ok((cqe, data)),
-        (CommandOutcome::Completed(cqe), _) if command.fabrics_type().is_some() => {
-            Err(HostError::FabricsRefused { what, status: cqe.status() })
-        }
         (CommandOutcome::Completed(cqe), _) => {
-            Err(HostError::Refused { what, status: cqe.status() })
+            let status = cqe.status();
+            Err(match command.fabrics_type() {
+                Some(command) => HostError::FabricsRefused { command, status },
+                None => HostError::Refused { what, status },
+            })
         }
         (CommandOutcome::Lost, _) => Err(HostError::Closed),
     }

@@ -3,8 +3,8 @@
 use std::io;
 
 use flagstone_auth::HostFailure;
-use flagstone_nvme::Status;
 use flagstone_nvme::pdu::{Fatal, Violation};
+use flagstone_nvme::{FabricsType, Status};
 use flagstone_runtime::net::may_pass;
 use flagstone_runtime::time::Elapsed;
 use flagstone_runtime::tls::TlsFailure;
@@ -44,10 +44,10 @@ pub enum HostError {
         status: Status,
     },
     /// The target refused a fabrics command: Connect, or a property.
-    #[error("the target refused {what}: {}", fabrics_words(*status))]
+    #[error("the target refused {command}: {}", fabrics_words(*status))]
     FabricsRefused {
-        /// Refused request.
-        what: &'static str,
+        /// Refused command.
+        command: FabricsType,
         /// Status of the refusal.
         status: Status,
     },
@@ -127,8 +127,8 @@ impl HostError {
                 false
             }
             HostError::Refused { status, .. } => status.code() == Status::NAMESPACE_NOT_READY,
-            HostError::FabricsRefused { what, status } => {
-                *what == "Connect" && status.code() == Status::CONNECT_CONTROLLER_BUSY
+            HostError::FabricsRefused { command, status } => {
+                *command == FabricsType::CONNECT && status.code() == Status::CONNECT_CONTROLLER_BUSY
             }
             _ => false,
         }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn transient_errors_are_not_configuration_errors() {
         let connect = |kind: io::ErrorKind| HostError::Connect(kind.into());
-        let refused = |status| HostError::FabricsRefused { what: "Connect", status };
+        let refused = |status| HostError::FabricsRefused { command: FabricsType::CONNECT, status };
         for passing in [
             connect(io::ErrorKind::ConnectionRefused),
             connect(io::ErrorKind::HostUnreachable),

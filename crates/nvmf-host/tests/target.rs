@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::{Server, memory, options, subnqn};
 use flagstone_blockdev::{BlockDevice, IoError, MemoryDevice, SharedDevice};
 use flagstone_conformance::{self as conformance, Options};
+use flagstone_nvme::FabricsType;
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice, discover};
 use flagstone_runtime::{buf, spawn};
 use support::{in_simulation, on_each_driver};
@@ -44,7 +45,7 @@ fn missing_targets_are_reported() {
         let other = flagstone_nvme::Nqn::new("nqn.2024-01.example:other").unwrap();
         let error = RemoteDevice::connect(server.address.clone(), &other, options()).await;
         assert!(
-            matches!(error, Err(HostError::FabricsRefused { what: "Connect", .. })),
+            matches!(error, Err(HostError::FabricsRefused { command: FabricsType::CONNECT, .. })),
             "{error:?}"
         );
         let words = "the target refused Connect: Connect Invalid Parameters (1h/82h)";

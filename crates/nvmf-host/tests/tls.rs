@@ -15,7 +15,7 @@ use flagstone_blockdev::BlockDevice;
 use flagstone_nvme::command::fabrics::{CONTROLLER_ID_DYNAMIC, ConnectCommand, ConnectData};
 use flagstone_nvme::limits::ENCODED_HEADER_MAX_BYTES;
 use flagstone_nvme::pdu::{Digests, Encoder, InitializeRequest};
-use flagstone_nvme::{Nqn, Wire};
+use flagstone_nvme::{FabricsType, Nqn, Wire};
 use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice, RemoteTls, discover};
 use flagstone_nvmf_target::{
     self as target, FailureReason, NamespaceConfig, SubsystemConfig, TargetConfig,
@@ -106,8 +106,8 @@ fn client(psks: Vec<Psk>) -> TlsClient {
         identity: psk.identity,
         secret: psk.secret,
         hash: match psk.hash {
-            PskHash::Sha256 => tls::PskHash::Sha256,
-            PskHash::Sha384 => tls::PskHash::Sha384,
+            PskHash::Sha256 => tls::TlsPskHash::Sha256,
+            PskHash::Sha384 => tls::TlsPskHash::Sha384,
         },
     });
     TlsClient::with_psks(psks.collect()).unwrap()
@@ -202,7 +202,10 @@ fn allowed_listener_takes_both_unless_the_host_needs_tls() {
         }
         let strict = Secured::start(TlsMode::Allowed, vec![key(1)], true);
         let refused = strict.connect(None).await.unwrap_err();
-        assert!(matches!(refused, HostError::FabricsRefused { what: "Connect", .. }), "{refused}");
+        assert!(
+            matches!(refused, HostError::FabricsRefused { command: FabricsType::CONNECT, .. }),
+            "{refused}"
+        );
         strict.connect(with(key(1))).await.unwrap().disconnect().await;
     });
 }
@@ -434,7 +437,10 @@ fn tls_key_proves_a_host_that_has_no_other() {
         };
         connect(host(), with(key(2)), None).await.unwrap().disconnect().await;
         let plain = connect(host(), None, None).await.unwrap_err();
-        assert!(matches!(plain, HostError::FabricsRefused { what: "Connect", .. }), "{plain}");
+        assert!(
+            matches!(plain, HostError::FabricsRefused { command: FabricsType::CONNECT, .. }),
+            "{plain}"
+        );
         // A host with both keys proves both.
         connect(other, with(key(2)), Some(pair)).await.unwrap().disconnect().await;
         let half = connect(other, with(key(2)), None).await.unwrap_err();

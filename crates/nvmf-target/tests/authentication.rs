@@ -76,7 +76,7 @@ fn failures(server: &Server, reason: FailureReason) -> u64 {
 /// Exchange of a host with `secret`, which demands a proof of `controller`.
 fn exchange(secret: Secret, controller: Option<Secret>, group: Group) -> auth::HostExchange {
     let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
-    let options = auth::host::HostOptions {
+    let options = auth::host::ExchangeOptions {
         names,
         secret,
         controller_secrets: controller.into_iter().collect(),

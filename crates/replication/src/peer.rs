@@ -8,7 +8,7 @@ use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::wire::peer::{
     LinkStatus, PeerAnswer, PeerConnector, PeerRefusal, PeerRequest, PeerSession,
 };
-use flagstone_nvme::{Nqn, Status};
+use flagstone_nvme::{FabricsType, Nqn, Status};
 use flagstone_nvmf_host::{CommandData, HostError, HostOptions, RemoteSession};
 use flagstone_runtime::{Buf, BufMut, buf};
 
@@ -47,7 +47,9 @@ impl NvmePeer {
 }
 
 fn is_name_refused(error: &HostError) -> bool {
-    let HostError::FabricsRefused { what: "Connect", status } = error else { return false };
+    let HostError::FabricsRefused { command: FabricsType::CONNECT, status } = error else {
+        return false;
+    };
     status.code() == Status::CONNECT_INVALID_HOST
 }
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use flagstone_auth::KeyPair;
 use flagstone_blockdev::SharedDevice;
-use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
+use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice, NegotiationError};
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvme::{Nqn, Status};
+use flagstone_nvme::{FabricsType, Nqn, Status};
 use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice, RemoteTls};
 use flagstone_runtime::net::{self, Address};
 
@@ -57,21 +57,23 @@ fn connect_hint(error: &std::io::Error) -> &'static str {
 fn explain_nvme(error: &HostError) -> String {
     let hint = match error {
         HostError::Connect(system) => connect_hint(system),
-        HostError::FabricsRefused { what: "Connect", status } => match status.code() {
-            Status::CONNECT_INVALID_PARAMETERS => {
-                return "the server refused Connect, most likely because it has no subsystem of \
+        HostError::FabricsRefused { command: FabricsType::CONNECT, status } => {
+            match status.code() {
+                Status::CONNECT_INVALID_PARAMETERS => {
+                    return "the server refused Connect, most likely because it has no subsystem of \
                         this NQN (Connect Invalid Parameters); `flagstone serve` prints those it \
                         serves, `nvme discover` lists them"
                     .to_owned();
-            }
-            Status::CONNECT_INVALID_HOST => {
-                return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
+                }
+                Status::CONNECT_INVALID_HOST => {
+                    return "the subsystem does not admit this host (Connect Invalid Host): add its NQN \
                         to allow_hosts and, if other hosts have keys, in a [host.NAME]; or call it \
                         by one that is there (?hostnqn=NQN)"
                     .to_owned();
+                }
+                _ => "",
             }
-            _ => "",
-        },
+        }
         HostError::KeyRequired => {
             "; write ?key-file=PATH in the device, or key_file in the [peer.NAME]"
         }
@@ -99,7 +101,7 @@ fn explain_nbd(error: &ConnectError) -> String {
     let hint = match error {
         ConnectError::Connect(system) => connect_hint(system),
         ConnectError::TimedOut => "; is it an NBD port?",
-        ConnectError::Negotiation(_) if error.to_string().contains("has no export") => {
+        ConnectError::Negotiation(NegotiationError::UnknownExport(_)) => {
             "; `flagstone serve` prints those it serves, `nbdinfo --list` lists them"
         }
         _ => "",

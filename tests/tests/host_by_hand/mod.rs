@@ -4,10 +4,12 @@
 use std::io::Write as _;
 use std::net::TcpStream;
 
-use flagstone_auth::host::HostOptions;
+use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
-use flagstone_auth::{Concatenation, Group, Hash, Host, HostStep, Names, Randomness, Secret};
+use flagstone_auth::{
+    Concatenation, Group, Hash, HostExchange, HostStep, Names, Randomness, Secret,
+};
 use flagstone_nvme::Sqe;
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::wire::Wire as _;
@@ -15,9 +17,9 @@ use flagstone_tests::wire;
 
 /// PSK of the host [`wire::NVME_HOST`], made with `key` (of both sides) on a plain connection,
 /// which then ends.
-pub fn generate_psk(port: u16, subsystem: &str, key: &str) -> Psk {
+pub(crate) fn generate_psk(port: u16, subsystem: &str, key: &str) -> Psk {
     let secret = Secret::parse(key.trim()).expect("a key");
-    let options = HostOptions {
+    let options = ExchangeOptions {
         names: Names { host: wire::NVME_HOST.to_owned(), subsystem: subsystem.to_owned() },
         secret: secret.clone(),
         controller_secrets: vec![secret],
@@ -29,7 +31,7 @@ pub fn generate_psk(port: u16, subsystem: &str, key: &str) -> Psk {
     let randomness = Randomness::draw(|bytes| {
         std::io::Read::read_exact(&mut random, bytes).expect("random bytes");
     });
-    let mut host = Host::new(options, 1, randomness);
+    let mut host = HostExchange::new(options, 1, randomness);
     let mut stream = wire::connect(port);
     wire::nvme_open(&mut stream).expect("the server answers");
     stream.write_all(&wire::nvme_connect(subsystem, 0, 32)).expect("the server receives");
@@ -69,7 +71,7 @@ fn call(stream: &mut TcpStream, command: &Sqe, data: &[u8]) -> Vec<u8> {
 
 /// Beginning and end of a secret in each form that it could be written in: raw bytes, hexadecimal,
 /// base64, and Rust's debug output.
-pub fn forms(secret: &[u8]) -> Vec<Vec<u8>> {
+pub(crate) fn forms(secret: &[u8]) -> Vec<Vec<u8>> {
     let (first, last) = (&secret[..12], &secret[secret.len() - 12..]);
     let mut forms = vec![first.to_vec(), last.to_vec()];
     for part in [first, last] {
@@ -97,7 +99,7 @@ fn base64(bytes: &[u8], more: &[u8; 2]) -> Vec<u8> {
 }
 
 /// The first of `forms` that `text` has.
-pub fn leaked<'a>(text: &[u8], forms: &'a [Vec<u8>]) -> Option<&'a [u8]> {
+pub(crate) fn leaked<'a>(text: &[u8], forms: &'a [Vec<u8>]) -> Option<&'a [u8]> {
     let is_in = |form: &&Vec<u8>| text.windows(form.len()).any(|window| window == form.as_slice());
     forms.iter().find(is_in).map(Vec::as_slice)
 }

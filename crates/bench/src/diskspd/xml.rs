@@ -343,8 +343,10 @@ impl DiskspdReport<'_> {
         let attributes: Vec<_> =
             names.into_iter().zip(buckets.iter().map(String::as_str)).collect();
         xml.begin_with("Latency", &attributes);
-        for (name, sum) in sums.iter().filter(|(_, sum)| !sum.is_empty()) {
-            let deviation = if *name == "Total" { "" } else { name };
+        // The deviation of the total has no name in front.
+        let deviations = ["Read", "Write", ""];
+        let shown = sums.iter().zip(deviations).filter(|((_, sum), _)| !sum.is_empty());
+        for ((name, sum), deviation) in shown {
             xml.ms(&format!("Average{name}Milliseconds"), sum.mean_us());
             xml.ms(&format!("{deviation}LatencyStdev"), sum.stddev_us());
         }

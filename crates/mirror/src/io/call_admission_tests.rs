@@ -81,7 +81,7 @@ fn counts_are_kept_by_kind_and_leg() {
 fn no_call_is_inside_after_drain() {
     let (calls, open) = (Calls::default(), Mutex::new(true));
     let (inside, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let calls = || {
+    let call = || {
         let mut admitted = 0u64;
         while !stop.load(Ordering::Relaxed) {
             let (version, view) = calls.view(|| {
@@ -94,7 +94,7 @@ fn no_call_is_inside_after_drain() {
             }
             calls.begin(Counted::HostCall);
             if calls.confirm(version) {
-                // Relaxed: the gate alone has to order it.
+                // Relaxed: the admission alone has to order it.
                 inside.fetch_add(1, Ordering::Relaxed);
                 inside.fetch_sub(1, Ordering::Relaxed);
                 admitted += 1;
@@ -110,7 +110,7 @@ fn no_call_is_inside_after_drain() {
         calls.end_change();
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..2).map(|_| scope.spawn(calls)).collect();
+        let threads: Vec<_> = (0..2).map(|_| scope.spawn(call)).collect();
         for _ in 0..300 {
             set(false);
             while calls.in_flight(Counted::HostCall) > 0 {

@@ -35,6 +35,7 @@ use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn_detached};
 
+pub use negotiate::NegotiationError;
 pub use target::{ClientOptions, ConnectError};
 pub use tls::NbdTlsClient;
 

@@ -11,7 +11,7 @@ use super::*;
 /// Host that asks for concatenation of `kind`: SC_C.
 fn concatenating(kind: Concatenation) -> auth::HostExchange {
     let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
-    let options = auth::host::HostOptions {
+    let options = auth::host::ExchangeOptions {
         names,
         secret: secret(1),
         controller_secrets: vec![secret(2)],

@@ -176,7 +176,7 @@ mod tests {
             shared.state.lock().maintenance_runs = true;
             let own = pool.clone();
             let snapshot = spawn(async move { own.create_snapshot(&["thick"], "a").await });
-            while shared.state.lock().turn != MaintenancePause::Waiting {
+            while shared.state.lock().pause != MaintenancePause::Waiting {
                 yield_now().await;
             }
             let room = |state: &mut State| state.sizes.capacity - state.supply().used();

@@ -362,14 +362,14 @@ mod tests {
         let zeroes = WriteCost { blocks: 0, ..WRITE };
         let low = SpaceState { free: SIZES.order_floor(), ..SUPPLY };
         assert_eq!(admit(&SIZES, &low, &zeroes, 1000), SpaceDecision::AfterCleaning);
-        let low = SpaceState { clean: true, ..low };
+        let low = SpaceState { nothing_to_clean: true, ..low };
         assert_eq!(admit(&SIZES, &low, &zeroes, 1000), SpaceDecision::AfterCheckpoint);
         assert_eq!(decide(SpaceState { unmerged: false, ..low }, zeroes), SpaceDecision::Now);
         assert_eq!(
-            decide(SpaceState { clean: true, ..dirty }, WRITE),
+            decide(SpaceState { nothing_to_clean: true, ..dirty }, WRITE),
             SpaceDecision::AfterCheckpoint
         );
-        let stuck = SpaceState { clean: true, unmerged: false, ..dirty };
+        let stuck = SpaceState { nothing_to_clean: true, unmerged: false, ..dirty };
         assert_eq!(decide(stuck, WRITE), SpaceDecision::Full);
     }
     #[test]
@@ -380,7 +380,7 @@ mod tests {
         let low = SpaceState { free: 12, ..SUPPLY };
         assert_eq!(decide(low, WRITE), SpaceDecision::AfterCleaning);
         assert_eq!(
-            decide(SpaceState { clean: true, unmerged: false, ..low }, WRITE),
+            decide(SpaceState { nothing_to_clean: true, unmerged: false, ..low }, WRITE),
             SpaceDecision::Full
         );
         assert_eq!(decide(SpaceState { free: 13, ..SUPPLY }, WRITE), SpaceDecision::Now);
@@ -388,7 +388,7 @@ mod tests {
         let is_backed = |free, more| SpaceState { free, ..SUPPLY }.is_backed(&SIZES, more);
         assert!(is_backed(13, 12) && !is_backed(13, 13) && is_backed(14, 13));
         // The volume overwrites, and others have taken the rest.
-        let written = SpaceState { reserved: 0, clean: true, unmerged: false, ..SUPPLY };
+        let written = SpaceState { reserved: 0, nothing_to_clean: true, unmerged: false, ..SUPPLY };
         assert_eq!(decide(SpaceState { free: 4, ..written }, reserved), SpaceDecision::Now);
         let lowest = SpaceState { free: 3, ..written };
         assert_eq!(
@@ -398,10 +398,13 @@ mod tests {
         );
         let fruitless = u64::from(FRUITLESS_PASSES);
         assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), SpaceDecision::Full);
-        let gaining = SpaceState { clean: false, ..lowest };
+        let gaining = SpaceState { nothing_to_clean: false, ..lowest };
         assert_eq!(admit(&SIZES, &gaining, &reserved, 900), SpaceDecision::AfterCleaning);
-        assert_eq!(decide(SpaceState { spent: true, ..lowest }, reserved), SpaceDecision::Full);
-        let unmerged = SpaceState { spent: true, unmerged: true, ..lowest };
+        assert_eq!(
+            decide(SpaceState { cleaner_gains_nothing: true, ..lowest }, reserved),
+            SpaceDecision::Full
+        );
+        let unmerged = SpaceState { cleaner_gains_nothing: true, unmerged: true, ..lowest };
         assert_eq!(decide(unmerged, reserved), SpaceDecision::AfterCheckpoint);
     }
 
@@ -411,7 +414,8 @@ mod tests {
     fn thick_writes_leave_room_for_orders_and_discards() {
         for reserve in 4..1000 {
             let sizes = Sizes { reserve, ..SIZES };
-            let supply = SpaceState { free: sizes.reserved_floor(), clean: true, ..SUPPLY };
+            let supply =
+                SpaceState { free: sizes.reserved_floor(), nothing_to_clean: true, ..SUPPLY };
             assert_eq!(admit_order(&sizes, &supply, OrderKind::Other, 0), SpaceDecision::Now);
             let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, reserved: false };
             assert_eq!(admit(&sizes, &supply, &zeroes, 0), SpaceDecision::Now, "{reserve}");
@@ -426,7 +430,7 @@ mod tests {
         let sizes = Sizes { reserve: 16, ..SIZES };
         // Eight segments back a hundred blocks.
         let decide = |free, log, unmerged| {
-            let supply = SpaceState { free, log, unmerged, clean: true, ..SUPPLY };
+            let supply = SpaceState { free, log, unmerged, nothing_to_clean: true, ..SUPPLY };
             admit(&sizes, &supply, &zeroes, 0)
         };
         assert_eq!(decide(20, 2, true), SpaceDecision::Now);
@@ -443,8 +447,9 @@ mod tests {
     #[test]
     fn orders_leave_room_for_a_checkpoint() {
         let sizes = Sizes { reserve: 8, ..SIZES };
-        let decide =
-            |free, clean, kind| admit_order(&sizes, &SpaceState { free, clean, ..SUPPLY }, kind, 0);
+        let decide = |free, clean, kind| {
+            admit_order(&sizes, &SpaceState { free, nothing_to_clean: clean, ..SUPPLY }, kind, 0)
+        };
         assert_eq!(decide(6, false, OrderKind::Other), SpaceDecision::Now);
         assert_eq!(decide(5, false, OrderKind::Other), SpaceDecision::AfterCleaning);
         assert_eq!(decide(5, true, OrderKind::Other), SpaceDecision::Full);

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::config::{DiskConfig, touches};
+use super::config::{DiskConfig, SimLatency, touches};
 use super::disk::{Disk, Extent};
 use super::state::{Entry, Event, Power, State, Work, errno};
 use super::store::BLOCK_BYTES;
@@ -83,21 +83,19 @@ impl State {
             Work::Write { data, durable, .. } => (*durable, data.len()),
             _ => (false, 0),
         };
-        let kind = pending.work.name();
-        let config = self.disks[disk].config;
-        let mut latency = match kind {
-            "read" => config.read_latency.sample(&mut self.rng),
-            "flush" => config.flush_latency.sample(&mut self.rng),
-            _ => config.write_latency.sample(&mut self.rng),
+        let is_flush = matches!(pending.work, Work::Sync { .. });
+        let latency_of: fn(&DiskConfig) -> SimLatency = match &pending.work {
+            Work::Read { .. } => |config| config.read_latency,
+            Work::Sync { .. } => |config| config.flush_latency,
+            _ => |config| config.write_latency,
         };
+        let config = self.disks[disk].config;
+        let mut latency = latency_of(&config).sample(&mut self.rng);
         if durable {
             latency += config.flush_latency.sample(&mut self.rng);
         }
-        let done_at = if kind == "flush" {
-            now + latency
-        } else {
-            self.disks[disk].book(now, latency, bytes)
-        };
+        let done_at =
+            if is_flush { now + latency } else { self.disks[disk].book(now, latency, bytes) };
         let mark = self.disks[disk].flush_mark();
         if let Some(pending) = self.pending(id)
             && let Work::Sync { mark: covered, .. } = &mut pending.work

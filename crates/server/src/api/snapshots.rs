@@ -104,7 +104,7 @@ impl Api {
         let work = spawn(async move {
             let [pool, force] = call.parameters(["pool", "force"])?;
             let (name, bytes) = (call.text("name"), call.bytes(STREAM_TYPE)?);
-            let force = force.is_some_and(|force| force != "false");
+            let force = boolean("force", force)?;
             server.receive_part(ReceivePart { name, pool, force, bytes }).await
         });
         let stopping = || Problem::stopping("the server is stopping: nothing was confirmed");
@@ -135,5 +135,33 @@ impl Api {
             }
         };
         run(name, dry_run, work).await
+    }
+}
+
+/// The boolean parameter `name` of a query; false without it.
+fn boolean(name: &str, text: Option<&str>) -> Result<bool, Problem> {
+    match text {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(other) => {
+            let problem = Problem::invalid(format!("`{name}` is no boolean: `{other}`"));
+            Err(problem.accepting(["true", "false"]))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `force=no` discarded changes.
+    #[test]
+    fn force_is_a_boolean_or_refused() {
+        for (text, expected) in [(None, false), (Some("false"), false), (Some("true"), true)] {
+            assert_eq!(boolean("force", text).ok(), Some(expected), "{text:?}");
+        }
+        for text in ["no", "0", "", "False", "1", "yes"] {
+            assert_eq!(boolean("force", Some(text)).unwrap_err().status, 422, "{text:?}");
+        }
     }
 }
