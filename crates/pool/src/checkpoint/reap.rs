@@ -1,13 +1,14 @@
 //! Reaping: frees the blocks and map pages of deleted volumes and snapshots.
 //!
-//! A map is walked in the order of its blocks, pages after everything below them. What belongs to
-//! the map alone, and is absent from the only map that continues from it, is freed. Nothing is
-//! written: the catalog has the block up to which the walk came.
+//! The walk visits a map in the order of its blocks, and each page after everything below it. It
+//! frees each block that neither the parent nor the only child of the deleted map has. It writes
+//! nothing: the catalog has the position of the walk.
 //!
-//! Invariants: one map is reaped at a time, so those around it are whole; pages that cover blocks
-//! beyond the walk are whole, so it can continue after a crash; subtrees that are shared are not
-//! read, so the work is proportional to what is freed; what is below a damaged page, of either
-//! map, stays counted as used, because the other map may have it.
+//! Invariants:
+//! - one map is reaped at a time, so its parent and child are whole;
+//! - pages that cover blocks beyond the position are whole, so the walk can continue after a crash;
+//! - shared subtrees are not read, so the work is proportional to the freed space;
+//! - entries below a damaged page of either map stay counted as used: the other map may have them.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::ondisk::catalog::VolumeState;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
-/// A page on the way to the next block of the walk, and its counterpart in the other map.
+/// A page on the path to the next block of the walk, and its counterpart in the other map.
 struct Frame {
     level: u8,
     index: u64,
@@ -32,7 +33,7 @@ struct Frame {
 
 /// Walk of one map.
 struct Walk {
-    /// What is not younger belongs to the parent.
+    /// Blocks with a birth up to this sequence belong to the parent.
     floor: u64,
     from: u64,
     frames: Vec<Frame>,
@@ -48,10 +49,10 @@ impl Walk {
 }
 
 impl Work<'_> {
-    /// Frees as much as one checkpoint may.
+    /// Frees blocks up to the limit of one checkpoint.
     ///
     /// # Errors
-    /// Of the devices, except for damaged pages.
+    /// Errors of the devices. Damaged pages are none.
     pub(super) async fn reap(&mut self) -> Result<(), IoError> {
         let mut pages = REAP_PAGES;
         while pages > 0 {
@@ -72,7 +73,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Continues the walk of one map; returns whether it came to the end.
+    /// Continues the walk of one map; returns true at its end.
     async fn reap_one(&mut self, id: u32, pages: &mut usize) -> Result<bool, IoError> {
         let tree = self.trees[&id];
         let child = self.catalog.children(id).next().map(|child| self.trees[&child.id]);

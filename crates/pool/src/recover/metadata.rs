@@ -14,7 +14,7 @@ use crate::ondisk::page::{FANOUT, PagePlace, root_level};
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::storage::Storage;
 
-/// A checkpoint.
+/// Content of a checkpoint.
 pub(crate) struct Checkpoint {
     pub(crate) catalog: Catalog,
     pub(crate) catalog_bytes: Vec<u8>,
