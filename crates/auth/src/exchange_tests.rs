@@ -1,7 +1,7 @@
-//! Tests of whole exchanges, of an adversary between both sides, and of known answers.
+//! Tests of whole exchanges, with an adversary between both sides, and with known answers.
 //!
-//! Left out: the commands that carry the messages, time-outs and the queue's state, which the
-//! target and the host test.
+//! Not covered: the commands that carry the messages, timeouts and the state of the queue, which
+//! target and host test.
 
 use proptest::prelude::*;
 
@@ -56,7 +56,7 @@ fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: H
     Host::new(options, 77, randomness(2))
 }
 
-/// Runs an exchange; the controller's and the host's view of its end.
+/// Runs an exchange; returns its result at the controller and at the host.
 fn run(host: &mut Host, controller: &mut Controller) -> (Progress, Result<(), HostFailure>) {
     controller.send(&host.negotiate());
     let outcome = loop {
@@ -97,7 +97,7 @@ fn null_group_is_the_last_resort() {
     assert_eq!(selected(vec![Group::Null]), Group::Null);
 }
 
-/// Answers of another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
+/// Known answers from another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
 #[test]
 fn responses_match_known_answers() {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
@@ -175,7 +175,7 @@ fn controller_without_the_secret_is_not_trusted() {
     }
 }
 
-/// A host that wants proof must not accept a success without proof.
+/// A host that requires authentication of the controller must not accept success without it.
 #[test]
 fn success_without_the_wanted_proof_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
@@ -206,7 +206,7 @@ fn reflected_challenge_is_refused() {
     assert_eq!(controller.progress(), Progress::Failed(Explanation::Failed));
 }
 
-/// The reply of one exchange is worthless in the next.
+/// The reply of one exchange is not valid in the next.
 #[test]
 fn replayed_reply_is_refused() {
     let mut first = controller(vec![secret(7)], None);
@@ -277,7 +277,7 @@ fn message_that_does_not_fit_stays_to_be_fetched() {
     assert_eq!(controller.fetch(48).map(|message| message.len()), Some(48));
 }
 
-/// Host that asks for concatenation, and offers `hashes`.
+/// Host that requests concatenation, and offers `hashes`.
 fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> Host {
     let options = HostOptions {
         names: names(),
@@ -313,8 +313,8 @@ fn concatenation_gives_both_sides_the_same_psk() {
     assert!(!controller.has_proven());
 }
 
-/// Somebody in between who has no key: nothing of the host's secret is in the PSK, so a host that took
-/// the PSK without a proof would give this side its data.
+/// An attacker in between without a key. The PSK contains nothing of the host's secret, so a host
+/// that accepted the PSK without a proof would give its data to the attacker.
 #[test]
 fn host_without_a_controller_key_does_not_concatenate() {
     let mut impostor = controller(vec![secret(1)], Some(secret(2)));
@@ -348,13 +348,14 @@ fn linux_concatenates_without_a_proof_of_the_controller() {
     let success = controller.fetch(MESSAGE_BYTES).unwrap();
     assert_eq!(controller.progress(), Progress::Authenticated);
     assert!(controller.take_psk().is_some() && !controller.has_proven());
-    // To our host, somebody in between cannot do the same.
+    // An attacker in between cannot do the same to our host.
     let refused = host.fetched(&success).unwrap_err();
     assert!(matches!(refused, HostFailure::Distrusted { explanation: Explanation::Failed, .. }));
     assert_eq!(host.take_psk(), None);
 }
 
-/// What the queue does not permit, what SC_C does not mean, and what gives no PSK.
+/// Requests that the queue does not permit, invalid values of SC_C, and parameters that give no
+/// PSK.
 #[test]
 fn concatenation_that_cannot_be_is_refused() {
     let negotiate = |concatenation, hashes: &[Hash], groups: &[Group]| {
@@ -373,7 +374,7 @@ fn concatenation_that_cannot_be_is_refused() {
     assert_eq!(negotiate(2, &Hash::ALL, &Group::ALL), Progress::AwaitsFetch);
 }
 
-/// Somebody in between who removes SC_C, so that the host goes on without TLS, or withholds C2.
+/// An attacker in between removes SC_C (a downgrade to plain text), or drops C2.
 #[test]
 fn altered_concatenation_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
@@ -404,7 +405,7 @@ fn altered_concatenation_is_refused() {
 }
 
 proptest! {
-    /// An exchange with one changed byte authenticates no host, except where the byte is reserved.
+    /// An exchange with one changed byte authenticates no host, unless the byte is reserved.
     #[test]
     fn altered_reply_authenticates_nobody(position in 0usize..80, flip in 1u8..=255) {
         let mut controller = controller(vec![secret(7)], Some(secret(9)));

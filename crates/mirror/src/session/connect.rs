@@ -540,7 +540,7 @@ impl Inner {
             std::mem::replace(&mut own.reported_bad_ranges, list.clone())
         };
         if self.next_run_outside_bad_ranges(leg, 0, 1).is_some() {
-            // A write has failed meanwhile, so the list is not sent: the target still has the
+            // A write failed earlier, so the list is not sent: the target still has the
             // previous one.
             self.lock().legs[leg].reported_bad_ranges = before;
             return Ok(());

@@ -5,14 +5,15 @@
 //! dry run, the answer of the API and the execution of an order are the same decision.
 //!
 //! Invariants:
-//! - a node that does not serve never begins to serve while a peer that answers serves;
+//! - a node that does not serve never begins to serve while a peer answers that it serves;
 //! - from the announcement that a peer takes the role until this node has acted on it
 //!   ([`State::promised`]), this node does not begin to serve, whatever order or handshake is in
 //!   progress;
-//! - a node that is deposed refuses hosts first, and waits for calls in flight afterwards; an order
-//!   that this node consents to waits first, so that no host call fails;
-//! - a role is durable before its holder serves, and before this node reports its stop to a peer;
-//! - the role epoch never decreases. With several peers, that includes epochs that were announced.
+//! - a deposed node refuses hosts first, and then waits for calls in flight; an order with this
+//!   node's consent waits first, so that no host call fails;
+//! - a role is durable before its holder serves, and before this node reports to a peer that it
+//!   stopped;
+//! - the role epoch never decreases. With several peers, that includes announced epochs.
 //!
 //! `docs/mirror-states.md` is printed from this module by a test.
 mod action;
@@ -43,7 +44,7 @@ use succession::{announced, claimed, deposed, met, removed};
 /// The result of [`next`].
 pub type Transition = Result<(State, Actions), Refusal>;
 
-/// The transition for an event.
+/// Transition for an event.
 ///
 /// # Errors
 /// See [`Refusal`]. Nothing changes then.

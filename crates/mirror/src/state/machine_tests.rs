@@ -45,7 +45,7 @@ fn known(serving: bool, epoch: u64, plan: Plan) -> Answers {
     [Some(Answer::Known { serving, epoch, plan, differs: false }), None]
 }
 
-/// A peer that leads under the same epoch, with newer data or with the same.
+/// Answer of a peer that leads under the same epoch, with newer data or the same.
 fn leads(differs: bool) -> Answers {
     let plan = Plan::Follow { step_down: false };
     [Some(Answer::Known { serving: false, epoch: EPOCH, plan, differs }), None]
@@ -195,7 +195,7 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Actions, sequences of actions and refusals that the table names once.
+/// Names for actions, sequences of actions and refusals, which the table explains once.
 const NAMED: [(&str, &str); 18] = [
     ("*take the role*", "**record the role and a new epoch**, serve hosts"),
     ("*retire*", "flush, **record the role and that it is unused**"),
@@ -220,14 +220,14 @@ const NAMED: [(&str, &str); 18] = [
 /// Replaces actions and refusals by their names.
 fn named(text: String) -> String {
     NAMED.iter().fold(text, |text, (name, meaning)| match meaning.starts_with("refused") {
-        // Only as a whole: another refusal may begin with the same words.
+        // Replace whole texts only: another refusal may begin with the same words.
         true if text == *meaning => (*name).to_owned(),
         true => text,
         false => text.replace(meaning, name),
     })
 }
 
-/// Effect of a transition, after the name of the role; `None` if it does nothing.
+/// Effect of a transition, after the name of the role; `None` without an effect.
 fn result_text(before: &State, transition: Transition) -> Option<String> {
     match transition {
         Err(refusal) => Some(format!(": {}", named(format!("refused: {refusal}")))),
@@ -241,7 +241,7 @@ fn result_text(before: &State, transition: Transition) -> Option<String> {
     }
 }
 
-/// Effect of an event in each role; empty if it does nothing in any.
+/// Effect of an event in each role; empty without an effect in any.
 fn results(state: &dyn Fn(Role) -> State, event: Event) -> String {
     let mut groups: Vec<(Option<String>, Vec<&str>)> = Vec::new();
     for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
@@ -295,7 +295,7 @@ fn table() -> String {
     text
 }
 
-/// Whether this node begins to serve after each answer to its announcement.
+/// Table: whether this node begins to serve after each answer to its announcement.
 fn consent_table() -> String {
     let mut text = String::from(
         "\n## Announcement of a failover\n\nBefore it serves, the node announces its epoch to every peer \
@@ -336,7 +336,7 @@ fn transitions_match_document() {
     assert!(found == table(), "docs/mirror-states.md differs: run this test with UPDATE_DOCS=1");
 }
 
-/// Every combination of the parts of a state and of the events.
+/// Every combination of states and events.
 fn all(mut check: impl FnMut(&State, Event)) {
     let phases = [LegPhase::Disconnected, LegPhase::InSync, SPLIT];
     let records = [Record::Unknown, Record::Current, Record::Outdated];
@@ -387,7 +387,7 @@ fn roles_begin_and_end_with_their_actions() {
         assert_eq!(begins.is_some(), !serves(state.role) && serves(after.role), "{}", context());
         let ends = serves(state.role) && !serves(after.role);
         assert_eq!(refuses.is_some() || hands_over.is_some(), ends, "{}", context());
-        // What is recorded is what the state says.
+        // Recorded values must equal those of the state.
         for action in actions.iter() {
             if let Action::Record(role) | Action::PutAway(role) = action {
                 // A source that moves to another mirror of its node stays one.
@@ -403,8 +403,8 @@ fn roles_begin_and_end_with_their_actions() {
     });
 }
 
-/// From the announcement of a peer until this node has acted on it, no event makes it serve. It ends
-/// with the event that acts on it.
+/// From the announcement of a peer until this node has acted on it, no event makes this node serve.
+/// The promise ends with the event that acts on it.
 #[test]
 fn promised_role_is_not_taken() {
     all(|state, event| {
@@ -420,8 +420,8 @@ fn promised_role_is_not_taken() {
     });
 }
 
-/// Of two nodes that announce that they take the role, and that hear of each other, the one with the
-/// later epoch does, in whatever order the announcements arrive.
+/// If two nodes announce that they take the role, and hear of each other, the node with the later
+/// epoch serves, whatever the order of the announcements.
 #[test]
 fn later_announcement_prevails() {
     for role in [Role::Target { epoch: EPOCH, attached: false }, Role::Deposed { by: EPOCH }] {
@@ -488,7 +488,7 @@ fn only_force_serves_beside_a_serving_peer() {
         };
         let serves = |answer: &Answer| matches!(answer, Answer::Known { serving: true, .. });
         assert_ne!(claim, Claim::Forced);
-        // At a start without any record of a peer there is no peer to ask.
+        // At a start without a record of a peer, there is no peer to ask.
         let met = state.records.iter().any(|record| *record != Record::Unknown);
         assert!(!met || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
         assert!(!matches!(state.role, Role::Deposed { .. }) || event != Event::Asked(answers));
@@ -523,8 +523,8 @@ fn repeated_order_changes_nothing() {
     });
 }
 
-/// A source that was restored from an older copy has a record that its peer is out of date, which was
-/// true then. The peer leads with newer data, under the same epoch.
+/// A source that was restored from an older copy has an outdated record, which says that its peer
+/// is out of date. The peer leads with newer data, under the same epoch.
 #[test]
 fn restarted_source_stays_if_peer_has_newer_data() {
     let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });
@@ -534,7 +534,7 @@ fn restarted_source_stays_if_peer_has_newer_data() {
     }
 }
 
-/// The record of a replaced peer stays beside its replacement's, and may be current.
+/// The record of a replaced peer stays beside that of its replacement, and may be current.
 #[test]
 fn record_without_leg_counts_at_start() {
     let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });
@@ -547,7 +547,7 @@ fn record_without_leg_counts_at_start() {
     }
 }
 
-/// A member of a group follows its leader in two cases, and never takes the role before it.
+/// A member of a group follows its leader in two cases, and never takes the role before the leader.
 #[test]
 fn group_member_follows_its_leader() {
     let leaders = [Leader::Serves, Leader::Waits, Leader::Elsewhere, Leader::Absent];

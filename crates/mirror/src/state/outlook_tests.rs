@@ -19,8 +19,8 @@ fn silent() -> Denial {
     Denial::Silent(NoAnswer("refused".into()))
 }
 
-/// A target without an obstacle asks the arbiter once its time has come, and one with an obstacle
-/// does not, except when only the arbiter's last answer is in the way.
+/// A target without an obstacle asks the arbiter when its time has come. A target with an obstacle
+/// does not, unless the obstacle is only the arbiter's last answer.
 #[test]
 fn target_without_obstacle_takes_over() {
     let target = situation(TARGET, LegPhase::Disconnected);
@@ -68,7 +68,8 @@ fn denial_is_named_until_it_is_overcome() {
     }
 }
 
-/// The source has recorded the target, which has not seen that in the store, or sees something older.
+/// The source has recorded the target, but the target has not read that record in the store, or has
+/// read an older one.
 #[test]
 fn target_without_proof_of_one_store_does_not_take_over() {
     let role = Role::Target { epoch: 5, attached: true };
@@ -89,7 +90,7 @@ fn target_without_proof_of_one_store_does_not_take_over() {
     }
 }
 
-/// A source without a peer keeps serving, whatever the arbiter says meanwhile.
+/// A source without a peer continues to serve, whatever the arbiter answers.
 #[test]
 fn lone_source_has_no_obstacle() {
     let denial = silent();

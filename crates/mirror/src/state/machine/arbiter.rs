@@ -9,13 +9,13 @@ use super::action::{Action, Actions, Claim};
 use super::refusal::Refusal;
 use super::state::{Role, State, servable, unchanged};
 
-/// A source that serves already runs degraded, once the grant is durable. A target that is attached to a source
-/// does not need the grant, and leaves it to that source.
+/// Grant: a source that already serves runs degraded, once the grant is durable. A target with an
+/// attached source does not need the grant, and leaves it to that source.
 pub(super) fn granted(state: &State) -> Transition {
     match state.role {
         Role::Serving { .. } => Ok(unchanged(state)),
         Role::Target { attached: true, .. } => Err(Refusal::PeerServes),
-        // It may have served alone: the operator decides about its data.
+        // This node may have served without its peer: the operator decides about its data.
         Role::Deposed { .. } => Err(Refusal::NotEntitled),
         _ => {
             servable(state, false)?;
@@ -24,7 +24,7 @@ pub(super) fn granted(state: &State) -> Transition {
     }
 }
 
-/// What this node wrote without its peers was never acknowledged, so it becomes a target.
+/// Writes of this node without its peers were never acknowledged, so it becomes a target.
 pub(super) fn outvoted(state: &State, epoch: u64) -> (State, Actions) {
     let seen = state.role.epoch().max(epoch);
     let target = Role::Target { epoch: seen, attached: false };
@@ -45,7 +45,7 @@ pub(super) fn outvoted(state: &State, epoch: u64) -> (State, Actions) {
     }
 }
 
-/// Stops serving, and stays the source: the arbiter or the peer decides.
+/// Stops serving, and stays the source until the arbiter or the peer decides.
 pub(super) fn lease_ended(state: &State) -> (State, Actions) {
     let Role::Serving { epoch } = state.role else { return unchanged(state) };
     let actions = [

@@ -14,13 +14,14 @@ use super::event::Consent;
 use super::refusal::Refusal;
 use super::state::{Role, State, unchanged};
 
-/// Which of two nodes that both serve keeps serving: the later role epoch, else the greater UUID.
+/// True if the first of two serving nodes continues to serve: it has the later role epoch, or with
+/// equal epochs the greater UUID.
 pub fn later<Id: Ord>(one: (u64, Id), other: (u64, Id)) -> bool {
     one > other
 }
 
-/// Whether this node may begin to serve after [`Action::Announce`], with these answers. A peer that
-/// cannot be reached is the operator's responsibility if `forced`; a reachable peer must have
+/// Checks that this node may begin to serve after [`Action::Announce`], with these answers. With
+/// `forced`, an unreachable peer is the operator's responsibility; a reachable peer must have
 /// stopped.
 ///
 /// # Errors
@@ -31,7 +32,7 @@ pub fn consented(consents: &[Consent], forced: bool) -> Result<(), Refusal> {
         Consent::Serves => Some(Refusal::PeerServes),
         Consent::TooOld { serving: true } => Some(Refusal::PeerTooOld),
         Consent::Unknown => Some(Refusal::Unconfirmed),
-        // After a restart it could take the role by itself.
+        // After a restart, the peer could take the role by itself.
         Consent::RefusesHosts if !forced => Some(Refusal::Unconfirmed),
         Consent::Unreachable if !forced => Some(Refusal::PeerSilent),
         _ => None,
@@ -69,15 +70,15 @@ pub(super) fn announced(state: &State, epoch: u64, forced: bool) -> Transition {
 pub(super) fn deposed(state: &State, epoch: u64) -> Transition {
     let after = State { promised: 0, ..*state };
     Ok(match state.role {
-        // It was promoted under a later epoch since.
+        // This node was promoted under a later epoch since.
         Role::Serving { epoch: own } if own >= epoch => return Err(Refusal::Fenced),
         Role::Serving { .. } | Role::Waiting { .. } => depose(&after, epoch),
         _ => after.steps_back(epoch),
     })
 }
 
-/// A stopped source stays the source, because its claim to have the best data counts at handshakes.
-/// As after a switchover without an answer, it has to meet the peer before it serves again.
+/// A stopped source stays the source, because handshakes count its claim to the best data. It
+/// serves again only after a handshake with the peer, as after a switchover without an answer.
 pub(super) fn claimed(state: &State, by: usize, claimed: u64) -> Transition {
     let after = State { promised: 0, ..*state };
     Ok(match state.role {
@@ -90,7 +91,7 @@ pub(super) fn claimed(state: &State, by: usize, claimed: u64) -> Transition {
     })
 }
 
-/// The source stays away from now on, so the data grows old.
+/// The source does not return, so the data becomes outdated.
 pub(super) fn removed(state: &State, epoch: u64) -> Transition {
     if let Role::Serving { .. } = state.role {
         return Err(Refusal::Serving);
@@ -105,7 +106,7 @@ pub(super) fn removed(state: &State, epoch: u64) -> Transition {
     })
 }
 
-/// Steps aside for a node with a later claim. What this node has written alone is kept.
+/// Steps aside for a node with a later claim. Writes of this node alone are kept.
 fn depose(state: &State, by: u64) -> (State, Actions) {
     let serves = matches!(state.role, Role::Serving { .. });
     // Calls are in flight also if hosts were refused at the announcement.
@@ -139,8 +140,8 @@ pub(super) fn met(state: &State, plan: Plan, prevailing: Option<u64>) -> (State,
 }
 
 impl State {
-    /// A node that is no source follows an announcement. A third node that returns learns of the
-    /// epoch from it, also after a restart; of two nodes, the other one has announced it.
+    /// A node that is no source acts on an announcement. Its record reports the epoch to a third
+    /// node that returns, also after a restart; with two nodes, the other one has announced it.
     fn steps_back(self, epoch: u64) -> (State, Actions) {
         let seen = |own: u64| if self.has_several_peers() { own.max(epoch) } else { own };
         let (role, mut actions) = match self.role {
