@@ -216,7 +216,7 @@ impl Cluster {
         sizes.iter().rev().find_map(|end| {
             let slots = [read(end - 8192), read(end - 4096)];
             let found = newest(slots, |superblock| superblock.sequence).ok()?.1;
-            // After growth by one page, one slot is where the other would be.
+            // After growth by one page, one slot is at the former place of the other.
             (found.device_bytes == *end).then_some(found)
         })
     }
