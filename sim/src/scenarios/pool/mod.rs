@@ -81,12 +81,12 @@ pub const POOL_FAULTY: Scenario = Scenario {
 /// Conditions of a scenario.
 #[derive(Clone, Copy, Debug)]
 struct Profile {
-    /// Volumes are larger than the pool together.
+    /// True if the volumes together are larger than the pool.
     full: bool,
-    /// There is a log device.
+    /// True with a log device.
     log: bool,
     faulty: bool,
-    /// What is between the pool and the front ends: nothing, or in tests a device that violates a
+    /// Layer between the pool and the front ends: none, or in tests a device that violates a
     /// guarantee.
     wrap: fn(SharedDevice) -> SharedDevice,
 }
@@ -125,8 +125,8 @@ mod tests {
         let place = caught(|seed| {
             run(seed, Profile { wrap: |device| lying(Lie::Place)(device), ..Profile::SOUND })
         });
-        // Half of what was found: 8 and 27. Three disks in ten have no cache that could lose what
-        // was not flushed.
+        // Half of the measured counts: 8 lost flushes and 27 misdirected writes. Three disks in ten
+        // have no volatile cache.
         assert!(flush >= 4 && place >= 20, "{flush} {place} of 40");
     }
 
