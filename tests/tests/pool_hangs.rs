@@ -118,7 +118,7 @@ fn change_of_the_log_device_survives_a_hung_disk() {
 }
 
 #[test]
-fn hung_disk_holds_up_its_destruction_only() {
+fn destroying_hung_pool_blocks_no_other_pool() {
     let mut bed = Bed::start();
     let Some((freezer, disk)) = Freezer::new("hung destruction", &bed.scratch, SIZE) else {
         return;

@@ -201,7 +201,7 @@ fn repeated_rollback_waits_for_old_writes() {
 }
 
 #[test]
-fn orders_never_reach_the_unserved_twin() {
+fn orders_do_not_reach_unserved_volume_of_same_name() {
     if !have("volumes", &TOOLS) {
         return;
     }

@@ -316,7 +316,7 @@ fn one_of_two_nodes_wins_in_every_order() {
 
 /// The store was restored from a backup in which both were in sync, after A ran degraded.
 #[test]
-fn restored_store_grants_nothing_to_who_saw_more() {
+fn record_older_than_seen_revision_is_refused() {
     let mut store = MemoryStore::default();
     store.write(VOLUME, None, record(A, &[A, B]).encode());
     let backup = store.clone();
@@ -373,7 +373,7 @@ fn first_publish_defeats_delayed_write_of_peer() {
 /// The record equals the one that the source would write, but its peer does not find it: only a new
 /// record shows whether both nodes use one store.
 #[test]
-fn record_that_the_peer_does_not_see_is_written_again() {
+fn source_rewrites_record_unseen_by_peer() {
     let publish = |occasion, found: &Record| {
         let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };
         decide(&ask(A, goal), Some(&stored(found)))
@@ -389,7 +389,7 @@ fn record_that_the_peer_does_not_see_is_written_again() {
 /// Regression: a source whose machine was paused believed in its session. It replaced the record of
 /// its peer, which had taken over and acknowledged writes.
 #[test]
-fn paused_source_keeps_the_win_of_its_peer() {
+fn resumed_source_does_not_overwrite_takeover() {
     let publish = |seen_revision, is_first| {
         let occasion = if is_first { Occasion::NewSession } else { Occasion::Change };
         let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };

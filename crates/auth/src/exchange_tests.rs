@@ -267,7 +267,7 @@ fn selection_outside_the_offer_is_refused() {
 }
 
 #[test]
-fn message_that_does_not_fit_stays_to_be_fetched() {
+fn fetch_with_small_buffer_keeps_message() {
     let mut controller = controller(vec![secret(7)], None);
     let host = host(secret(7), None, Group::Null, Hash::Sha256);
     assert_eq!(controller.fetch(MESSAGE_BYTES), None);
@@ -357,7 +357,7 @@ fn linux_concatenates_without_a_proof_of_the_controller() {
 /// Requests that the queue does not permit, invalid values of SC_C, and parameters that give no
 /// PSK.
 #[test]
-fn concatenation_that_cannot_be_is_refused() {
+fn concatenation_with_null_group_or_sha512_is_refused() {
     let negotiate = |concatenation, hashes: &[Hash], groups: &[Group]| {
         let mut controller = controller(vec![secret(7)], None);
         let body = Body::Negotiate { concatenation, hashes: hashes.into(), groups: groups.into() };
@@ -407,7 +407,7 @@ fn altered_concatenation_is_refused() {
 proptest! {
     /// An exchange with one changed byte authenticates no host, unless the byte is reserved.
     #[test]
-    fn altered_reply_authenticates_nobody(position in 0usize..80, flip in 1u8..=255) {
+    fn altered_reply_fails_authentication(position in 0usize..80, flip in 1u8..=255) {
         let mut controller = controller(vec![secret(7)], Some(secret(9)));
         let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
         controller.send(&host.negotiate());

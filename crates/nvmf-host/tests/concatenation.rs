@@ -168,7 +168,7 @@ fn two_hosts_have_psks_of_their_own() {
 }
 
 #[test]
-fn concatenation_without_its_conditions_says_why() {
+fn refused_concatenation_reports_reason() {
     on_cores(1, async || {
         let off = listening(TlsMode::Off);
         let refused = off.connect(1, keys(1)).await.unwrap_err();

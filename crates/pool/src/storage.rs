@@ -219,8 +219,8 @@ impl Storage {
         self.devices.present().map(|(index, named)| (index as u16, named)).chain(log)
     }
 
-    /// Writes an update of the superblock to copies 0 and 1 of every device, then to copies 2 and
-    /// 3. One copy per device may fail.
+    /// Writes an update of the superblock to copies 0 and 1 of every device, then to the other two.
+    /// One copy per device may fail.
     ///
     /// # Errors
     /// Errors of the device whose second copy failed. A later opening may find the update or not.

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_read_after_it_was_recorded_is_a_proof() {
+    fn proof_requires_read_after_record() {
         let pending = Proof::default().recorded(7);
         assert_eq!(pending, Proof::Pending(7));
         assert_eq!(pending.seen(6), pending, "the read began before");
@@ -118,7 +118,7 @@ mod tests {
     /// Regression: a target that had taken over at its own store, where its source has no record,
     /// took its own record for the proof.
     #[test]
-    fn only_record_of_the_source_in_time_is_a_proof() {
+    fn own_or_late_record_is_no_proof_of_one_store() {
         let (own, source) = (ReplicaId([1; 16]), ReplicaId([2; 16]));
         let record = |source| Record {
             volume: ReplicaId([9; 16]),

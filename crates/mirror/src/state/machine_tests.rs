@@ -496,7 +496,7 @@ fn only_force_serves_beside_a_serving_peer() {
 }
 
 #[test]
-fn data_that_is_not_sound_is_never_served() {
+fn only_consistent_or_accepted_data_is_served() {
     all(|state, event| {
         let Ok((_, actions)) = next(state, event) else { return };
         if position(actions, |action| matches!(action, Action::Serve(_))).is_none() {

@@ -47,7 +47,7 @@ fn target_without_obstacle_takes_over() {
 }
 
 #[test]
-fn denial_is_named_until_it_is_overcome() {
+fn last_denial_is_reported_until_granted() {
     let lost = Denial::Lost { epoch: 1, source_replica: Default::default(), revision: 1 };
     for (denial, expected) in [
         (lost, Obstacle::Lost),

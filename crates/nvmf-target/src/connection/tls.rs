@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hints_say_what_is_known_of_a_generated_psk() {
+    fn handshake_error_names_generated_psk_state() {
         let (wrong, unknown) = (TlsFailureReason::WrongKey, TlsFailureReason::UnknownIdentity);
         assert!(hint(wrong, true, true).is_some_and(|text| text.contains("Linux before 6.18")));
         assert!(hint(unknown, true, true).is_some_and(|text| text.contains("requires")));

@@ -126,7 +126,7 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
 }
 
 #[test]
-fn psk_is_replaced_over_tls_alone() {
+fn psk_is_replaced_only_over_tls() {
     on_each_driver(async || {
         let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);
@@ -209,7 +209,7 @@ fn host_with_a_tls_key_makes_no_psk() {
 
 /// In simulation: time passes at once.
 #[test]
-fn expired_psk_is_erased_though_nobody_asks() {
+fn expired_psk_is_erased_without_lookup() {
     in_simulation(1, async || {
         let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);

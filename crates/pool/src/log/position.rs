@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn full_pool_keeps_its_position() {
+    fn failed_reserve_leaves_log_position_unchanged() {
         let mut segments = Segments::new(3, &[], |_| false);
         let mut position = Position::begin(1, 0, 16, &mut segments).unwrap();
         chunk(&mut position, &mut segments, 15);

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_that_returns_to_a_slot_is_another_one() {
+    fn reused_slot_does_not_match_old_segment() {
         let mut tail = tail();
         let held = tail.held(7);
         tail.written_out(&tail.pieces(true, 9));

@@ -194,7 +194,7 @@ mod tests {
     /// A growth takes effect although the worn log device fails; the next opening detaches the log
     /// device.
     #[test]
-    fn worn_log_device_fails_a_growth_that_takes_effect() {
+    fn failed_growth_with_worn_log_device_takes_effect() {
         block_on(async {
             let (device, new) = (memory("/a", SEGMENTS), memory("/b", SEGMENTS));
             let memory = memory("/log", SEGMENTS);

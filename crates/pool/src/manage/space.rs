@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(decide(stuck, WRITE), Admission::Full);
     }
     #[test]
-    fn free_segments_back_what_is_reserved() {
+    fn reservations_are_backed_by_free_segments() {
         let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand, 0);
         let reserved = Demand { reserved: true, ..WRITE };
         // A hundred reserved blocks take eight segments of 14 blocks, besides the reserve of four.

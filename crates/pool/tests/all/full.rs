@@ -135,7 +135,7 @@ fn overwrite_randomly(segment_blocks: u32, segments: u64, blocks: u64, steps: u6
 }
 
 #[test]
-fn thick_volume_has_its_space() {
+fn thick_volume_can_be_written_in_full_pool() {
     block_on(async {
         let (_, pool) = create(64, 100).await;
         let capacity = pool.status().capacity_bytes;
@@ -237,7 +237,7 @@ async fn zero(db: Arc<PoolVolume>, block: u64) -> Result<(), IoError> {
 /// Regression: repeated writes of zeroes took the segments that a long checkpoint needed. The
 /// checkpoint failed, and so did every opening.
 #[test]
-fn zeroes_leave_a_long_checkpoint_its_space() {
+fn zero_writes_leave_space_for_long_checkpoint() {
     let sim = Simulation::new(1, SimConfig::default());
     let node = sim.add_node("server");
     let done = sim.spawn_on(node, async {

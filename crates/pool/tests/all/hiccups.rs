@@ -125,7 +125,7 @@ fn checkpoint_waits_for_map_pages_of_a_stalled_device() {
 }
 
 #[test]
-fn lasting_read_errors_fail_the_pool_and_lose_nothing() {
+fn persistent_read_errors_fail_pool_without_loss() {
     simulate(async || {
         let (devices, control) = closed().await;
         let pool = Pool::open(devices.clone()).await.unwrap();
@@ -178,7 +178,7 @@ fn unreadable_map_page_is_lost_by_an_opening_only() {
 
 /// Regression: a checkpoint that had to rewrite the page failed the pool, after each opening.
 #[test]
-fn cleaner_leaves_an_unreadable_map_page_alone() {
+fn cleaner_skips_unreadable_map_page() {
     simulate(async || {
         let (devices, control) = closed().await;
         let pool = Pool::open(devices.clone()).await.unwrap();

@@ -135,7 +135,7 @@ fn incomplete_or_mixed_devices_are_refused() {
 }
 
 #[test]
-fn device_from_another_time_is_refused() {
+fn outdated_or_diverged_device_is_refused() {
     block_on(async {
         let old = pool_images(2, true).await;
         let new = opened_again(&opened_again(&old).await).await;
@@ -407,7 +407,7 @@ fn damaged_map_page_loses_its_blocks_and_nothing_else() {
 /// The only copy of a snapshot's leaf is damaged. Blocks that the volume shares with older
 /// snapshots must stay, although the map between them no longer shows it.
 #[test]
-fn damaged_map_page_of_a_snapshot_costs_others_nothing() {
+fn damaged_snapshot_page_does_not_affect_volumes() {
     block_on(async {
         let (devices, trace) = disks(vec![Image::default()], SIZE, 0);
         let pool = Pool::create(devices, &options("fast")).await.unwrap();

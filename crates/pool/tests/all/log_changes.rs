@@ -321,7 +321,7 @@ fn damaged_superblock_of_a_log_device_with_a_tail() {
 }
 
 #[test]
-fn no_update_follows_that_of_a_dropped_opening() {
+fn dropped_opening_allows_no_superblock_update() {
     simulate(1, async {
         let disks = crashed().await;
         let mut hooked = disks.clone();

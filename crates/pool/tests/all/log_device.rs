@@ -588,7 +588,7 @@ fn full_log_device_slows_hosts_down_without_stalls() {
 }
 
 #[test]
-fn slow_log_device_delays_flushes_by_its_latency_alone() {
+fn slow_log_device_delays_flushes_only_by_its_latency() {
     simulate(async {
         let (pool, _) = slow_pool(40, 700).await;
         let device = pool.create_volume("db", &volume(20_000)).await.unwrap();

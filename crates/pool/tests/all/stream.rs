@@ -137,7 +137,7 @@ fn changes_of_other_volumes_do_not_count() {
 }
 
 #[test]
-fn received_volumes_equal_what_was_sent() {
+fn received_volume_equals_sent_snapshot() {
     block_on(async {
         let (from, to) = (pool("from").await, pool("to").await);
         let db = from.create_volume("db", &thin(BLOCKS)).await.unwrap();

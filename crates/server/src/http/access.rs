@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_delay_their_source_alone() {
+    fn wrong_tokens_delay_only_their_address() {
         let users = users();
         let source = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
         for _ in 0..3 {

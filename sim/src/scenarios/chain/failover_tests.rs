@@ -373,7 +373,7 @@ fn reset_link_with_write_in_flight_reconnects() {
 /// Regression: each node reached a store of its own, behind one name, and the stores copied each
 /// other's objects. When all links were cut, each node won at its own store.
 #[test]
-fn stores_that_copy_each_other_arm_nobody() {
+fn replicated_stores_do_not_enable_failover() {
     // Faster copies may arrive before the target has received the report and made it durable.
     for lag_ms in [100, 900, 5000] {
         let cluster = started_with(7, [2000, 2000], None);
@@ -434,7 +434,7 @@ fn restart_with_another_store_disarms_target() {
 /// Regression: the answer to the source's write was lost. When the record had been read back, it
 /// was a second old, and a copy at the target's own store passed for a proof.
 #[test]
-fn record_read_back_arms_nobody() {
+fn record_read_back_does_not_enable_failover() {
     for lag_ms in [300, 900] {
         let cluster = started_with(7, [2000, 2000], None);
         let store = cluster.store();

@@ -175,7 +175,7 @@ fn group_sends_in_order_within_one_window() {
 
 /// Each node of a split brain has served all volumes.
 #[test]
-fn one_volume_of_a_serving_group_is_not_given_up() {
+fn serving_group_member_is_not_discarded() {
     let (cluster, source, target) = in_sync(3);
     cluster.hub.hub().cut(cluster.nodes[0], cluster.nodes[1]);
     cluster.hub.hub().cut(cluster.nodes[1], cluster.nodes[0]);
