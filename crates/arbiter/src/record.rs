@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The lines have a fixed order, and each number has one spelling, so that equal records have equal
-//! bytes. The check is a CRC-64/NVME of all lines before it. Input is hostile: its length is bounded
-//! first, and whatever differs from what [`Record::encode`] writes is refused.
+//! bytes. The check is a CRC-64/NVME of all lines before it. Input is hostile: its length is
+//! bounded first, and whatever differs from what [`Record::encode`] writes is refused.
 
 use std::fmt::{self, Write as _};
 use std::str::Lines;

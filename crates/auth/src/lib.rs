@@ -1,5 +1,5 @@
-//! DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (Base 8.3.5): secrets, messages and
-//! both sides of the exchange, without I/O, clocks or randomness of their own. Beside it, the
+//! DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (Base 8.3.5): secrets, messages
+//! and both sides of the exchange, without I/O, clocks or randomness of their own. Beside it, the
 //! pre-shared keys of TLS ([`tls`]).
 //!
 //! Invariants: secrets and what is derived from them are erased when dropped and never printed.

@@ -1,12 +1,16 @@
 //! Mirror: a [`BlockDevice`] over a local leg and the legs of up to two peers.
 //!
-//! | completed call | guarantee |
-//! | --- | --- |
-//! | write, synchronous | The data is on every leg that counts as up to date. A leg that missed it was durably recorded as out of date before the completion. |
-//! | write, asynchronous | The data is on the local leg, and the log covers it until the peer has it. |
-//! | flush, FUA | The data is durable on the local leg. On legs that acknowledge from memory, as for a synchronous write. |
-//! | read | Returns the latest completed data, and never data that the failure of one node could take back. |
-//! | discard | Treated as a write of zeroes that may deallocate, because legs must not differ in what a discard leaves. |
+//! Guarantees of a completed call:
+//!
+//! - synchronous write: the data is on every leg that counts as up to date. A leg that missed it
+//!   was durably recorded as out of date before the completion.
+//! - asynchronous write: the data is on the local leg, and the log covers it until the peer has it.
+//! - flush, FUA: the data is durable on the local leg. On legs that acknowledge from memory, as for
+//!   a synchronous write.
+//! - read: returns the latest completed data, and never data that the failure of one node could
+//!   revert.
+//! - discard: treated as a write of zeroes that may deallocate, because legs must not differ after
+//!   a discard.
 //!
 //! One state, behind a lock that is held for a few instructions at a time, holds the role, the legs
 //! that receive writes, and the blocked calls. Every host call inspects it, or its core's view of

@@ -1,11 +1,11 @@
-//! Generation history: where a replica's data comes from, and its few transitions.
+//! Generation history: the origin of a replica's data, and its transitions.
 //!
-//! | event | current | bases (for the peer) | history |
-//! | --- | --- | --- | --- |
-//! | created with data | new | none | none |
-//! | first write, or flush that the peer needed, after the peer was lost | new | the old current is added | – |
-//! | end of resync, on the source | – | none | the bases are added |
-//! | end of resync, on the target | the source's | none | the old current and bases are added |
+//! - created with data: new current generation, no bases, no history;
+//! - first write, or flush that the peer needed, after the peer was lost: new current generation;
+//!   the old one becomes a base for the peer;
+//! - end of resync, on the source: the bases move to the history;
+//! - end of resync, on the target: the source's generation becomes the current one, no bases; the
+//!   old current generation and bases move to the history.
 //!
 //! *Base generations* are the generations that the peer may hold and from which the bitmap covers
 //! every difference to the local data. The first is the generation that the peer had when it was

@@ -1,9 +1,11 @@
 //! Versions of the replication link. Two nodes use the highest version in common.
 //!
-//! | version | content |
-//! | --- | --- |
-//! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, [the ranges that a resync could not copy](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and [renewing](PeerRequest::Renew) |
+//! - 2: everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions
+//!   are not supported.
+//! - 3: adds [zeroing new space](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a
+//!   source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica,
+//!   [bad ranges](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and
+//!   [renewing](PeerRequest::Renew).
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The

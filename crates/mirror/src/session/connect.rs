@@ -1,12 +1,12 @@
 //! Connection of a leg: one task per peer that connects, performs the handshake and carries out its
 //! [`plan`], repeatedly.
 //!
-//! | handshake | action |
-//! | --- | --- |
-//! | in sync, this side leads | attach; from now on writes go to both legs |
-//! | out of date, this side leads | attach; fetch the peer's bitmap; flush; mark the peer inconsistent; send writes; copy; finish the resync |
-//! | the peer leads | stop serving if necessary, and wait for the peer |
-//! | split brain, or no generation in common | report it and retry later, or resolve it by policy ([`crate::session::split_brain`]) |
+//! - in sync, this side leads: attach; from now on writes go to both legs;
+//! - out of date, this side leads: attach; fetch the peer's bitmap; flush; mark the peer
+//!   inconsistent; send writes; copy; finish the resync;
+//! - the peer leads: stop serving if necessary, and wait for the peer;
+//! - split brain, or no generation in common: report it and retry later, or resolve it by policy
+//!   ([`crate::session::split_brain`]).
 //!
 //! Each step is durable before the next one, and after a crash between two steps the next handshake
 //! decides correctly: `history_tests` enumerates these cases.

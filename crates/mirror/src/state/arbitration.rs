@@ -1,9 +1,9 @@
 //! Arbitration: the next step of a node toward the arbiter, as one pure function of its situation.
 //!
 //! A source whose peer may take over is *contested*. It serves reads only while its peer has
-//! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter yet,
-//! and acknowledges no write that the peer lacks. It is *alone* once the arbiter's record excludes the
-//! peer; then it needs no arbiter.
+//! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter
+//! yet, and acknowledges no write that the peer lacks. It is *alone* once the arbiter's record
+//! excludes the peer; then it needs no arbiter.
 //!
 //! The lease ends before the peer asks, whichever node's clock is faster:
 //!
@@ -13,13 +13,14 @@
 //!               failover_after = lease + lease / 7
 //! ```
 //!
-//! With clocks whose rates differ by ρ, the lease ends in time if `lease · (1 + ρ) ≤ failover_after ·
-//! (1 − ρ)`, so up to ρ = 1/15. Clocks of computers differ by less than 1/1000. Only durations are
-//! compared, never points of time of two nodes. If the nodes have different values of `failover_after`, the
-//! target waits for the longer one
-//! ([`ArbiterMark::source_after_ms`](crate::ondisk::superblock::ArbiterMark::source_after_ms)). A process that was paused, or a machine that was
-//! suspended, finds its lease ended, because the clock runs on (`CLOCK_BOOTTIME`). A virtual machine
-//! that its hypervisor paused may not: its clock stands still meanwhile. The guide says how to fence it.
+//! With clocks whose rates differ by ρ, the lease ends in time if `lease · (1 + ρ) ≤ failover_after
+//! · (1 − ρ)`, so up to ρ = 1/15. Clocks of computers differ by less than 1/1000. Only durations
+//! are compared, never points of time of two nodes. If the nodes have different values of
+//! `failover_after`, the target waits for the longer one
+//! ([`ArbiterMark::source_after_ms`](crate::ondisk::superblock::ArbiterMark::source_after_ms)). A
+//! process that was paused, or a machine that was suspended, finds its lease ended, because the
+//! clock runs on (`CLOCK_BOOTTIME`). A virtual machine that its hypervisor paused may not: its
+//! clock stands still meanwhile. The guide says how to fence it.
 //!
 //! `docs/failover-race.md` describes what happens at the arbiter.
 

@@ -98,7 +98,8 @@ pub enum Event {
         /// Role epoch of the peer.
         epoch: u64,
     },
-    /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was accepted.
+    /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was
+    /// accepted.
     Claimed {
         /// Index of the peer in [`State::records`](super::State::records).
         by: usize,

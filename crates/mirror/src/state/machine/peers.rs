@@ -1,7 +1,7 @@
 //! Handshakes and transfers of the role: a source attaches, hands over, or is admitted by its peer.
 //!
-//! Invariant: with several peers, a handshake makes neither a target nor a deposed source the source,
-//! because a third node may serve out of sight.
+//! Invariant: with several peers, a handshake makes neither a target nor a deposed source the
+//! source, because a third node may serve out of sight.
 
 use crate::ondisk::superblock::ReplicaRole;
 

@@ -37,9 +37,11 @@ named! {
         Fenced = "this node has seen a later epoch",
         /// This node serves.
         Serving = "this node serves hosts",
-        /// Only the operator, or the peer that the role was handed to, can make this node the source.
+        /// Only the operator, or the peer that the role was handed to, can make this node the
+        /// source.
         NotEntitled = "this node may not take the role by itself",
-        /// See [`Consent::Later`](super::Consent::Later) and [`State::promised`](super::State::promised).
+        /// See [`Consent::Later`](super::Consent::Later) and
+        /// [`State::promised`](super::State::promised).
         Overtaken = "another node takes the role at the same time",
         /// A member has no open replica on this node.
         GroupIncomplete = "not all volumes of the consistency group have an open replica on this node",

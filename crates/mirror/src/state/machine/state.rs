@@ -75,7 +75,8 @@ pub enum Role {
         /// Role epoch.
         epoch: u64,
     },
-    /// The last source. It serves no hosts until its peers have answered or the operator has decided.
+    /// The last source. It serves no hosts until its peers have answered or the operator has
+    /// decided.
     Waiting {
         /// Role epoch.
         epoch: u64,

@@ -1,8 +1,8 @@
 //! Succession by a peer: its announcement, its claim with consent, and deposition by force.
 //!
 //! Invariants:
-//! - an announcement is accepted only under an epoch that is later than any that this node has seen,
-//!   promised or announced;
+//! - an announcement is accepted only under an epoch that is later than any that this node has
+//!   seen, promised or announced;
 //! - data that a deposed source has written alone is kept.
 
 use crate::agree::plan::Plan;
