@@ -169,7 +169,7 @@ fn hung_import_holds_up_no_order_and_no_return() {
     assert_eq!(bed.pool()["devices"].as_array().unwrap().len(), 1);
     assert_eq!(bed.pool()["state"], "open");
     assert!(bed.server.terminate().success());
-    // Again, and now the pool is given up meanwhile.
+    // Repeat, and destroy the pool with --force while the import hangs.
     std::fs::rename(&disk, &away).unwrap();
     bed.server.restart();
     freezer.freeze();

@@ -206,7 +206,7 @@ fn target_that_restarts_in_between_is_tried_again() {
         assert!(forgotten.may_pass(), "{forgotten}");
         let device = listening.connect(1, keys(1)).await.unwrap();
         check_io(&device, 4).await;
-        // While it is attached: the host authenticates anew by itself.
+        // While it is attached: the host authenticates again by itself.
         listening.event_after.set(Some((0, Event::Restart)));
         listening.target().disconnect_all();
         check_io(&device, 5).await;

@@ -227,7 +227,7 @@ fn expired_psk_is_erased_without_lookup() {
     });
 }
 
-/// By a reload: whoever had the old key, and that alone, could have made the PSK.
+/// A reload replaces the key. The PSK may come from an attacker who has only the old key.
 #[test]
 fn psk_of_a_replaced_key_opens_nothing() {
     on_each_driver(async || {

@@ -361,7 +361,7 @@ impl Pool {
         self.check_space(state, reservation(new).saturating_sub(old))
     }
 
-    /// Checks that the catalog has room for `count` more volumes and snapshots of so many bytes.
+    /// Checks that the catalog has room for `count` more volumes and snapshots, and their bytes.
     pub(super) fn check_room(
         &self,
         catalog: &Catalog,

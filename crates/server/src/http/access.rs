@@ -1,4 +1,4 @@
-//! Access to a listener: who calls, and what the caller may do.
+//! Access to a listener: identity and role of a caller.
 //!
 //! Invariants:
 //! - over TCP a request is answered only for a user with a token or a certificate, and a user with

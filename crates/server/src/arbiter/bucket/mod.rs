@@ -41,7 +41,7 @@ const SOUND_AFTER_FLAW: u32 = 3;
 /// Longest part of the probe's name that is the machine's, in bytes: as long as Linux's host names.
 const NODE_NAME_MAX: usize = 64;
 
-/// What is known of the store's conditional writes.
+/// Support of the store for conditional writes, as far as it is known.
 enum Conditions {
     /// Not checked yet: the store has not answered, for this reason.
     Unknown(String),
