@@ -31,7 +31,7 @@ impl<const N: usize> Default for GenerationList<N> {
 }
 
 impl<const N: usize> GenerationList<N> {
-    /// Its generations, in order.
+    /// Generations, in order.
     pub fn iter(&self) -> impl Iterator<Item = Generation> + '_ {
         self.0.iter().copied().filter(|generation| !generation.is_none())
     }
@@ -121,7 +121,7 @@ impl GenerationHistory {
         // The first base is the most likely one: later ones give way to it.
         match self.bases.0.iter().position(|held| held.is_none()) {
             Some(free) => self.bases.0[..=free].rotate_right(1),
-            // Its place is needed, and a peer with that generation will not have it any longer.
+            // Its slot is needed, and no peer will have this generation any more.
             None => self.history.remember(self.bases.0[0]),
         }
         self.bases.0[0] = name;
@@ -221,7 +221,7 @@ mod tests {
             !past.merge(&list(&[8, 7, 6, 5]), none),
             "old entries of the other list are dropped"
         );
-        // The same past with one more generation here, which is kept.
+        // The same history with one more generation here, which is kept.
         past = list(&[5, 4, 3, 2]);
         assert!(!past.merge(&list(&[4, 3, 2, 1]), none));
         assert_eq!(past, list(&[5, 4, 3, 2]));

@@ -27,7 +27,7 @@ impl LinkVersion {
     /// First version in which a source can be [deposed](PeerRequest::Depose), and its role
     /// [claimed](PeerRequest::Claim).
     pub const DEPOSES: LinkVersion = LinkVersion(3);
-    /// First version in which a replica is told that it was [removed](PeerRequest::Remove).
+    /// First version in which a replica is informed that it was [removed](PeerRequest::Remove).
     pub const REMOVES: LinkVersion = LinkVersion(3);
     /// First version in which a source reports the ranges that a resync could not copy.
     pub const REPORTS_BAD_RANGES: LinkVersion = LinkVersion(3);
@@ -139,7 +139,7 @@ mod tests {
             // One is upgraded and still speaks the other's version.
             ((2, 3), (2, 2), Some(2)),
             ((2, 4), (2, 3), Some(3)),
-            // The newer one has dropped the oldest version.
+            // The newer node has dropped the oldest version.
             ((3, 4), (2, 3), Some(3)),
             ((3, 5), (2, 9), Some(5)),
             // Too far apart, by one and by many.

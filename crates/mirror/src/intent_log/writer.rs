@@ -393,7 +393,7 @@ async fn write_records(log: Arc<IntentLog>) {
             (plan, state.changes)
         };
         if plan.is_empty() {
-            // All regions are busy, some were closed: the last call to leave one notifies.
+            // All regions are busy, and some were closed: the last call to leave one notifies.
             drop(guard);
             log.wait(|state| (state.changes != seen).then_some(())).await;
             continue;
@@ -480,7 +480,7 @@ impl IntentLog {
         to.area.write_record(sequence, to.name, &regions).await
     }
 
-    /// From now on the log is at `to`, which has all that it had before. The caller holds the lock.
+    /// Moves the log to `to`, which has the same content. The caller holds the lock.
     pub(crate) fn moved(&self, to: LogLocation) {
         *self.place.lock() = to;
     }
