@@ -15,7 +15,7 @@ use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{MapPage, PagePlace};
 use crate::storage::Storage;
 
-/// A damage.
+/// One damage, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Name of the device.
