@@ -73,7 +73,7 @@ pub(crate) struct Controller {
     concatenated: Mutex<Concatenated>,
 }
 
-/// What secure channel concatenation demands of the I/O queues.
+/// Requirement of secure channel concatenation for the I/O queues.
 #[derive(Debug, Default)]
 enum Concatenated {
     /// Nothing.

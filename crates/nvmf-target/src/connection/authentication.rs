@@ -186,7 +186,8 @@ impl Connection {
         let begin = |handshake: Handshake| {
             let keys = controller.subsystem.keys_of(&controller.host.nqn);
             let keys = keys.ok_or(out_of_order)?;
-            // Before the secrets are read: a replacement in between ends what they make.
+            // Before the secrets are read: a replacement in between invalidates keys derived from
+            // them.
             let version = keys.version();
             let secrets = |ring: &auth::KeyRing| ring.secrets();
             let options = ControllerOptions {
