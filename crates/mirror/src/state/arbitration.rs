@@ -116,6 +116,11 @@ pub struct Situation {
     pub mark: RecordedRight,
     /// Highest revision of the record seen; 0 for none.
     pub revision: u64,
+    /// True if the right and the revision of this source belong to another store than the configured
+    /// one. The peer may be granted there what this node asks for here. The source decides nothing
+    /// without its peer until it has recorded its attached peer at this store, or the operator
+    /// decides.
+    pub is_other_store: bool,
     /// Time of the next comparison with the record, which lists the peer as in sync, in the current
     /// session.
     pub published_until_ns: Option<u64>,
@@ -189,6 +194,7 @@ pub fn step(situation: &Situation) -> Step {
         _ if situation.changes_role => Step::Wait(None),
         // The volume never had a record with a peer, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
+        _ if situation.is_other_store => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
         Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
         Role::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
@@ -232,6 +238,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
         }
         ServingRight::Alone(PeerExclusion::Ordered) => Step::Insist,
         ServingRight::Alone(PeerExclusion::Unshared) => Step::Wait(None),
+        ServingRight::Alone(_) if situation.is_other_store => Step::Wait(None),
         ServingRight::Alone(PeerExclusion::Recorded { checked_ns }) => {
             match compared_again_at(checked_ns) {
                 due if now_ns >= due => Step::StayDegraded,
@@ -250,6 +257,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                     None => Step::Publish { in_sync: true },
                 },
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
+                _ if situation.is_other_store => Step::Wait(Some(stop_at)),
                 // It was alone before its restart, so the decision does not involve its peer.
                 _ if !attached && situation.mark.is_alone() => Step::RunDegraded,
                 _ if !attached && (situation.write_waits || peer_left || now_ns >= ask_at) => {
