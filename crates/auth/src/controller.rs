@@ -122,20 +122,20 @@ impl Controller {
         Self { options, randomness, state: State::AwaitNegotiate, asked: None }
     }
 
-    /// Concatenation that the host asks for: SC_C as received, which may mean nothing. `None` before
-    /// AUTH_Negotiate.
+    /// Concatenation that the host asks for: SC_C as received, which may mean nothing. `None`
+    /// before AUTH_Negotiate.
     pub fn asked_concatenation(&self) -> Option<u8> {
         self.asked
     }
 
-    /// True if the host is authenticated and a PSK made, and the host has not been told yet. The last
-    /// time for [`Controller::refuse`].
+    /// True if the host is authenticated and a PSK made, and the host has not been told yet. The
+    /// last time for [`Controller::refuse`].
     pub fn offers_psk(&self) -> bool {
         matches!(self.state, State::OweSuccess { psk: Some(_), .. })
     }
 
-    /// Refuses the PSK that [`Controller::offers_psk`]: the host fetches AUTH_Failure1, and the PSK is
-    /// erased. Nothing happens at any other time.
+    /// Refuses the PSK that [`Controller::offers_psk`]: the host fetches AUTH_Failure1, and the PSK
+    /// is erased. Nothing happens at any other time.
     pub fn refuse(&mut self, explanation: Explanation) {
         if let State::OweSuccess { transaction, psk: Some(_), .. } = self.state {
             self.state = State::OweFailure { transaction, explanation };

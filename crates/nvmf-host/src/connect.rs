@@ -179,8 +179,8 @@ async fn concatenate(params: &ConnectParams) -> Result<Psk, HostError> {
     connected.psk.ok_or(HostError::NoConcatenation)
 }
 
-/// Why a plain connection was not initialized. A target that closes it requires TLS, if it answers a
-/// ClientHello, and closes the next one too: it has not just restarted.
+/// Why a plain connection was not initialized. A target that closes it requires TLS, if it answers
+/// a ClientHello, and closes the next one too: it has not just restarted.
 async fn cause_of_refusal(params: &ConnectParams, error: HostError) -> HostError {
     let is_closed = |error: &HostError| matches!(error, HostError::Closed | HostError::Broken(_));
     if !is_closed(&error) || !tls::is_spoken(params).await {

@@ -154,8 +154,8 @@ impl Controller {
         }
     }
 
-    /// Promises to keep the PSK of an exchange on the admin queue, before its host is told of it. No
-    /// I/O queue without TLS joins any more.
+    /// Promises to keep the PSK of an exchange on the admin queue, before its host is told of it.
+    /// No I/O queue without TLS joins any more.
     ///
     /// # Errors
     /// The PSK would open nothing.

@@ -91,9 +91,9 @@ struct Denied;
 struct Abandoned;
 
 impl Inner {
-    /// Durably records the store that is asked from now on, before any step. A source keeps the store
-    /// that has its record, where its peer may ask, until it has recorded its attached peer at the
-    /// other store: see [`Situation::is_other_store`](crate::state::arbitration::Situation).
+    /// Durably records the store that is asked from now on, before any step. A source keeps the
+    /// store that has its record, where its peer may ask, until it has recorded its attached peer
+    /// at the other store: see [`Situation::is_other_store`](crate::state::arbitration::Situation).
     async fn begin_at(&self, store: StoreId) {
         let superblock = self.local.superblock();
         let (before, replica) = (superblock.arbiter, superblock.replica);

@@ -116,10 +116,10 @@ pub struct Situation {
     pub mark: RecordedRight,
     /// Highest revision of the record seen; 0 for none.
     pub revision: u64,
-    /// True if the right and the revision of this source belong to another store than the configured
-    /// one. The peer may be granted there what this node asks for here. The source decides nothing
-    /// without its peer until it has recorded its attached peer at this store, or the operator
-    /// decides.
+    /// True if the right and the revision of this source belong to another store than the
+    /// configured one. The peer may be granted there what this node asks for here. The source
+    /// decides nothing without its peer until it has recorded its attached peer at this store, or
+    /// the operator decides.
     pub is_other_store: bool,
     /// Time of the next comparison with the record, which lists the peer as in sync, in the current
     /// session.

@@ -125,8 +125,8 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
     });
 }
 
-/// The exchange has begun when an I/O queue without TLS joins: the host must not believe that it has
-/// a PSK.
+/// The exchange has begun when an I/O queue without TLS joins: the host must not believe that it
+/// has a PSK.
 #[test]
 fn psk_that_cannot_be_kept_is_refused_to_the_host() {
     on_each_driver(async || {

@@ -431,8 +431,8 @@ fn restart_with_another_store_disarms_target() {
     until(&cluster, "armed", |cluster| is_armed(cluster, 0));
 }
 
-/// Regression: a source whose configuration named another store after a restart took the role there,
-/// by a copy of the record, while its target took over by the record of the first store.
+/// Regression: a source whose configuration named another store after a restart took the role
+/// there, by a copy of the record, while its target took over by the record of the first store.
 #[test]
 fn restart_with_another_store_stops_source() {
     let cluster = in_sync([2000, 2000]);
@@ -457,8 +457,8 @@ fn restart_with_another_store_stops_source() {
     assert_eq!(obstacle(&cluster, 1), None);
 }
 
-/// Both nodes are restarted with another store: neither serves alone there. After they are connected,
-/// the serving node records its peer, which may then take over.
+/// Both nodes are restarted with another store: neither serves alone there. After they are
+/// connected, the serving node records its peer, which may then take over.
 #[test]
 fn restart_of_both_nodes_with_another_store_arms_target() {
     let cluster = in_sync([2000, 2000]);
