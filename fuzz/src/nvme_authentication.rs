@@ -3,7 +3,7 @@
 //!
 //! Input: one byte that selects the reader, then messages, each after its length in two bytes.
 
-use flagstone_auth::host::HostOptions;
+use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::{Hello, IDENTITIES, Identity, TlsKey, derived};
 use flagstone_auth::{
@@ -83,7 +83,7 @@ fn controller(data: &[u8]) {
 
 /// No target is trusted without its key.
 fn host(data: &[u8], concatenation: Concatenation) {
-    let options = HostOptions {
+    let options = ExchangeOptions {
         names: names(),
         secret: known(1),
         controller_secrets: vec![known(2)],

@@ -226,16 +226,39 @@ fn third_party_licenses(packages: &[&Value]) -> String {
     document
 }
 
+/// Third-party crates that the program may link, as in CONTRIBUTING.md: each is code that nobody
+/// here reviews.
+const LINKED_MAX: usize = 186;
+
 #[test]
-fn third_party_licenses_are_current() {
+fn third_party_crates_are_limited_and_licensed() {
+    let rule = format!("The program links at most {LINKED_MAX} third-party crates.");
+    assert!(read("CONTRIBUTING.md").contains(&rule), "CONTRIBUTING.md has another limit");
     // `--no-deps` is not enough, because the texts are in the packages themselves.
     match metadata(&["--filter-platform", PLATFORM]) {
-        Ok(metadata) => compare_or_update(
-            "THIRD-PARTY-LICENSES",
-            &third_party_licenses(&linked_packages(&metadata)),
-            "make licenses",
-        ),
-        Err(error) => tools::unable("third_party_licenses_are_current", &error),
+        Ok(metadata) => {
+            let linked = linked_packages(&metadata);
+            assert!(linked.len() <= LINKED_MAX, "{} third-party crates: drop some", linked.len());
+            let licenses = third_party_licenses(&linked);
+            compare_or_update("THIRD-PARTY-LICENSES", &licenses, "make licenses");
+        }
+        Err(error) => tools::unable("third_party_crates_are_limited_and_licensed", &error),
+    }
+}
+
+#[test]
+fn fuzz_seeds_of_configurations_are_current() {
+    let root = tools::workspace();
+    let files = source_files(&root.join("crates/config/tests/broken"), "toml");
+    assert!(files.len() > 5, "{files:?}");
+    let seeds = files.iter().map(|file| (file.clone(), file.file_stem().expect("it has a name")));
+    let example = (root.join("docs/examples/flagstone.toml"), "example".as_ref());
+    for (file, name) in seeds.chain([example]) {
+        let seed = format!("fuzz/corpus/config/seed-{}", name.display());
+        assert!(
+            fs::read_to_string(file).expect("it is text") == read(&seed),
+            "{seed} is out of date; run: cargo run --manifest-path fuzz/Cargo.toml -p flagstone-fuzz-seeds"
+        );
     }
 }
 

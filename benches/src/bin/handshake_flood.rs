@@ -15,7 +15,7 @@ use std::time::Duration;
 use flagstone_auth::tls::TlsKey;
 use flagstone_auth::{Hash, KeyPair, KeyRing, Secret, TlsRing};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
+use flagstone_nvmf_host::{HostOptions, RemoteDevice, RemoteTls};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{RuntimeConfig, run, spawn, time};
 
@@ -57,7 +57,7 @@ impl Plan {
     fn options(&self) -> HostOptions {
         if self.tls {
             let guess = TlsKey::new(&[7; 32], None).expect("32 bytes are a key");
-            let tls = HostTls { keys: TlsRing::new(vec![guess]), allow_plain: false };
+            let tls = RemoteTls { keys: TlsRing::new(vec![guess]), allow_plain: false };
             let host_nqn = Some(self.host);
             return HostOptions { host_nqn, tls: Some(tls), ..HostOptions::default() };
         }

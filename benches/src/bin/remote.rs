@@ -16,7 +16,7 @@ use flagstone_auth::TlsRing;
 use flagstone_auth::tls::{PskHash, TlsKey};
 use flagstone_blockdev::{BlockDevice, NullDevice};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
+use flagstone_nvmf_host::{HostOptions, RemoteDevice, RemoteTls};
 use flagstone_nvmf_target::{
     self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode, serve_listener,
 };
@@ -167,7 +167,7 @@ fn main() {
     let address = receiver.recv().expect("the server has started");
     let (iops, cpu) = run(&RuntimeConfig { pin_from: Some(1), ..config }, || async {
         let queue_depth = (plan.depth / plan.queues).clamp(1, 1023);
-        let tls = plan.tls.map(|hash| HostTls { keys: keys(hash), allow_plain: false });
+        let tls = plan.tls.map(|hash| RemoteTls { keys: keys(hash), allow_plain: false });
         let options = HostOptions {
             host_nqn: Some(host_nqn()),
             tls,

@@ -31,7 +31,7 @@ pub struct ReplicaId(pub [u8; 16]);
 
 impl fmt::Display for ReplicaId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 
@@ -164,14 +164,8 @@ fn count(lines: &mut Lines<'_>, name: &'static str) -> Result<u64, RecordError> 
 }
 
 fn replica(text: &str) -> Option<ReplicaId> {
-    if text.len() != 32 || !text.is_ascii() {
-        return None;
-    }
-    let mut id = [0; 16];
-    for (byte, at) in id.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
-    }
-    (id != [0; 16]).then_some(ReplicaId(id))
+    let id = u128::from_str_radix(text, 16).ok()?;
+    (text.len() == 32 && id != 0).then_some(ReplicaId(id.to_be_bytes()))
 }
 
 fn id(lines: &mut Lines<'_>, name: &'static str) -> Result<ReplicaId, RecordError> {

@@ -9,7 +9,7 @@ use crate::concatenation::Concatenation;
 use crate::controller::{Controller, ControllerOptions, Progress, Randomness};
 use crate::group::Group;
 use crate::hash::Hash;
-use crate::host::{Host, HostFailure, HostOptions, HostStep};
+use crate::host::{ExchangeOptions, Host, HostFailure, HostStep};
 use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
@@ -45,7 +45,7 @@ fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controll
 }
 
 fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: Hash) -> Host {
-    let options = HostOptions {
+    let options = ExchangeOptions {
         names: names(),
         secret,
         controller_secrets: controller_secret.into_iter().collect(),
@@ -236,7 +236,7 @@ fn replayed_reply_is_refused() {
 #[test]
 fn selection_outside_the_offer_is_refused() {
     let host = |groups: Vec<Group>| {
-        let options = HostOptions {
+        let options = ExchangeOptions {
             names: names(),
             secret: secret(7),
             controller_secrets: Vec::new(),
@@ -279,7 +279,7 @@ fn fetch_with_small_buffer_keeps_message() {
 
 /// Host that requests concatenation, and offers `hashes`.
 fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> Host {
-    let options = HostOptions {
+    let options = ExchangeOptions {
         names: names(),
         secret: secret(7),
         controller_secrets,

@@ -15,7 +15,7 @@ use crate::tls::Psk;
 
 /// Secrets and rules by which a host authenticates.
 #[derive(Clone, Debug)]
-pub struct HostOptions {
+pub struct ExchangeOptions {
     /// Names of the host and of the subsystem, as in Connect.
     pub names: Names,
     /// Secret of the host.
@@ -73,7 +73,7 @@ pub enum HostStep {
 /// One exchange: send [`Host::negotiate`], then give each fetched message to [`Host::fetched`].
 #[derive(Debug)]
 pub struct Host {
-    options: HostOptions,
+    options: ExchangeOptions,
     randomness: Randomness,
     transaction: u16,
     state: State,
@@ -81,7 +81,7 @@ pub struct Host {
 
 impl Host {
     /// Exchange with identifier `transaction`, which must be unique on the queue.
-    pub fn new(mut options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
+    pub fn new(mut options: ExchangeOptions, transaction: u16, randomness: Randomness) -> Self {
         let kind = options.concatenation;
         options.hashes.retain(|hash| kind.fits_hash(*hash));
         options.groups.retain(|group| kind.fits_group(*group));

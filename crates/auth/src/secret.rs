@@ -99,8 +99,7 @@ impl Secret {
     /// Fingerprint: 16 hexadecimal digits, the same for the same secret. It does not reveal a
     /// random secret.
     pub fn fingerprint(&self) -> String {
-        let digest = Hash::Sha256.hmac(b"flagstone key fingerprint", &[self.text().as_bytes()]);
-        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        fingerprint(&self.text())
     }
 
     /// Bytes of the secret: 32, 48 or 64.
@@ -140,6 +139,12 @@ impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Secret({} bytes)", self.bytes.len())
     }
+}
+
+/// 16 hexadecimal digits that identify a key's text.
+pub(crate) fn fingerprint(text: &str) -> String {
+    let digest = Hash::Sha256.hmac(b"flagstone key fingerprint", &[text.as_bytes()]);
+    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// CRC-32 of RFC 1952, least significant byte first.

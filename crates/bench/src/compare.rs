@@ -224,6 +224,7 @@ impl Comparison {
 
     /// Named runs: the targets of a single run, or else each target of each run, by the run's name
     /// and, if it has several targets, the target's.
+    #[cfg(feature = "report")]
     pub(crate) fn of_runs(mut runs: Vec<(String, Vec<ResultRecord>)>) -> Comparison {
         if runs.len() == 1 {
             return Comparison::of_targets(runs.remove(0).1);
@@ -466,6 +467,7 @@ mod tests {
         assert!(found.figure(ComparedMetric::Iops).head.contains(&found.names()[1]));
     }
 
+    #[cfg(feature = "report")]
     #[test]
     fn several_runs_prefix_target_names() {
         let run = |targets: &[&str]| -> Vec<ResultRecord> {

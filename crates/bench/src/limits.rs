@@ -36,25 +36,6 @@ pub(crate) const RESULTS_BYTES: u64 = 256 << 20;
 pub(crate) const ENVIRONMENTS: usize = 100;
 /// Bytes of a server's configuration that are stored with results.
 pub const STACK_BYTES: usize = 64 << 10;
-/// Plots of one report, at about 10 kB of SVG each: 1,000 results stay below 5 MB.
-pub(crate) const REPORT_PLOTS: usize = 120;
-pub(crate) const PLOT_LINES: usize = 6;
-pub(crate) const PLOT_GROUPS: usize = 6;
-/// Sum of the characters below the bars of one plot: 454 units at 14 units a line, 0.6 as wide.
-pub(crate) const PLOT_CHARACTERS: usize = 54;
-/// Sum of the points of time series in all plots of one report, at about 12 bytes each.
-pub(crate) const REPORT_POINTS: usize = 60_000;
-/// Sum of the points of time series in the data of one report, at about 7 bytes each.
-pub(crate) const REPORT_DATA_POINTS: usize = 150_000;
-/// Bytes of an experiment's additional sections: a drill of an hour has 3,600 points of about 40
-/// bytes, a table some kilobytes.
-pub(crate) const SECTIONS_BYTES: u64 = 4 << 20;
-pub(crate) const SECTIONS_TABLES: usize = 32;
-/// Cells of all these tables together: `lab limits` has about 400.
-pub(crate) const SECTIONS_CELLS: usize = 20_000;
-pub(crate) const SECTIONS_CAVEATS: usize = 100;
-pub(crate) const SECTIONS_PICTURES: usize = 16;
-pub(crate) const SECTIONS_MARKS: usize = 64;
 pub(crate) const TARGETS: usize = 64;
 pub const DISKS: usize = 128;
 /// Resamples of a bootstrap: the 2.5 % tail has 250 samples, known to about 6 %.
@@ -80,3 +61,27 @@ pub(crate) const STEP_TIMES: u32 = 10_000;
 
 /// Output of a step's command that is read, in bytes.
 pub(crate) const STEP_BYTES: u64 = 1 << 20;
+
+/// Bounds of the HTML report.
+#[cfg(feature = "report")]
+pub(crate) mod report {
+    /// Plots of one report, at about 10 kB of SVG each: 1,000 results stay below 5 MB.
+    pub(crate) const REPORT_PLOTS: usize = 120;
+    pub(crate) const PLOT_LINES: usize = 6;
+    pub(crate) const PLOT_GROUPS: usize = 6;
+    /// Sum of the characters below the bars of one plot: 454 units at 14 units a line, 0.6 as wide.
+    pub(crate) const PLOT_CHARACTERS: usize = 54;
+    /// Sum of the points of time series in all plots of one report, at about 12 bytes each.
+    pub(crate) const REPORT_POINTS: usize = 60_000;
+    /// Sum of the points of time series in the data of one report, at about 7 bytes each.
+    pub(crate) const REPORT_DATA_POINTS: usize = 150_000;
+    /// Bytes of an experiment's additional sections: a drill of an hour has 3,600 points of about 40
+    /// bytes, a table some kilobytes.
+    pub(crate) const SECTIONS_BYTES: u64 = 4 << 20;
+    pub(crate) const SECTIONS_TABLES: usize = 32;
+    /// Cells of all these tables together: `lab limits` has about 400.
+    pub(crate) const SECTIONS_CELLS: usize = 20_000;
+    pub(crate) const SECTIONS_CAVEATS: usize = 100;
+    pub(crate) const SECTIONS_PICTURES: usize = 16;
+    pub(crate) const SECTIONS_MARKS: usize = 64;
+}

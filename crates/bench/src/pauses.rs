@@ -16,15 +16,14 @@ const LATE: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Pauses {
-    child: Option<Pid>,
+    child: Pid,
     is_stopped: bool,
     last_look: Duration,
     paused: Duration,
 }
 
 impl Pauses {
-    pub(crate) fn begin(child: u32) -> Pauses {
-        let child = i32::try_from(child).ok().and_then(Pid::from_raw);
+    pub(crate) fn begin(child: Pid) -> Pauses {
         Pauses { child, is_stopped: false, last_look: now(), paused: Duration::ZERO }
     }
 
@@ -54,10 +53,7 @@ impl Pauses {
         let news = WaitIdOptions::STOPPED | WaitIdOptions::CONTINUED | WaitIdOptions::NOHANG;
         // It may have been stopped and then continued. An error means that the child has ended.
         for _ in 0..2 {
-            let Some(Ok(Some(status))) = self.child.map(|pid| waitid(WaitId::Pid(pid), news))
-            else {
-                break;
-            };
+            let Ok(Some(status)) = waitid(WaitId::Pid(self.child), news) else { break };
             (self.is_stopped, was) = (status.stopped(), true);
         }
         was
@@ -77,7 +73,7 @@ mod tests {
     #[test]
     fn pauses_count_suspend_and_stop_once() {
         let ms = Duration::from_millis;
-        let mut pauses = Pauses::begin(0);
+        let mut pauses = Pauses::begin(rustix::process::getpid());
         pauses.last_look = ms(1000);
         // A blocked terminal and a briefly busy CPU are not pauses.
         pauses.looked(ms(9500), ms(9020), false);

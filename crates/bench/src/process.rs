@@ -1,8 +1,8 @@
 //! Processes: programs that are run to their end or in the background, and the user's interruption.
 //!
-//! Invariants: a process is killed when its handle is dropped; it has its own process group, so
-//! that Ctrl-C reaches only this process; its output goes to files, so that it never blocks on us,
-//! and a bounded part of it is read.
+//! Invariants: a process is killed with its group when its handle is dropped; Ctrl-C reaches only
+//! this process; its output goes to files, so that it never blocks on us, and a bounded part of it
+//! is read.
 //!
 //! A benchmark waits for programs outside of any executor and never in a simulation. So the
 //! workspace's bans of the standard library's processes and sleep do not apply in this module.
@@ -10,13 +10,13 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use flagstone_host::process::{POLL, ProcessGroup};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -24,7 +24,6 @@ use crate::error::Error;
 use crate::os::Stopwatch;
 use crate::pauses::Pauses;
 
-const POLL: Duration = Duration::from_millis(20);
 /// Grace period of a program that was asked to end, before it is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// Operation in the error of a program that cannot be started.
@@ -93,18 +92,10 @@ pub(crate) fn printable(text: &str) -> String {
 /// A running process; killed when dropped.
 #[derive(Debug)]
 pub struct Process {
-    child: Child,
+    group: ProcessGroup,
     output: File,
     errors: File,
     pauses: Pauses,
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Fails only for a process that has already been waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Process {
@@ -123,15 +114,14 @@ impl Process {
     }
 
     fn spawn(command: &mut Command, output: File, errors: File) -> Result<Process, Error> {
-        let stdio = (Stdio::null(), copy(&output)?, copy(&errors)?);
-        let command = command.stdin(stdio.0).stdout(stdio.1).stderr(stdio.2).process_group(0);
-        let child = command.spawn().map_err(Error::system(CANNOT_START))?;
-        Ok(Process { pauses: Pauses::begin(child.id()), child, output, errors })
+        command.stdout(copy(&output)?).stderr(copy(&errors)?);
+        let group = ProcessGroup::start(command).map_err(Error::system(CANNOT_START))?;
+        Ok(Process { pauses: Pauses::begin(group.pid()), group, output, errors })
     }
 
     /// Process ID, valid as long as this value exists.
     pub fn pid(&self) -> Pid {
-        Pid::from_child(&self.child)
+        self.group.pid()
     }
 
     pub fn signal(&self, signal: Signal) -> Result<(), Error> {
@@ -140,7 +130,7 @@ impl Process {
     }
 
     pub fn try_wait(&mut self) -> Result<Option<ExitStatus>, Error> {
-        self.child.try_wait().map_err(Error::system("cannot wait for a program"))
+        self.group.try_wait().map_err(Error::system("cannot wait for a program"))
     }
 
     /// Waits for the end. `None` after `limit`; the process keeps running then.

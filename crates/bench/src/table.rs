@@ -1,7 +1,6 @@
 //! Tables as text, Markdown and CSV.
 
-use std::fmt::Write as _;
-
+use flagstone_units::columns::{self, Left, Right};
 use serde::{Deserialize, Serialize};
 
 /// A table: a head and rows of the same number of cells.
@@ -13,46 +12,35 @@ pub struct Table {
 }
 
 /// Columns of a terminal that text fits.
-const WIDTH: usize = 100;
-/// Spaces before each column.
-const INDENT: usize = 2;
+const WIDTH: u16 = 100;
+/// A number and its percent sign are one word.
+const PERCENT: [&str; 2] = [" %", "\u{a0}%"];
 
-/// Words of a text; a number and its percent sign are one.
-fn words(text: &str) -> Vec<&str> {
-    let mut words: Vec<&str> = Vec::new();
-    let mut start = 0;
-    for (at, _) in text.match_indices(' ').filter(|(at, _)| !text[at + 1..].starts_with('%')) {
-        words.push(&text[start..at]);
-        start = at + 1;
-    }
-    words.push(&text[start..]);
-    words
-}
-
-/// Lines of at most `width` characters, broken between words; a longer word has its own line.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in words(text) {
-        let line = lines.last_mut().expect("one at least");
-        if line.is_empty() {
-            line.push_str(word);
-        } else if line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(word.to_owned());
-        } else {
-            line.push(' ');
-            line.push_str(word);
-        }
-    }
-    lines
-}
-
-fn longest_word(text: &str) -> usize {
-    words(text).into_iter().map(|word| word.chars().count()).max().unwrap_or(0)
+/// Lines that fit a terminal, and the text before each.
+fn paragraph(text: &str, before: &str) -> String {
+    let width = WIDTH - before.len() as u16;
+    let lines = columns::paragraph(&text.replace(PERCENT[0], PERCENT[1]), width);
+    lines.join(&format!("\n{before}")).replace(PERCENT[1], PERCENT[0])
 }
 
 /// A list item that fits a terminal.
 pub fn list_item(text: &str) -> String {
-    format!("- {}\n", wrapped(text, WIDTH - INDENT).join("\n  "))
+    format!("- {}\n", paragraph(text, "  "))
+}
+
+/// End of the columns from `from` on that fit beside the first, at least one.
+fn fitting(lines: &[Vec<String>], from: usize, columns: usize) -> usize {
+    let least = |at: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(at));
+        cells.map(|cell| columns::least_width(cell)).max().unwrap_or(0)
+    };
+    let mut used = least(0);
+    let mut end = from;
+    while end < columns && (end == from || used.saturating_add(least(end)) <= WIDTH) {
+        used = used.saturating_add(least(end));
+        end += 1;
+    }
+    end.max(from + 1)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,65 +80,33 @@ impl Table {
     /// Aligned columns. Where they exceed [`WIDTH`], the widest wrap between words; columns that
     /// fit even so no longer follow below, after the first column again.
     fn text(&self) -> String {
-        let titles = if self.title.is_empty() { Vec::new() } else { wrapped(&self.title, WIDTH) };
-        let mut out: String = titles.iter().map(|line| format!("{line}\n")).collect();
+        let mut out = String::new();
+        if !self.title.is_empty() {
+            out = paragraph(&self.title, "") + "\n";
+        }
+        let words = |cell: &String| cell.replace(PERCENT[0], PERCENT[1]);
+        let lines: Vec<Vec<String>> =
+            self.lines().map(|line| line.iter().map(words).collect()).collect();
         let mut from = 1;
         while from == 1 || from < self.head.len() {
-            let end = self.fitting(from);
-            let shown: Vec<usize> = std::iter::once(0).chain(from..end).collect();
+            let end = fitting(&lines, from, self.head.len());
+            let shown = || std::iter::once(0).chain(from..end);
             if from > 1 {
                 out.push('\n');
             }
-            self.block(&shown, &mut out);
+            let part = |line: &Vec<String>| {
+                shown().map(|at| line.get(at).cloned().unwrap_or_default()).collect()
+            };
+            let rows: Vec<Vec<String>> = lines.iter().map(part).collect();
+            let alignments: Vec<_> =
+                shown().map(|at| if self.is_figures(at) { Right } else { Left }).collect();
+            for line in columns::fitted_rows(&alignments, &rows, WIDTH) {
+                out += &line.replace(PERCENT[1], PERCENT[0]);
+                out.push('\n');
+            }
             from = end;
         }
         out
-    }
-
-    /// End of the columns from `from` on that fit beside the first, at least one.
-    fn fitting(&self, from: usize) -> usize {
-        let least = |at| INDENT + self.widest(at, longest_word);
-        let mut used = least(0);
-        let mut end = from;
-        while end < self.head.len() && (end == from || used + least(end) <= WIDTH) {
-            used += least(end);
-            end += 1;
-        }
-        end.max(from + 1)
-    }
-
-    fn widest(&self, at: usize, width: fn(&str) -> usize) -> usize {
-        self.lines().filter_map(|line| line.get(at)).map(|cell| width(cell)).max().unwrap_or(0)
-    }
-
-    fn block(&self, shown: &[usize], out: &mut String) {
-        let mut widths: Vec<usize> =
-            shown.iter().map(|at| self.widest(*at, |cell| cell.chars().count())).collect();
-        let least: Vec<usize> = shown.iter().map(|at| self.widest(*at, longest_word)).collect();
-        while widths.iter().map(|width| width + INDENT).sum::<usize>() > WIDTH {
-            let shrinkable = (0..widths.len()).filter(|at| widths[*at] > least[*at]);
-            let Some(widest) = shrinkable.max_by_key(|at| widths[*at]) else { break };
-            widths[widest] -= 1;
-        }
-        let figures: Vec<bool> = shown.iter().map(|at| self.is_figures(*at)).collect();
-        for line in self.lines() {
-            let cell = |(at, width): (&usize, &usize)| {
-                line.get(*at).map_or_else(Vec::new, |cell| wrapped(cell, *width))
-            };
-            let cells: Vec<Vec<String>> = shown.iter().zip(&widths).map(cell).collect();
-            for row in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
-                let mut text = String::new();
-                for (at, width) in widths.iter().enumerate() {
-                    let part = cells[at].get(row).map_or("", String::as_str);
-                    let _ = match figures[at] {
-                        false => write!(text, "  {part:<width$}"),
-                        true => write!(text, "  {part:>width$}"),
-                    };
-                }
-                *out += text.trim_end();
-                out.push('\n');
-            }
-        }
     }
 
     fn markdown(&self) -> String {

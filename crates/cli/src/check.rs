@@ -5,6 +5,7 @@ use std::io;
 use flagstone_config::{Arguments, Checked, Config, Diagnostic, Diagnostics};
 use flagstone_server::api::check_users;
 use flagstone_stack::{keys, tls_files};
+use flagstone_units::display::counted;
 use serde::Serialize;
 
 use crate::args::CheckArgs;
@@ -38,15 +39,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit, Failure> {
 }
 
 fn summary(name: &str, config: &Config) -> String {
-    let counted = |count: usize, one: &str, many: &str| match count {
-        1 => format!("1 {one}"),
-        _ => format!("{count} {many}"),
-    };
     let mut text = format!(
         "{name}: ok: {}, {}, {}\n",
-        counted(config.volumes.len(), "volume", "volumes"),
-        counted(config.subsystems.len(), "subsystem", "subsystems"),
-        counted(config.server.listen.len(), "address", "addresses"),
+        counted(config.volumes.len() as u64, "volume"),
+        counted(config.subsystems.len() as u64, "subsystem"),
+        counted(config.server.listen.len() as u64, "address"),
     );
     for volume in &config.volumes {
         for line in config.performance(volume) {

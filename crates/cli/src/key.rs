@@ -236,9 +236,7 @@ fn token(args: &TokenArgs) -> Result<Exit, Failure> {
     let bytes = random(TOKEN_BYTES)?;
     let mut token = Zeroizing::new(String::with_capacity(TOKEN_PREFIX.len() + 2 * TOKEN_BYTES + 1));
     token.push_str(TOKEN_PREFIX);
-    for byte in bytes.iter() {
-        let _ = write!(token, "{byte:02x}");
-    }
+    token.push_str(&keys::hex(&bytes));
     let hash = hash_line(&token);
     token.push('\n');
     write_private(&args.file, &token)?;

@@ -6,7 +6,6 @@
 mod args;
 mod bench;
 mod check;
-mod columns;
 mod completions;
 mod confirm;
 mod doctor;

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+use flagstone_units::display::counted;
 use serde::Serialize;
 
 use crate::limits::{
@@ -284,7 +285,7 @@ impl Diagnostics {
         let counts: Vec<_> = [(self.mistakes, "mistake"), (warnings, "warning")]
             .into_iter()
             .filter(|(count, _)| *count > 0)
-            .map(|(count, noun)| format!("{count} {noun}{}", if count == 1 { "" } else { "s" }))
+            .map(|(count, noun)| counted(count as u64, noun))
             .collect();
         out + &format!("{}: {}\n", self.source, counts.join(", "))
     }

@@ -3,9 +3,11 @@
 //! The order of keys in a TOML table has no meaning, so layers have one canonical order:
 //! [`LayerKey::ALL`]. `layers = […]` replaces it.
 
+use flagstone_blockdev::{DelayConfig, DelayTime, FaultConfig, FaultRate};
+
 use super::check::RawLayer;
 use super::mirror;
-use super::model::{Delay, Fault, FaultRate, Layer};
+use super::model::Layer;
 use super::performance;
 use super::profile::Catalogs;
 use super::reader::{Reader, suggestion};
@@ -124,18 +126,19 @@ fn read_disk_model(volume: &Reader<'_>, reader: &Reader<'_>, catalogs: &Catalogs
     limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
 }
 
-fn read_delay(reader: &Reader<'_>) -> Delay {
-    Delay {
-        read: reader.time_or_default("read"),
-        write: reader.time_or_default("write"),
-        flush: reader.time_or_default("flush"),
-        discard: reader.time_or_default("discard"),
-        jitter: reader.time_or_default("jitter"),
+fn read_delay(reader: &Reader<'_>) -> DelayConfig {
+    let jitter = reader.time_or_default("jitter");
+    let time = |name| DelayTime { fixed: reader.time_or_default(name), jitter };
+    DelayConfig {
+        read: time("read"),
+        write: time("write"),
+        flush: time("flush"),
+        discard: time("discard"),
     }
 }
 
-fn read_fault(reader: &Reader<'_>) -> Fault {
-    Fault {
+fn read_fault(reader: &Reader<'_>) -> FaultConfig {
+    FaultConfig {
         read: read_rate(reader, "read_error_every", "read_errors_per_million"),
         write: read_rate(reader, "write_error_every", "write_errors_per_million"),
         flush: read_rate(reader, "flush_error_every", "flush_errors_per_million"),

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use flagstone_blockdev::{DelayConfig, FaultConfig};
 use flagstone_cloud::Confidence;
 use flagstone_limit::{DiskModelConfig, Limit};
 use flagstone_mirror::{
@@ -206,8 +207,8 @@ pub struct Volume {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Layer {
-    Delay(Delay),
-    Fault(Fault),
+    Delay(DelayConfig),
+    Fault(FaultConfig),
     Limit(Box<Provisioned>),
     /// Rate limit layer shared with other volumes: an index into [`Config::limits`].
     SharedLimit(usize),
@@ -385,39 +386,6 @@ pub struct Profile {
     pub confidence: Confidence,
     /// Gaps and contradictions of the sources, and other remarks.
     pub remarks: Vec<String>,
-}
-
-/// `delay = { … }`: time added to each request; zero adds nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Delay {
-    /// To each read.
-    pub read: Duration,
-    /// To each write.
-    pub write: Duration,
-    /// To each flush.
-    pub flush: Duration,
-    pub discard: Duration,
-    /// To each request, uniformly distributed from zero to this.
-    pub jitter: Duration,
-}
-
-/// `fault = { … }`: how often requests of a kind fail. Discards fail only after a failed flush, as
-/// every change does.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    pub read: FaultRate,
-    pub write: FaultRate,
-    pub flush: FaultRate,
-    pub seed: u64,
-}
-
-/// How often requests of one kind fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FaultRate {
-    Never,
-    Every(u64),
-    /// This many of a million requests, at random.
-    PerMillion(u32),
 }
 
 /// Storage of a volume's data.

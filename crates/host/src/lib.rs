@@ -16,6 +16,7 @@ pub mod inspect;
 mod limits;
 pub mod local_ssd;
 mod parse;
+pub mod process;
 pub mod report;
 pub mod root;
 

@@ -1,5 +1,10 @@
 //! Bounds of reading a host, whose files are not trusted to be small or finite.
 
+use std::time::Duration;
+
+/// Time limit of a command that reads settings, which takes some milliseconds.
+pub(crate) const COMMAND_TIME_MAX: Duration = Duration::from_secs(10);
+
 /// Largest small file (sysfs, procfs, `/etc`), in bytes. The largest file is the interrupt table:
 /// about 12 bytes per CPU and row, so 512 CPUs and 600 rows are 3.7 MB.
 pub(crate) const FILE_BYTES_MAX: u64 = 4 << 20;

@@ -6,11 +6,12 @@
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::limits::{DIRECTORY_ENTRIES_MAX, FILE_BYTES_MAX};
+use crate::limits::{COMMAND_TIME_MAX, DIRECTORY_ENTRIES_MAX, FILE_BYTES_MAX};
+use crate::process;
 
 /// Directory of recorded command outputs, by command line.
 const COMMANDS: &str = "/commands";
@@ -40,7 +41,12 @@ impl Root {
     /// An open or read error, or `FileTooLarge`.
     pub fn read(&self, path: &str) -> io::Result<String> {
         let file = open(&self.locate(path))?;
-        Ok(bounded(file)?.trim().to_owned())
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
     /// Names in a directory, sorted.
@@ -65,25 +71,16 @@ impl Root {
     }
 
     /// Output of a command on this host, or its recorded output.
+    ///
+    /// # Errors
+    /// As [`process::output`] and [`Root::read`].
     pub fn command(&self, words: &[&str]) -> io::Result<String> {
         if !self.is_this_host() {
             return self.read(&format!("{COMMANDS}/{}", words.join(" ")));
         }
-        let mut child = Command::new(words[0])
-            .args(&words[1..])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let output = match child.stdout.take() {
-            Some(stdout) => bounded(stdout),
-            None => Err(io::ErrorKind::BrokenPipe.into()),
-        };
-        let status = child.wait()?;
-        match status.success() {
-            true => output,
-            false => Err(io::Error::other(format!("{} ended with {status}", words[0]))),
-        }
+        let mut command = Command::new(words[0]);
+        let output = process::output(command.args(&words[1..]), COMMAND_TIME_MAX, FILE_BYTES_MAX)?;
+        Ok(String::from_utf8_lossy(&output).into_owned())
     }
 }
 
@@ -91,15 +88,6 @@ impl Root {
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
-}
-
-fn bounded(source: impl io::Read) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    source.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Sort key that puts `sda2` before `sda10`: the letters, then the number of digits.

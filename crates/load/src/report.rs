@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Formatter};
 
+use flagstone_units::display::count;
 use flagstone_units::{format_size, grouped};
 
 use crate::results::{JobSummary, LatencySummary, LoadResults, OpKind, VerifyResults};
@@ -60,7 +61,7 @@ fn rates(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
             grouped(op.iops, 0),
             grouped(op.mb_per_s, 1),
             grouped(op.mib_per_s, 1),
-            grouped(op.ios as f64, 0),
+            count(op.ios),
         )?;
     }
     Ok(())

@@ -47,7 +47,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use flagstone_runtime::{random_u64, spawn_detached, time};
+use flagstone_runtime::time::{self, Backoff};
+use flagstone_runtime::{random_u64, spawn_detached};
 use parking_lot::Mutex;
 
 use crate::io::queue::{QueueLimits, QueueSlot, WriteQueue};
@@ -386,17 +387,18 @@ impl Membership {
 
 /// Keeps a member on the node of its leader, by rule 8, until its mirror is closed.
 pub(crate) async fn follow_leader(member: Weak<Inner>) {
-    let mut pause = FOLLOW_LEADER_MS;
+    let pause = Duration::from_millis(FOLLOW_LEADER_MS);
+    let mut pauses = Backoff::new(pause, 10 * pause);
     loop {
-        time::sleep(Duration::from_millis(pause)).await;
+        time::sleep(pauses.advance()).await;
         let Some(inner) = member.upgrade() else { return };
         if inner.lock().closed {
             return;
         }
-        pause = match following(&inner.machine_state()) {
-            Some(step) if !inner.follow(step).await => (pause * 2).min(10 * FOLLOW_LEADER_MS),
-            _ => FOLLOW_LEADER_MS,
-        };
+        match following(&inner.machine_state()) {
+            Some(step) if !inner.follow(step).await => {}
+            _ => pauses.reset(),
+        }
     }
 }
 

@@ -14,14 +14,14 @@ use flagstone_nbd::{
 };
 use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::tls::{
-    PskChoice, PskHash, PskRefusal, PskServer, TlsClient, TlsPsk, TlsServer,
+    PskChoice, PskRefusal, PskServer, TlsClient, TlsPsk, TlsPskHash, TlsServer,
 };
 use flagstone_runtime::{JoinHandle, buf, spawn, time};
 use flagstone_transport::limits::FAILURE_DELAY;
 
 fn psk(name: &str, byte: u8) -> TlsPsk {
     let (identity, secret) = (name.as_bytes().to_vec(), vec![byte; 32].into());
-    TlsPsk { identity, secret, hash: PskHash::Sha256 }
+    TlsPsk { identity, secret, hash: TlsPskHash::Sha256 }
 }
 
 /// Keys of alice and bob.

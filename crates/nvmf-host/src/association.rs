@@ -13,9 +13,9 @@ use flagstone_blockdev::IoError;
 use flagstone_nvme::command::io::BlockCommand;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::{Cqe, IoOpcode, Sqe, Status};
+use flagstone_runtime::spawn;
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::time::Instant;
-use flagstone_runtime::{spawn, time};
+use flagstone_runtime::time::{self, Backoff, Instant};
 
 use super::HostError;
 use super::admission::{Admission, CallOrder};
@@ -384,7 +384,8 @@ impl Association {
 #[derive(Default)]
 struct RetryState {
     since: Option<Instant>,
-    pause: Duration,
+    /// Number of pauses before retries.
+    pauses: u32,
     /// Number of retries after failures.
     repeats: u8,
 }
@@ -411,8 +412,9 @@ impl RetryState {
     }
 
     async fn pause(&mut self) {
-        self.pause = (self.pause * 2).clamp(RETRY_PAUSE, RETRY_PAUSE_MAX);
-        time::sleep(self.pause).await;
+        let mut pauses = Backoff::new(RETRY_PAUSE, RETRY_PAUSE_MAX).after(self.pauses);
+        self.pauses = self.pauses.saturating_add(1);
+        time::sleep(pauses.advance()).await;
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::rc::Rc;
 
-use flagstone_auth::host::HostOptions as Exchange;
+use flagstone_auth::host::ExchangeOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
 use flagstone_auth::{
@@ -66,7 +66,7 @@ fn exchange(
     params: &ConnectParams,
     concatenation: Concatenation,
 ) -> Result<Host, HostError> {
-    let options = Exchange {
+    let options = ExchangeOptions {
         names: Names { host: params.host_nqn.to_string(), subsystem: params.subnqn.to_string() },
         secret: keys.host.first().ok_or(HostError::KeyRequired)?,
         controller_secrets: keys.controller.as_ref().map(KeyRing::secrets).unwrap_or_default(),

@@ -20,7 +20,7 @@ pub struct HostOptions {
     /// controller key, the target has to require it, and to prove that it knows that key.
     pub keys: Option<KeyPair>,
     /// TLS with the target; `None` for none.
-    pub tls: Option<HostTls>,
+    pub tls: Option<RemoteTls>,
     /// Secure channel concatenation: authenticate with `keys` first, then connect all queues with
     /// TLS by the PSK that this generates. Needs a controller key, and excludes `tls`.
     pub concatenate: bool,
@@ -51,7 +51,7 @@ pub struct HostOptions {
 
 /// TLS of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostTls {
+pub struct RemoteTls {
     /// Keys between this host and the subsystem; the first is offered.
     pub keys: TlsRing,
     /// If TLS fails, as the target speaks none or lacks the key, connect without. An attacker on

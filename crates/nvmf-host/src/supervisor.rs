@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use flagstone_runtime::time;
+use flagstone_runtime::time::{self, Backoff};
 
 use super::HostError;
 use super::admission::Admission;
@@ -22,8 +22,8 @@ pub(super) struct Supervisor {
     params: Arc<ConnectParams>,
     admission: Rc<Admission>,
     shape: NamespaceShape,
-    /// Pause before the next attempt.
-    pause: Duration,
+    /// Pauses before further attempts; `None` before the first.
+    pauses: Option<Backoff>,
 }
 
 impl Supervisor {
@@ -33,7 +33,7 @@ impl Supervisor {
         admission: Rc<Admission>,
         shape: NamespaceShape,
     ) -> Supervisor {
-        Supervisor { association, params, admission, shape, pause: Duration::ZERO }
+        Supervisor { association, params, admission, shape, pauses: None }
     }
 
     /// Runs until the association is gone; `first` is an existing first connection.
@@ -56,7 +56,7 @@ impl Supervisor {
             old = link.end();
             // Keep the long pause if the connection broke before it completed a command.
             if served {
-                self.pause = Duration::ZERO;
+                self.pauses = None;
             }
         }
     }
@@ -90,11 +90,13 @@ impl Supervisor {
     async fn attempts(&mut self) -> ControllerLink {
         let options = &self.params.options;
         loop {
-            if !self.pause.is_zero() {
-                time::sleep(self.pause).await;
+            match &mut self.pauses {
+                Some(pauses) => time::sleep(pauses.advance()).await,
+                None => {
+                    let (min, max) = (options.reconnect_delay, options.reconnect_delay_max);
+                    self.pauses = Some(Backoff::new(min, max.max(min)));
+                }
             }
-            let doubled = (self.pause * 2).max(options.reconnect_delay);
-            self.pause = doubled.min(options.reconnect_delay_max.max(options.reconnect_delay));
             let attempt = ControllerLink::connect(&self.params, self.admission.clone());
             let error = match time::timeout(options.connect_timeout, attempt).await {
                 Ok(Ok(link)) => match self.shape.check_still(&link.shape) {

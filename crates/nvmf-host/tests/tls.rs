@@ -16,7 +16,7 @@ use flagstone_nvme::command::fabrics::{CONTROLLER_ID_DYNAMIC, ConnectCommand, Co
 use flagstone_nvme::limits::ENCODED_HEADER_MAX_BYTES;
 use flagstone_nvme::pdu::{Digests, Encoder, InitializeRequest};
 use flagstone_nvme::{Nqn, Wire};
-use flagstone_nvmf_host::{HostError, HostOptions, HostTls, RemoteDevice, discover};
+use flagstone_nvmf_host::{HostError, HostOptions, RemoteDevice, RemoteTls, discover};
 use flagstone_nvmf_target::{
     self as target, FailureReason, NamespaceConfig, SubsystemConfig, TargetConfig,
     TlsFailureReason, TlsMode,
@@ -63,7 +63,7 @@ impl Secured {
         Secured { server, address, ring, _accept: accept.abort_on_drop() }
     }
 
-    async fn connect(&self, tls: Option<HostTls>) -> Result<Arc<RemoteDevice>, HostError> {
+    async fn connect(&self, tls: Option<RemoteTls>) -> Result<Arc<RemoteDevice>, HostError> {
         let options = HostOptions { host_nqn: Some(host()), queues: 2, tls, ..options() };
         RemoteDevice::connect(self.address.clone(), &subnqn(), options).await
     }
@@ -113,8 +113,8 @@ fn client(psks: Vec<Psk>) -> TlsClient {
     TlsClient::with_psks(psks.collect()).unwrap()
 }
 
-fn with(key: TlsKey) -> Option<HostTls> {
-    Some(HostTls { keys: TlsRing::new(vec![key]), allow_plain: false })
+fn with(key: TlsKey) -> Option<RemoteTls> {
+    Some(RemoteTls { keys: TlsRing::new(vec![key]), allow_plain: false })
 }
 
 async fn check_io(device: &RemoteDevice) {
@@ -448,7 +448,7 @@ fn host_falls_back_to_plain_only_if_allowed() {
         let secured = Secured::start(TlsMode::Off, vec![key(1)], false);
         let refused = secured.connect(with(key(1))).await.unwrap_err();
         assert!(matches!(refused, HostError::Tls(_)), "{refused}");
-        let tls = Some(HostTls { keys: TlsRing::new(vec![key(1)]), allow_plain: true });
+        let tls = Some(RemoteTls { keys: TlsRing::new(vec![key(1)]), allow_plain: true });
         let device = secured.connect(tls.clone()).await.unwrap();
         check_io(&device).await;
         device.disconnect().await;

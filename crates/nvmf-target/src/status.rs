@@ -26,7 +26,7 @@ pub struct SubsystemStatus {
     /// Namespaces, by ascending identifier.
     pub namespaces: Vec<NamespaceStatus>,
     /// Connected hosts, by ascending controller identifier.
-    pub controllers: Vec<ControllerStatus>,
+    pub controllers: Vec<ControllerSummary>,
     /// I/O totals of all queues since the subsystem was added, by host. `None` has the hosts beyond
     /// the first 64.
     pub totals: BTreeMap<Option<Nqn>, IoTotals>,
@@ -47,7 +47,7 @@ pub struct NamespaceStatus {
 
 /// Controller of a connected host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ControllerStatus {
+pub struct ControllerSummary {
     /// Identifier.
     pub id: u16,
     /// NQN of the host.
@@ -105,8 +105,8 @@ impl Subsystem {
 }
 
 impl Controller {
-    fn status(&self) -> ControllerStatus {
-        ControllerStatus {
+    fn status(&self) -> ControllerSummary {
+        ControllerSummary {
             id: self.id,
             host_nqn: self.host.nqn,
             host_id: self.host.id,

@@ -131,7 +131,3 @@ pub const MERGES_WAITED: u64 = 3;
 
 /// Checkpoints that a write waits for while the cleaner frees space, which other writes may take.
 pub const PASSES_WAITED: u64 = 64;
-
-/// As [`PASSES_WAITED`], for writes of reserved space, which other writes cannot take. They fail
-/// only if damaged segments took the reserved space.
-pub const RESERVED_PASSES_WAITED: u64 = 1024;

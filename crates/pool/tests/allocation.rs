@@ -1,5 +1,4 @@
 //! Heap allocation: reads and writes of a volume allocate nothing between two checkpoints.
-#![allow(missing_docs)]
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
 //! Memory limit: this test exhausts the limit of the process, so it has a process of its own.
-#![allow(missing_docs)]
 
 mod common;
 

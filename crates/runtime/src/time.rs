@@ -118,6 +118,13 @@ impl Backoff {
         Backoff { min, max, next: min }
     }
 
+    /// The same pauses from the one after `failures` others on.
+    pub fn after(mut self, failures: u32) -> Backoff {
+        // Beyond 16 doublings they are at any maximum.
+        self.next = (self.min * (1 << failures.min(16))).min(self.max);
+        self
+    }
+
     /// Starts over, after a success.
     pub fn reset(&mut self) {
         self.next = self.min;
@@ -157,4 +164,22 @@ pub async fn timeout<F: Future>(span: Duration, future: F) -> Result<F::Output, 
         Pin::new(&mut timer).poll(cx).map(|()| Err(Elapsed))
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_maximum() {
+        let [min, max] = [20, 100].map(Duration::from_millis);
+        let mut pauses = Backoff::new(min, max);
+        let seen: Vec<_> = (0..4).map(|_| pauses.advance().as_millis()).collect();
+        assert_eq!(seen, [20, 40, 80, 100]);
+        pauses.reset();
+        assert_eq!(pauses.advance(), min);
+        for (failures, pause) in [(0, min), (2, 4 * min), (3, max), (u32::MAX, max)] {
+            assert_eq!(pauses.after(failures).advance(), pause);
+        }
+    }
 }

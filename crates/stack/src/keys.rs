@@ -212,7 +212,7 @@ pub fn read_hex(path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, KeyError> {
 }
 
 /// Bytes of hexadecimal digits; `None` if there are others, or an odd number.
-pub(crate) fn from_hex(digits: &str) -> Option<Zeroizing<Vec<u8>>> {
+pub fn from_hex(digits: &str) -> Option<Zeroizing<Vec<u8>>> {
     let digit = |byte: &u8| char::from(*byte).to_digit(16);
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
     // Of its final size, because a vector that grows leaves copies behind.

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{
-    DelayConfig, DelayLayer, DelayTime, FaultConfig, FaultLayer, FaultRate, FileDevice,
-    FileOptions, IoError, MemoryDevice, NullDevice, SharedDevice, StripeDevice,
+    DelayLayer, FaultLayer, FileDevice, FileOptions, IoError, MemoryDevice, NullDevice,
+    SharedDevice, StripeDevice,
 };
 use flagstone_limit::{DiskModelLayer, Limiter, RateLimitLayer};
 use flagstone_runtime::{Buf, buf, time};
 
 use crate::remote::{Failure, open_nbd, open_nvme};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_config::{self as config, Backing, Config, Layer, SharedLimit, Volume};
+use flagstone_config::{Backing, Config, Layer, SharedLimit, Volume};
 
 /// Block size of devices that have none of their own, in bytes.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
@@ -273,11 +273,11 @@ pub fn layered(device: SharedDevice, layer: &Layer) -> Result<SharedDevice, Stri
             Arc::new(DiskModelLayer::new(device, *config).map_err(|error| text(&error))?)
         }
         Layer::Delay(delay) => {
-            Arc::new(DelayLayer::new(device, delay_config(delay)).map_err(|error| text(&error))?)
+            Arc::new(DelayLayer::new(device, *delay).map_err(|error| text(&error))?)
         }
         Layer::Fault(fault) => {
             let (fault, _control) =
-                FaultLayer::new(device, fault_config(fault)).map_err(|error| text(&error))?;
+                FaultLayer::new(device, *fault).map_err(|error| text(&error))?;
             Arc::new(fault)
         }
         Layer::SharedLimit(_) | Layer::Mirror(_) => device,
@@ -287,30 +287,6 @@ pub fn layered(device: SharedDevice, layer: &Layer) -> Result<SharedDevice, Stri
 /// Error of a volume's device or layer, under the volume's name.
 pub fn volume_error(volume: &Volume, problem: String) -> OpenError {
     OpenError { device: format!("volume `{}`", volume.name), problem, may_pass: false }
-}
-
-fn delay_config(delay: &config::Delay) -> DelayConfig {
-    let latency = |fixed| DelayTime { fixed, jitter: delay.jitter };
-    DelayConfig {
-        read: latency(delay.read),
-        write: latency(delay.write),
-        flush: latency(delay.flush),
-        discard: latency(delay.discard),
-    }
-}
-
-fn fault_config(fault: &config::Fault) -> FaultConfig {
-    let rate = |rate| match rate {
-        config::FaultRate::Never => FaultRate::Never,
-        config::FaultRate::Every(period) => FaultRate::Every(period),
-        config::FaultRate::PerMillion(rate) => FaultRate::PerMillion(rate),
-    };
-    FaultConfig {
-        seed: fault.seed,
-        read: rate(fault.read),
-        write: rate(fault.write),
-        flush: rate(fault.flush),
-    }
 }
 
 /// Checks that the device of a volume has the configured block size.

@@ -8,7 +8,7 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_nbd::{ClientOptions, ConnectError, NbdDevice};
 use flagstone_nvme::pdu::Digests;
 use flagstone_nvme::{Nqn, Status};
-use flagstone_nvmf_host::{HostError, HostOptions, HostTls, MultipathDevice, RemoteDevice};
+use flagstone_nvmf_host::{HostError, HostOptions, MultipathDevice, RemoteDevice, RemoteTls};
 use flagstone_runtime::net::{self, Address};
 
 use crate::keys;
@@ -165,10 +165,10 @@ fn keys_of(spec: &NvmeTcpSpec) -> Result<Option<KeyPair>, Failure> {
     }
 }
 
-fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<HostTls>, Failure> {
+fn tls_of(spec: &NvmeTcpSpec) -> Result<Option<RemoteTls>, Failure> {
     let Some(path) = &spec.tls_key_file else { return Ok(None) };
     let keys = keys::tls_ring(path).map_err(|error| error.to_string())?;
-    Ok(Some(HostTls { keys, allow_plain: false }))
+    Ok(Some(RemoteTls { keys, allow_plain: false }))
 }
 
 pub(crate) async fn open_nbd(spec: &NbdSpec) -> Result<SharedDevice, Failure> {

@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::ops::Sub;
 use std::time::Duration;
 
+use flagstone_runtime::time::Backoff;
+
 use crate::limits::{
     FAILED_SOURCES, FAILURE_DELAY, FAILURE_DELAY_MAX, FAILURE_MEMORY, UNFINISHED_DELAY_MAX,
 };
@@ -67,9 +69,8 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
         let recent = |one: &&Failures<I>| now - one.last < FAILURE_MEMORY;
         match self.sources.get(&source.map(source_of)).filter(recent) {
             None => Duration::ZERO,
-            Some(known) => doubled(known.guesses)
-                .min(FAILURE_DELAY_MAX)
-                .max(doubled(known.unfinished).min(UNFINISHED_DELAY_MAX)),
+            Some(known) => delay_after(known.guesses, FAILURE_DELAY_MAX)
+                .max(delay_after(known.unfinished, UNFINISHED_DELAY_MAX)),
         }
     }
 
@@ -98,13 +99,10 @@ impl<I: Copy + Ord + Sub<Output = Duration>> FailureDelays<I> {
     }
 }
 
-/// Delay after `failures`, which doubles with each.
-fn doubled(failures: u32) -> Duration {
-    match failures.checked_sub(1) {
-        None => Duration::ZERO,
-        // Beyond 16 doublings it is at any maximum.
-        Some(further) => FAILURE_DELAY * (1 << further.min(16)),
-    }
+fn delay_after(failures: u32, max: Duration) -> Duration {
+    let further = failures.checked_sub(1);
+    let delay = |further| Backoff::new(FAILURE_DELAY, max).after(further).advance();
+    further.map_or(Duration::ZERO, delay)
 }
 
 #[cfg(test)]

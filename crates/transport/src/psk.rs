@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use flagstone_auth::tls::{Hello, Psk, PskHash as Hash};
-use flagstone_runtime::tls::{PskChoice, PskHash, PskRefusal, PskServer, TlsFailure, TlsPsk};
+use flagstone_auth::tls::{Hello, Psk, PskHash};
+use flagstone_runtime::tls::{PskChoice, PskRefusal, PskServer, TlsFailure, TlsPsk, TlsPskHash};
 
 use crate::failure_delays::FailureKind;
 
@@ -78,8 +78,8 @@ pub fn failure_kind(failure: &TlsFailure) -> Option<FailureKind> {
 /// The same key, for handshakes.
 pub fn tls_psk(psk: Psk) -> TlsPsk {
     let hash = match psk.hash {
-        Hash::Sha256 => PskHash::Sha256,
-        Hash::Sha384 => PskHash::Sha384,
+        PskHash::Sha256 => TlsPskHash::Sha256,
+        PskHash::Sha384 => TlsPskHash::Sha384,
     };
     TlsPsk { identity: psk.identity, secret: psk.secret, hash }
 }

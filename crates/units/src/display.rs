@@ -20,6 +20,25 @@ pub fn grouped(value: f64, decimals: usize) -> String {
     out + fraction
 }
 
+/// Formats a whole number with commas between thousands.
+pub fn count(number: u64) -> String {
+    grouped(number as f64, 0)
+}
+
+/// Formats a number of things, whose noun is regular: `1 volume`, `2,000 addresses`.
+pub fn counted(number: u64, noun: &str) -> String {
+    match number {
+        1 => format!("1 {noun}"),
+        _ => format!("{} {}", count(number), plural(noun)),
+    }
+}
+
+/// The plural of a regular noun.
+pub fn plural(noun: &str) -> String {
+    let ending = if noun.ends_with('s') { "es" } else { "s" };
+    format!("{noun}{ending}")
+}
+
 /// Formats bytes in the largest binary unit with at least one digit before the point, to three
 /// digits: `1.50 GiB`.
 pub fn size(bytes: u64) -> String {
@@ -92,6 +111,13 @@ mod tests {
         assert_eq!(whole, ["0", "999", "1,000", "1,234,567", "-1,000", "0"]);
         assert_eq!(grouped(1234.567, 2), "1,234.57");
         assert_eq!([f64::NAN, f64::INFINITY].map(|n| grouped(n, 1)), ["NaN", "inf"]);
+    }
+
+    #[test]
+    fn counted_nouns_are_singular_or_plural() {
+        let volumes = [0, 1, 2, 1234].map(|number| counted(number, "volume"));
+        assert_eq!(volumes, ["0 volumes", "1 volume", "2 volumes", "1,234 volumes"]);
+        assert_eq!(counted(2, "address"), "2 addresses");
     }
 
     #[test]

@@ -1,11 +1,13 @@
 //! Units and names as text: sizes, throughputs, durations, numbers and dates, as people write and
-//! read them; and [`nearest_name`], which corrects misspelled names.
+//! read them; [`nearest_name`], which corrects
+//! misspelled names; and text tables ([`columns`]).
 //!
 //! [`parse_size`], [`parse_rate`] and [`parse_duration`] are the only parsers, so a value has one
 //! meaning in configuration files, suites and options. The `format_*` functions are exact: parsing
 //! their text gives the same value. The functions of [`mod@display`] round, and are for tables and
 //! messages only.
 
+pub mod columns;
 mod date;
 pub mod display;
 mod names;

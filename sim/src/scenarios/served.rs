@@ -18,7 +18,7 @@ use flagstone_nbd::{
 };
 use flagstone_nvme::Nqn;
 use flagstone_nvme::pdu::Digests;
-use flagstone_nvmf_host::{HostOptions, HostTls, RemoteDevice};
+use flagstone_nvmf_host::{HostOptions, RemoteDevice, RemoteTls};
 use flagstone_nvmf_target::{
     self as target, NamespaceConfig, SubsystemConfig, Target, TargetConfig, TlsMode, serve_listener,
 };
@@ -184,10 +184,10 @@ fn attach_nvme(address: Address) -> IoFuture<Option<SharedDevice>> {
 }
 
 fn attach_nvme_tls(address: Address) -> IoFuture<Option<SharedDevice>> {
-    attach_nvme_with(address, Some(HostTls { keys: nvme_key(), allow_plain: false }))
+    attach_nvme_with(address, Some(RemoteTls { keys: nvme_key(), allow_plain: false }))
 }
 
-fn attach_nvme_with(address: Address, tls: Option<HostTls>) -> IoFuture<Option<SharedDevice>> {
+fn attach_nvme_with(address: Address, tls: Option<RemoteTls>) -> IoFuture<Option<SharedDevice>> {
     IoFuture::later(async move {
         let digests = Digests {
             header: random_u64().is_multiple_of(4),

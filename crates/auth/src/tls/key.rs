@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
 use crate::hash::Hash;
-use crate::secret::crc_of;
+use crate::secret::{crc_of, fingerprint};
 
 /// Hash function of a PSK, and with it the cipher suite, by its identifier in texts and identities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -143,8 +143,7 @@ impl TlsKey {
     /// Fingerprint: 16 hexadecimal digits, the same for the same key. It does not reveal a random
     /// key.
     pub fn fingerprint(&self) -> String {
-        let digest = Hash::Sha256.hmac(b"flagstone key fingerprint", &[self.text().as_bytes()]);
-        digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        fingerprint(&self.text())
     }
 
     /// Bytes of the key: 32 or 48.

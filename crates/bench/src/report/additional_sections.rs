@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Named, Plot, slug};
 use crate::error::Error;
-use crate::limits::{
+use crate::limits::report::{
     PLOT_GROUPS, PLOT_LINES, REPORT_POINTS, SECTIONS_BYTES, SECTIONS_CAVEATS, SECTIONS_CELLS,
     SECTIONS_MARKS, SECTIONS_PICTURES, SECTIONS_TABLES,
 };

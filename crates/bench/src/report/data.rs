@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::{AdditionalSections, Run};
 use crate::campaign::CampaignPlan;
 use crate::environment::Environment;
-use crate::limits::REPORT_DATA_POINTS;
+use crate::limits::report::REPORT_DATA_POINTS;
 use crate::results::{ResultRecord, SCHEMA_VERSION};
 
 #[derive(Serialize)]

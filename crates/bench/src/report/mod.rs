@@ -205,8 +205,8 @@ impl HtmlReport {
         let comparison = comparison(&runs);
         let tables = tables::all(&runs, &comparison);
         let mut plots = plots::all(&runs, &comparison);
-        let plots_left_out = plots.len().saturating_sub(crate::limits::REPORT_PLOTS);
-        plots.truncate(crate::limits::REPORT_PLOTS);
+        let plots_left_out = plots.len().saturating_sub(crate::limits::report::REPORT_PLOTS);
+        plots.truncate(crate::limits::report::REPORT_PLOTS);
         let several = runs.iter().filter(|run| run.additional_sections.is_some()).count() > 1;
         let prefix =
             |at: usize| if several { format!("lab-{}-", at + 1) } else { "lab-".to_owned() };

@@ -10,7 +10,7 @@ use flagstone_units::format_block_size;
 
 use super::{Plot, Run, slug};
 use crate::compare::{ComparedMetric, Comparison, JobRow, RepeatedFigure, median_of};
-use crate::limits::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
+use crate::limits::report::{PLOT_CHARACTERS, PLOT_GROUPS, PLOT_LINES, REPORT_POINTS};
 use crate::measurement::{PERCENTILES, are_enough};
 use crate::results::ResultRecord;
 use crate::stats::median;

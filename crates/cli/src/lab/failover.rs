@@ -18,9 +18,9 @@ use indicatif::ProgressBar;
 
 use super::args::{FailoverArgs, Lengths};
 use super::experiments::{given, run_options, with_origins};
-use crate::columns::{self, Left, Right};
 use crate::exit::Exit;
 use crate::output::{complain, json, print, progress_bar};
+use flagstone_units::columns::{self, Left, Right};
 
 /// `failover_after` of the nodes of `--automatic`, as by default.
 const FAILOVER_AFTER: Duration = Duration::from_secs(5);

@@ -8,10 +8,10 @@ use flagstone_server::api::mirror_document::{
     Mode, PeerDocument, ReplicaDocument, ReplicaRole, ReportedState, ResyncDocument,
     VerifyDocument,
 };
-use flagstone_units::display::{duration, size, three_digits};
+use flagstone_units::display::{count, duration, size, three_digits};
 
-use crate::columns::wrapped_rows;
-use crate::status::table::{grouped, rate};
+use crate::status::table::rate;
+use flagstone_units::columns::wrapped_rows;
 
 /// Widths of progress bars and of text, in characters.
 const BAR: u64 = 32;
@@ -150,7 +150,7 @@ fn bad_ranges(replica: &ReplicaDocument) -> String {
         let _ = writeln!(
             text,
             "  repaired {} unreadable blocks, {}",
-            grouped(replica.repairs),
+            count(replica.repairs),
             size(replica.repaired_bytes)
         );
     }
@@ -199,7 +199,7 @@ fn peer_text(
     let disconnects = match peer.disconnects {
         0 => String::new(),
         1 => ", disconnected once".to_owned(),
-        times => format!(", disconnected {} times", grouped(times)),
+        times => format!(", disconnected {} times", count(times)),
     };
     let _ = writeln!(text, "  out of sync {}{disconnects}", size(peer.out_of_sync_bytes));
     if peer.discards > 0 {
@@ -214,7 +214,7 @@ fn peer_text(
             text,
             "  lags by {} in {} writes, the oldest {:.1} s ago",
             size(peer.lag_bytes),
-            grouped(peer.lag_writes),
+            count(peer.lag_writes),
             peer.lag_us as f64 / 1e6
         );
     }
@@ -302,16 +302,16 @@ fn work(replica: &ReplicaDocument, before: Option<(f64, &ReplicaDocument)>) -> S
         Some((seconds, _)) if seconds > 0.0 => {
             format!("{} writes a second", rate(writes as f64 / seconds))
         }
-        _ => format!("{} writes", grouped(writes)),
+        _ => format!("{} writes", count(writes)),
     };
     let local = mean(since(was.local_us, replica.local_us), writes);
     let blocked = match replica.blocked {
         0 => String::new(),
-        count => format!(", {} blocked", grouped(count)),
+        writes => format!(", {} blocked", count(writes)),
     };
     let failures = match replica.intent_log.failures {
         0 => String::new(),
-        count => format!("; {} writes to the intent log FAILED", grouped(count)),
+        writes => format!("; {} writes to the intent log FAILED", count(writes)),
     };
     format!("\n{many}, {local} on the local device{blocked}{failures}\n")
 }
@@ -346,10 +346,10 @@ fn verify_text(verify: &VerifyDocument) -> String {
     };
     text.push_str(&then);
     for (offset, len) in &verify.differences {
-        let _ = writeln!(text, "  {} bytes at {}", grouped(*len), grouped(*offset));
+        let _ = writeln!(text, "  {} bytes at {}", count(*len), count(*offset));
     }
     if verify.unlisted > 0 {
-        let _ = writeln!(text, "  and {} more ranges", grouped(verify.unlisted));
+        let _ = writeln!(text, "  and {} more ranges", count(verify.unlisted));
     }
     text
 }

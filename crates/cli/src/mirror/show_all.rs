@@ -6,7 +6,7 @@ use flagstone_server::api::mirror_document::MirrorDocument;
 use flagstone_units::display::size;
 
 use super::show::{group, percent};
-use crate::columns::{Left, Right, lines};
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(super) fn mirrors(mirrors: &[MirrorDocument]) -> String {
     if mirrors.is_empty() {

@@ -14,9 +14,9 @@ use super::args::{CheapestArgs, block_bytes, bytes, bytes_per_s, count, decimal,
 use super::paint::Paint;
 use super::predict::list;
 use super::{bold_table, head, json, source_lines};
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(super) fn run(args: &CheapestArgs) -> Result<Exit, Failure> {
     let (catalog, answer) = answer(args)?;

@@ -16,9 +16,9 @@ use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{PlanCompareArgs, none_can};
 use super::{bold_table, head, in_flight_text, json, machine_text, once};
-use crate::columns::wrapped_lines;
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::wrapped_lines;
 
 const CELL_MAX: u16 = 34;
 

@@ -22,9 +22,9 @@ use super::args::{ExplainArgs, printable};
 use super::paint::Paint;
 use super::predict::{RATES, contradictions, disks_text, list, rates_row, rests_on};
 use super::{head, json, once, plan_failure};
-use crate::columns::{self, Left, Right};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::{self, Left, Right};
 
 const STDIN: &str = "-";
 

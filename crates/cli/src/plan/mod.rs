@@ -21,10 +21,10 @@ use flagstone_cloud::{Machine, PlanError, Workload};
 use flagstone_units::grouped;
 use serde::Serialize;
 
-use crate::columns::{self, Left};
 use crate::exit::{Exit, Failure};
 use crate::output::{self, print};
 use args::{CatalogArgs, PlanArgs, PlanCommand};
+use flagstone_units::columns::{self, Left};
 use paint::Paint;
 
 /// Version of the JSON of every command of `flagstone plan`; `docs/plan-json.md`.

@@ -14,9 +14,9 @@ use super::curve::{limit_text, picture_file};
 use super::paint::Paint;
 use super::predict::{disks_text, list};
 use super::{head, json, plan_failure, source_lines};
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::{Left, Right, lines};
 
 /// Fullness along the picture's axis, in percent.
 const PICTURE_PERCENT: std::ops::RangeInclusive<u32> = 5..=95;

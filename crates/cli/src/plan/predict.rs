@@ -13,9 +13,9 @@ use flagstone_units::{display::block_size, grouped};
 use super::args::PredictArgs;
 use super::paint::Paint;
 use super::{bold_table, head, in_flight_text, json, machine_text, plan_failure};
-use crate::columns::{self, CellAlignment, Left, Right};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::{self, CellAlignment, Left, Right};
 
 pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
     let catalog = args.catalog.open()?;

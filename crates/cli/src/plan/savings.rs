@@ -10,7 +10,7 @@ use flagstone_savings::{
     Bounds, FileSource, Method, SampleSize, Selection, Source, SurveyReport, survey,
 };
 use flagstone_stack::{OpenOptions, open_device};
-use flagstone_units::display::{block_size, size};
+use flagstone_units::display::{block_size, count, size};
 use flagstone_units::{grouped, parse_size};
 use serde::Serialize;
 
@@ -18,10 +18,10 @@ use super::args::{PlanSavingsArgs, printable};
 use super::paint::Paint;
 use super::predict::list;
 use super::{bold_table, json, source_lines};
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::logging::{self, LogFormat};
 use crate::output::{print, progress_bar};
+use flagstone_units::columns::{Left, Right, lines};
 
 /// Upper limit of the pooled buffers, in bytes: remote devices receive into them.
 const MEMORY_BYTES: usize = 256 << 20;
@@ -205,8 +205,8 @@ fn text(
         false => format!(
             "a sample of {} in {} of {} runs, seed {}",
             size(report.read_bytes),
-            grouped(method.runs as f64, 0),
-            grouped(method.runs_total as f64, 0),
+            count(method.runs),
+            count(method.runs_total),
             method.seed
         ),
     };
@@ -232,8 +232,7 @@ fn text(
         .map(|range| format!("{} bytes at {}: {}", range.bytes, range.offset_bytes, range.error));
     let mut failed: Vec<String> = failed.collect();
     if report.unreadable_bytes > 0 {
-        failed
-            .push(format!("{} bytes in all, left out", grouped(report.unreadable_bytes as f64, 0)));
+        failed.push(format!("{} bytes in all, left out", count(report.unreadable_bytes)));
     }
     list("unreadable", &failed, paint, &mut out);
     if let Some(price) = price {

@@ -10,9 +10,9 @@ use super::args::TableArgs;
 use super::paint::Paint;
 use super::predict::{contradictions, list};
 use super::{head, json};
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(super) fn run(args: &TableArgs) -> Result<Exit, Failure> {
     let catalog = args.catalog.open()?;

@@ -7,7 +7,7 @@ use flagstone_server::api::pool_document::{
 };
 use flagstone_units::display::size;
 
-use crate::columns::{Left, Right, lines};
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(super) fn order(order: &OrderDocument) -> String {
     let prefix = match (order.dry_run, order.changed) {

@@ -12,11 +12,11 @@ use serde_json::json;
 
 use super::args::{DiffArgs, ListSnapshotsArgs, SnapshotArgs, SnapshotCommand};
 use super::{Order, act, losing, object};
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 use crate::status::run_client;
 use crate::status::server::{ApiClient, read};
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(crate) fn run(args: &SnapshotArgs) -> Result<Exit, Failure> {
     run_client(async || match &args.command {

@@ -4,11 +4,11 @@ use flagstone_server::api::document::{VolumeDocument, VolumesDocument};
 use flagstone_units::display::size;
 use flagstone_units::size_text;
 
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::status::server::read;
 use crate::status::table::not_served;
 use crate::status::{QueryArgs, run_client};
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(super) fn list(args: &QueryArgs) -> Result<Exit, Failure> {
     run_client(|| {

@@ -10,7 +10,7 @@ use flagstone_config::uri::parse_authority;
 use flagstone_runtime::net::Address;
 use flagstone_server::http::limits::STREAM_TYPE;
 use flagstone_server::http::tls::{OwnCertificate, client_config};
-use flagstone_server::http::{Client, Method, Reply, TlsServer};
+use flagstone_server::http::{Client, Method, RemoteServer, Reply};
 use flagstone_stack::private_file;
 use serde::de::DeserializeOwned;
 use zeroize::Zeroizing;
@@ -70,7 +70,7 @@ impl ApiArgs {
             Ok::<_, Failure>(Zeroizing::new(text.trim().to_owned()))
         });
         let (host, port) = (place.host.to_string(), place.port);
-        let server = TlsServer { host, port, tls, token: token.transpose()? };
+        let server = RemoteServer { host, port, tls, token: token.transpose()? };
         let client = Client::connect_tls(server).map_err(|error| {
             Failure::failed(format!("cannot connect to https://{place}: {}", explained(&error)))
         })?;

@@ -7,19 +7,15 @@ use flagstone_server::api::document::{
     CallsDocument, ConnectionDocument, ListenerDocument, PendingDocument, ServerDocument,
     VolumeDocument,
 };
-use flagstone_units::display::{duration, size, three_digits};
-use flagstone_units::size_text;
+use flagstone_units::display::{count, counted, duration, size, three_digits};
+use flagstone_units::{grouped, size_text};
 
 use super::rates::{CallRates, VolumeRates, by_kind};
-use crate::columns::{Left, Right, lines};
-
-pub(crate) fn grouped(count: u64) -> String {
-    flagstone_units::grouped(count as f64, 0)
-}
+use flagstone_units::columns::{Left, Right, lines};
 
 pub(crate) fn rate(per_second: f64) -> String {
     let decimals = usize::from(per_second > 0.0 && per_second < 10.0);
-    flagstone_units::grouped(per_second, decimals)
+    grouped(per_second, decimals)
 }
 
 /// A latency in microseconds; `-` without calls. The first histogram bucket, of immediate answers,
@@ -28,7 +24,7 @@ fn micros(us: f64, calls: bool) -> String {
     match us {
         _ if !calls => "-".to_owned(),
         us if us <= 1.024 => "<1".to_owned(),
-        us => flagstone_units::grouped(us, usize::from(us < 100.0)),
+        us => grouped(us, usize::from(us < 100.0)),
     }
 }
 
@@ -38,14 +34,13 @@ pub(super) fn all(
     volumes: &[VolumeDocument],
     rates: &[Option<VolumeRates>],
 ) -> String {
-    let cores = if server.cores == 1 { "core" } else { "cores" };
     let mut text = format!(
-        "flagstone {}, process {}, up {}, {} on {} {cores}, I/O buffers {} of {}\n\n",
+        "flagstone {}, process {}, up {}, {} on {}, I/O buffers {} of {}\n\n",
         server.version,
         server.process_id,
         duration(server.uptime_seconds),
         server.io_engine,
-        server.cores,
+        counted(server.cores as u64, "core"),
         size(server.buffer_memory.held_bytes as u64),
         size(server.buffer_memory.limit_bytes as u64),
     );
@@ -78,9 +73,9 @@ pub(super) fn all(
                 None => row.extend([&io.read, &io.write].into_iter().flat_map(totaled)),
             }
             let all = by_kind(io);
-            row.push(grouped(all.iter().map(|calls| calls.in_flight).sum()));
-            row.push(grouped(all.iter().map(|calls| calls.errors).sum()));
-            row.push(grouped(volume.limits.iter().map(|limit| limit.waiting as u64).sum()));
+            row.push(count(all.iter().map(|calls| calls.in_flight).sum()));
+            row.push(count(all.iter().map(|calls| calls.errors).sum()));
+            row.push(count(volume.limits.iter().map(|limit| limit.waiting as u64).sum()));
             row
         })
         .collect();
@@ -208,10 +203,10 @@ pub(super) fn volume(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> St
         let _ = writeln!(
             text,
             "{name}: {} waiting on {} connections; {} delayed and {} immediate since the start",
-            grouped(limit.waiting as u64),
+            count(limit.waiting as u64),
             limit.waiting_connections,
-            grouped(limit.delayed),
-            grouped(limit.immediate),
+            count(limit.delayed),
+            count(limit.immediate),
         );
     }
     text
@@ -231,7 +226,7 @@ fn calls(volume: &VolumeDocument, rates: Option<&VolumeRates>) -> Vec<String> {
             Some(rates) => row.extend(rated(&rates[index])),
             None => row.extend(totaled(calls)),
         }
-        row.extend([grouped(calls.in_flight), grouped(calls.errors)]);
+        row.extend([count(calls.in_flight), count(calls.errors)]);
         row
     };
     let rows: Vec<_> = kinds(volume).enumerate().map(row).collect();
@@ -254,23 +249,17 @@ fn rated(of: &CallRates) -> [String; 4] {
 
 fn totaled(of: &CallsDocument) -> [String; 4] {
     let (calls, latency) = (of.count > 0, &of.latency);
-    [
-        grouped(of.count),
-        size(of.bytes),
-        micros(latency.mean_us, calls),
-        micros(latency.p99_us, calls),
-    ]
+    [count(of.count), size(of.bytes), micros(latency.mean_us, calls), micros(latency.p99_us, calls)]
 }
 
 fn waiting(wait: &PendingDocument) -> String {
-    let times = if wait.attempts == 1 { "attempt" } else { "attempts" };
     let next = match wait.next_seconds {
         Some(seconds) => format!(", the next in {}", duration(seconds.ceil())),
         None => String::new(),
     };
     format!(
-        "not served yet, after {} {times} in {}{next}: {}",
-        grouped(wait.attempts),
+        "not served yet, after {} in {}{next}: {}",
+        counted(wait.attempts, "attempt"),
         duration(wait.seconds),
         wait.reason
     )

@@ -3,8 +3,10 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Kind, Section, SizeRule};
+use flagstone_units::display::plural;
 use flagstone_units::{format_duration, format_rate, format_size};
+
+use super::{Kind, Section, SizeRule};
 
 impl Section {
     /// The keys as a list, with their values and defaults in parentheses.
@@ -127,13 +129,6 @@ impl Kind {
 
 fn ends<T: Copy>(range: &RangeInclusive<T>, format: impl Fn(T) -> String) -> String {
     format!("{} to {}", format(*range.start()), format(*range.end()))
-}
-
-fn plural(noun: &str) -> String {
-    match noun.ends_with('s') {
-        true => format!("{noun}es"),
-        false => format!("{noun}s"),
-    }
 }
 
 fn article(noun: &str) -> String {

@@ -8,9 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use flagstone_blockdev::{FaultConfig, FaultRate};
 use flagstone_config::api_spec::ApiSpec;
 use flagstone_config::{
-    ArbiterStore, Arguments, Backing, Cloud, Config, Diagnostics, Fault, FaultRate, IoEngine, Layer,
+    ArbiterStore, Arguments, Backing, Cloud, Config, Diagnostics, IoEngine, Layer,
 };
 use flagstone_limit::{Budget, Burst, DiskModelConfig, IoSize, Limit, Mix, Rate, ServiceTime};
 
@@ -369,7 +370,7 @@ fn faults_are_periodic_or_random() {
     let text = "[volume.a]\nfault = { read_error_every = 9, write_errors_per_million = 50 }\n\
                 stripe = { chunk = \"1536\", devices = [\"/a\", \"/b\", \"/c\"] }\n";
     let config = Config::parse("f", text).unwrap_or_else(|e| panic!("{e}"));
-    let fault = Fault {
+    let fault = FaultConfig {
         read: FaultRate::Every(9),
         write: FaultRate::PerMillion(50),
         flush: FaultRate::Never,

@@ -3,6 +3,7 @@
 use flagstone_bench::disturbance::Disturbance;
 use flagstone_bench::report::AdditionalSections;
 use flagstone_bench::table::{Form, Table, list_item};
+use flagstone_units::display::count;
 use flagstone_units::grouped;
 use serde::Serialize;
 
@@ -125,10 +126,6 @@ impl DemoReport {
             ),
         }
     }
-}
-
-fn count(value: u64) -> String {
-    grouped(value as f64, 0)
 }
 
 fn condition_note(part: &PartConditions) -> Option<String> {

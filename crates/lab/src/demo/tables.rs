@@ -10,6 +10,7 @@ use crate::pool::summary::{PoolRow, PoolSummary};
 use flagstone_bench::compare::ComparedMetric::{self, Latency, Throughput};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::Table;
+use flagstone_units::display::count;
 use flagstone_units::grouped;
 
 use super::experiments::Experiments;
@@ -33,7 +34,7 @@ pub(crate) fn headline(lab: &Experiments, rows: &[GridRow]) -> Table {
     let failover = &lab.failover;
     let lost = match failover.verified.is_right() {
         true => {
-            format!("nothing of {} blocks", grouped(failover.verified.blocks_written as f64, 0))
+            format!("nothing of {} blocks", count(failover.verified.blocks_written))
         }
         false => failover.verified.verdict(),
     };

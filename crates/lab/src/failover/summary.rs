@@ -2,6 +2,7 @@
 
 use flagstone_bench::table::Table;
 use flagstone_load::results::LoadResults;
+use flagstone_units::display::count;
 use flagstone_units::grouped;
 use serde::Serialize;
 
@@ -120,7 +121,6 @@ pub fn tables(summary: &FailoverSummary) -> Vec<Table> {
     let suffix = summary.provenance.suffix();
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let ms = |value: f64| format!("{} ms", grouped(value, 0));
-    let count = |value: u64| grouped(value as f64, 0);
     let rows = [
         ("death of the source", summary.death_in_words()),
         ("time until the other node served", ms(summary.failover_ms)),

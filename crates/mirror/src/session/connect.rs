@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::time;
+use flagstone_runtime::time::{self, Backoff};
 
 use crate::agree::decide::ResyncAmount;
 use crate::agree::plan::{Plan, plan};
@@ -63,7 +63,9 @@ pub(crate) enum SessionEnd {
 
 /// Runs the connection of one leg until the mirror is closed.
 pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
-    let mut pause = RETRY_MIN_MS;
+    // The first attempt had no pause.
+    let [min, max] = [RETRY_MIN_MS, RETRY_MAX_MS].map(Duration::from_millis);
+    let mut pauses = Backoff::new(min, max).after(1);
     loop {
         let wanted = |state: &mut StateGuard<'_>| {
             if state.closed {
@@ -87,16 +89,17 @@ pub(crate) async fn run(inner: Arc<Inner>, leg: usize) {
             Err(ended) => ended,
         };
         tracing::debug!(replica = %inner.local.superblock().replica, leg, "{ended}");
-        pause = match ended {
-            SessionEnd::Changed | SessionEnd::Lost => RETRY_MIN_MS,
-            _ => (pause * 2).min(RETRY_MAX_MS),
-        };
+        if let SessionEnd::Changed | SessionEnd::Lost = ended {
+            pauses.reset();
+        }
         // A command, or a request from the peer, cuts the pause short.
         let requested = inner.wait(|state| {
             (state.closed || state.legs[leg].reconnect_requests != reconnect_requests).then_some(())
         });
-        let random = flagstone_runtime::random_u64() % (pause / 2);
-        let _ = time::timeout(Duration::from_millis(pause / 2 + random), requested).await;
+        // Of whole milliseconds, which recorded seeds of the simulator rely on.
+        let half = pauses.advance().as_millis() as u64 / 2;
+        let pause = Duration::from_millis(half + flagstone_runtime::random_u64() % half);
+        let _ = time::timeout(pause, requested).await;
     }
 }
 

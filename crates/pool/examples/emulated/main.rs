@@ -3,7 +3,6 @@
 //!
 //! `cargo run --release -p flagstone-pool --example emulated -- [GIB] [SECONDS]`: the size of the
 //! emulated disks, whose limits are those of 500 GB (8), and the length of a measurement (20).
-#![allow(missing_docs)]
 
 mod disk;
 

@@ -31,15 +31,38 @@ struct Frame {
     next: usize,
 }
 
+impl Frame {
+    /// A page without entries.
+    fn empty(place: PagePlace, entry: Entry) -> Frame {
+        let PagePlace { level, index, .. } = place;
+        Frame { level, index, entry, page: Arc::default(), other: Arc::default(), next: 0 }
+    }
+}
+
 /// Walk of one map.
 struct Walk {
     /// Blocks with a birth up to this sequence belong to the parent.
     floor: u64,
     from: u64,
     frames: Vec<Frame>,
+    /// Blocks of the map that do not pass to the map that continues from it.
+    gone: u64,
 }
 
 impl Walk {
+    /// Counts blocks that do not pass to the child. Where an entry is lost, that is all of them:
+    /// the child may share fewer blocks than counted, but not more.
+    fn count_gone(&mut self, own: Entry, other: Entry, level: u8) {
+        let is_own = own.is_stored() && own.birth > self.floor;
+        let is_lost = own == Entry::LOST || is_own && other == Entry::LOST;
+        let gone = match level {
+            _ if is_lost => span(level),
+            0 => u64::from(self.is_freed(own, other)),
+            _ => 0,
+        };
+        self.gone = self.gone.saturating_add(gone);
+    }
+
     fn is_freed(&self, own: Entry, other: Entry) -> bool {
         own.is_stored()
             && own.birth > self.floor
@@ -80,7 +103,7 @@ impl Work<'_> {
         let volume = &self.catalog.volumes[&id];
         let VolumeState::Deleting { reaped: from } = volume.state else { return Ok(true) };
         let floor = self.catalog.sequence_of(volume.parent);
-        let mut walk = Walk { floor, from, frames: Vec::new() };
+        let mut walk = Walk { floor, from, frames: Vec::new(), gone: 0 };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let other = match &child {
             Some(child) => {
@@ -90,6 +113,7 @@ impl Work<'_> {
             None => Entry::HOLE,
         };
         let root = PagePlace { volume: id, level: tree.level, index: 0 };
+        walk.count_gone(tree.root, other, tree.level);
         let mut down = Some((root, tree.root, other));
         loop {
             if let Some((place, own, other)) = down.take()
@@ -97,13 +121,22 @@ impl Work<'_> {
             {
                 if *pages == 0 {
                     self.set_reaped(id, place.index * span(place.level));
+                    self.subtract_gone(id, walk.gone);
                     return Ok(false);
                 }
                 *pages -= 1;
-                let frame = self.frame(place, own, other).await?;
-                walk.frames.push(frame);
+                match self.frame(place, own, other).await? {
+                    Some(frame) => walk.frames.push(frame),
+                    None => {
+                        walk.gone = walk.gone.saturating_add(span(place.level));
+                        walk.frames.push(Frame::empty(place, own));
+                    }
+                }
             }
-            let Some(frame) = walk.frames.last_mut() else { return Ok(true) };
+            let Some(frame) = walk.frames.last_mut() else {
+                self.subtract_gone(id, walk.gone);
+                return Ok(true);
+            };
             let at = frame.next;
             frame.next += 1;
             if at < FANOUT {
@@ -112,6 +145,7 @@ impl Work<'_> {
                 if (index + 1).saturating_mul(span(level)) <= walk.from {
                     continue;
                 }
+                walk.count_gone(own, other, level);
                 if level > 0 {
                     down = Some((PagePlace { volume: id, level, index }, own, other));
                 } else if walk.is_freed(own, other) {
@@ -123,14 +157,19 @@ impl Work<'_> {
         }
     }
 
-    async fn frame(&self, place: PagePlace, own: Entry, other: Entry) -> Result<Frame, IoError> {
+    /// `None` if a page is damaged.
+    async fn frame(
+        &self,
+        place: PagePlace,
+        own: Entry,
+        other: Entry,
+    ) -> Result<Option<Frame>, IoError> {
         let pages = self.old.read(async || self.pages(place, own, other).await).await?;
-        let (page, other) = pages.unwrap_or_else(|| {
+        let Some((page, other)) = pages else {
             tracing::error!(pool = self.shared.name, ?place, "map page is lost: not all is freed");
-            Default::default()
-        });
-        let PagePlace { level, index, .. } = place;
-        Ok(Frame { level, index, entry: own, page, other, next: 0 })
+            return Ok(None);
+        };
+        Ok(Some(Frame { page, other, ..Frame::empty(place, own) }))
     }
 
     async fn pages(
@@ -145,6 +184,15 @@ impl Work<'_> {
             true => (own, Arc::default()),
             false => (own, read_page(storage, cache, other, place).await?),
         })
+    }
+
+    /// Leaves in the count of the map's own blocks those that its child gets, or that the walk has
+    /// not reached.
+    fn subtract_gone(&mut self, id: u32, gone: u64) {
+        if let Some(volume) = self.catalog.volumes.get_mut(&id) {
+            volume.mapped =
+                volume.mapped.saturating_sub(gone).max(volume.shared.min(volume.mapped));
+        }
     }
 
     fn set_reaped(&mut self, id: u32, reaped: u64) {

@@ -199,12 +199,13 @@ impl Shared {
                 .min(free_blocks / share)
                 .max((state.sizes.copies as u64).min(spare)),
         };
-        // Evacuate even without a gain, while the other devices have more than half of the reserve
-        // free: a checkpoint needs that much. Host writes leave more than that free, so they cannot
-        // block an evacuation for ever.
-        let (free, reserve) = (state.segments.free(), state.sizes.reserve);
-        if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
-            let room = (free - reserve / 2) as u64 * u64::from(segment_blocks) / 2;
+        // Evacuate even without a gain, while the other devices have more free segments than a
+        // checkpoint (half of the reserve) and the reservations need. Host writes leave more than
+        // that free, so they cannot block an evacuation for ever.
+        let (sizes, supply) = (state.sizes, state.supply());
+        let kept = supply.left_free(&sizes, 0) - sizes.reserve.div_ceil(2);
+        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
+            let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));
             let victims = choose(closed.map(|segment| (segment, state.live_in(segment))), &budget);
@@ -296,7 +297,7 @@ impl Shared {
             let mut index = place.index;
             for level in place.level + 1..=node.tree.level {
                 index /= FANOUT as u64;
-                // Owners that share a page share its copy.
+                // Maps that share a page get the same copy.
                 let page = node.tree.lookup_page(storage, cache, level, index).await?.location;
                 if !copies.pages.contains(&page) {
                     pages.insert(page);
@@ -396,7 +397,8 @@ impl Shared {
 
     async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
-        // An unreadable page must not fail the checkpoint, or keep it from moving the other pages.
+        // A page that cannot be read must not fail the checkpoint, or keep it from moving other
+        // pages.
         read_page(&self.storage, &self.cache, entry, found.place).await?;
         if top.is_snapshot {
             return self.add_holders(top, found, copies).await.map(drop);

@@ -15,10 +15,11 @@ impl State {
         let copied = self.active.copied().min(self.sizes.copies);
         Supply {
             live: self.live + frozen as u64,
-            reserved: self.reserved,
+            reserved: self.reserved + self.claimed,
             entries: self.active.len() - copied + self.admitted.0,
             ranges: self.active.ranges_len() + self.admitted.1,
             free: self.segments.free(),
+            log: self.segments.in_log(),
             reaping: self.deleting > 0,
             unmerged: !self.active.is_empty()
                 || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
@@ -55,16 +56,16 @@ impl State {
         reserve.div_ceil(4) + (reserve * changed).div_ceil(4 * recent)
     }
 
-    /// Decides whether free segments back `blocks` more reserved blocks, or never will; `None`
-    /// while the cleaner frees segments.
-    fn try_back(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
+    /// Decides about more reserved blocks than free segments back: `None` while the cleaner frees
+    /// segments.
+    pub(super) fn try_back(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
         }
         let supply = self.supply();
         let is_over = supply.used().saturating_add(blocks) > sizes.capacity;
-        if supply.is_backed(&sizes, blocks) || is_over || waited >= PASSES_WAITED {
+        if is_over || waited >= PASSES_WAITED {
             return Some(Ok(()));
         }
         self.decide(match supply.clean {
@@ -141,21 +142,9 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
     }
 
-    /// Waits until free segments back `blocks` more reserved blocks, or cleaning frees nothing
-    /// more.
-    ///
-    /// # Errors
-    /// Errors of the devices.
-    pub(crate) async fn back(&self, blocks: u64) -> Result<(), IoError> {
-        if blocks == 0 {
-            return Ok(());
-        }
-        self.admitted(|state, waited| state.try_back(blocks, waited)).await
-    }
-
     /// Waits for a decision, which gets the number of checkpoints since the first attempt. Wakes
     /// the maintenance task if the decision requests work.
-    async fn admitted(
+    pub(super) async fn admitted(
         &self,
         decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,
     ) -> Result<(), IoError> {
@@ -182,5 +171,54 @@ impl Shared {
             self.progress.notify();
         }
         decided
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
+    use flagstone_runtime::{Buf, block_on};
+
+    use super::*;
+    use crate::limits::{BLOCK_BYTES, FRUITLESS_PASSES, MERGES_WAITED};
+    use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+
+    /// Such a write waited for 1,024 passes of the cleaner.
+    #[test]
+    fn hopeless_write_ends_when_cleaning_gains_nothing() {
+        block_on(async {
+            let block = BLOCK_BYTES as u64;
+            let device = Arc::new(MemoryDevice::new((1 << 20) + 64 * 16 * block, 512).unwrap());
+            let devices = vec![NamedDevice { name: "/a".to_owned(), device }];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let size = |blocks: u64, thick| VolumeOptions {
+                size_bytes: blocks * block,
+                thick,
+                ..VolumeOptions::default()
+            };
+            let thick = pool.create_volume("thick", &size(100, true)).await.unwrap();
+            let thin = pool.create_volume("thin", &size(1 << 20, false)).await.unwrap();
+            let data = Buf::copy_of(&[1; BLOCK_BYTES]).unwrap();
+            // Every second block is dead: passes gain something at first.
+            for at in 0..400 {
+                thin.write(at / 2 * block, data.clone(), false).await.unwrap();
+            }
+            let shared = pool.shared();
+            let before = {
+                let mut state = shared.state.lock();
+                // As if damage kept most segments from being cleaned.
+                state.sizes.reserve = 1000;
+                state.checkpoints
+            };
+            let written = thick.write(0, data, false).await;
+            assert_eq!(written, Err(IoError::NoSpace));
+            let passes = shared.state.lock().checkpoints - before;
+            let gaining = 32;
+            assert!(passes <= gaining + u64::from(FRUITLESS_PASSES) + MERGES_WAITED, "{passes}");
+        })
+        .unwrap();
     }
 }

@@ -22,11 +22,11 @@ use flagstone_runtime::spawn;
 use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
-use super::space::OrderKind;
+use super::space::{OrderKind, Supply};
 use super::superblock::SuperblockTurn;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
-    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
+    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES, SEGMENTS_MAX,
 };
 use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offset};
@@ -81,6 +81,19 @@ pub enum DeviceOrderError {
         capacity_bytes: u64,
         /// Bytes in use or reserved.
         needed_bytes: u64,
+    },
+    /// The other devices have too few free segments for what thick volumes may still write.
+    #[error(
+        "without {device}, {left_bytes} bytes are left for the {needed_bytes} bytes that are reserved: \
+         add a device, or delete volumes or snapshots first"
+    )]
+    Unbacked {
+        /// Name of the device.
+        device: String,
+        /// Bytes reserved.
+        needed_bytes: u64,
+        /// Bytes of free segments for them.
+        left_bytes: u64,
     },
     /// Blocks on the device cannot be moved.
     #[error(
@@ -288,13 +301,14 @@ impl Evacuation {
         blocks * BLOCK_BYTES as u64
     }
 
-    /// Moves some segments. True when nothing refers to the device any more.
+    /// Moves some segments. True when nothing refers to the device any more, and the others have
+    /// free segments for what is reserved.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the remaining blocks cannot be moved, and errors of the devices.
     pub async fn step(&self) -> Result<bool, DeviceOrderError> {
         let shared = self.pool.shared();
-        let (range, log, damaged, used, free) = {
+        let (range, log, damaged, used, free, is_backed) = {
             let mut state = shared.state.lock();
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
@@ -302,12 +316,14 @@ impl Evacuation {
             let is_left =
                 |segment: &u32| state.segments.is_closed(*segment) && !state.can_clean(*segment);
             let damaged = range.clone().filter(is_left).count();
-            (range, log, damaged, used, state.segments.free())
+            let (sizes, supply) = (state.sizes, state.supply());
+            let is_backed = supply.reserved == 0 || supply.is_backed(&sizes, 0);
+            (range, log, damaged, used, supply.free, is_backed)
         };
-        if used == 0 {
+        if used == 0 && is_backed {
             return Ok(true);
         }
-        if used == damaged {
+        if used > 0 && used == damaged {
             let device = self.device.clone();
             return Err(DeviceOrderError::Damaged { device, segments: damaged });
         }
@@ -315,8 +331,10 @@ impl Evacuation {
         let steps = if used < least || free > most_free { 0 } else { steps + 1 };
         let (least, most_free) = (least.min(used), most_free.max(free));
         self.progress.set(Progress { least, most_free, steps });
-        if steps >= EVACUATION_STEPS {
-            return Err(self.no_room());
+        // Passes that only make room are like those for a write.
+        let steps_max = if used == 0 { FRUITLESS_PASSES } else { EVACUATION_STEPS };
+        if steps >= steps_max {
+            return Err(if used == 0 { self.unbacked() } else { self.no_room() });
         }
         if log > 0 {
             let left = spawn(leave_segment(shared.clone()));
@@ -326,11 +344,21 @@ impl Evacuation {
             let state = shared.state.lock();
             range.clone().any(|segment| state.can_clean(segment))
         };
-        match is_closed {
+        match is_closed || used == 0 {
             true => self.clean().await?,
             false => self.pool.checkpoint().await.map_err(VolumeError::Io)?,
         }
         Ok(false)
+    }
+
+    /// Error: the free segments of the other devices do not back the reservations.
+    fn unbacked(&self) -> DeviceOrderError {
+        let mut state = self.pool.shared().state.lock();
+        let (sizes, supply) = (state.sizes, state.supply());
+        let (device, block) = (self.device.clone(), BLOCK_BYTES as u64);
+        let needed_bytes = supply.reserved * block;
+        let left_bytes = Supply { reserved: 0, ..supply }.left_backed(&sizes) * block;
+        DeviceOrderError::Unbacked { device, needed_bytes, left_bytes }
     }
 
     /// Error: the other devices are too full for the cleaner.
@@ -379,7 +407,11 @@ impl Evacuation {
         {
             let mut state = shared.state.lock();
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
-            assert_eq!(state.segments.in_use(&range).0, 0, "nothing refers to the device");
+            if state.segments.in_use(&range).0 > 0 {
+                // The others had no free segment meanwhile.
+                drop(state);
+                return Err(self.no_room());
+            }
         }
         let superblock =
             shared.next_update(|superblock| superblock.devices[self.index].size_bytes = 0);

@@ -1,6 +1,7 @@
 //! Management: creating pools, their volumes, and the orders on them.
 
 mod admission;
+mod backing;
 pub mod create;
 pub mod device_set;
 pub mod devices;

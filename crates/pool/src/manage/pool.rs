@@ -9,8 +9,9 @@ use flagstone_runtime::sync::SharedNotify;
 use flagstone_runtime::{CoreLocal, spawn, spawn_detached};
 use parking_lot::Mutex;
 
+use super::backing::{Backing, Claim};
 use super::log_device::LogDeviceStatus;
-use super::shared::{Opened, Shared, State, Update, VolumeHandle, Work, WriteOut, reservation};
+use super::shared::{Opened, Shared, State, Update, VolumeHandle, Work, WriteOut};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -343,8 +344,8 @@ impl Pool {
         task.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable)))
     }
 
-    /// Checks a new or changed volume against the other volumes and the space.
-    pub(super) fn check(&self, state: &mut State, new: &VolumeRecord) -> Result<(), VolumeError> {
+    /// Checks a new or changed volume against the others.
+    pub(super) fn check(&self, state: &State, new: &VolumeRecord) -> Result<(), VolumeError> {
         new.check().map_err(|error| match error {
             FormatError::Field(field) => VolumeError::Field(field),
             _ => VolumeError::Field("record"),
@@ -356,19 +357,17 @@ impl Pool {
         let old = state.catalog.volumes.get(&new.id);
         let is_new = usize::from(old.is_none());
         let more = new.encoded_len().saturating_sub(old.map_or(0, VolumeRecord::encoded_len));
-        self.check_room(&state.catalog, is_new, more)?;
-        let old = old.map_or(0, reservation);
-        self.check_space(state, reservation(new).saturating_sub(old))
+        self.check_room(state, is_new, more)
     }
 
     /// Checks that the catalog has room for `count` more volumes and snapshots, and their bytes.
     pub(super) fn check_room(
         &self,
-        catalog: &Catalog,
+        state: &State,
         count: usize,
         bytes: usize,
     ) -> Result<(), VolumeError> {
-        let bytes_max = self.shared().sizes.catalog;
+        let (catalog, bytes_max) = (&state.catalog, state.sizes.catalog);
         if catalog.volumes.len() + count > VOLUMES_MAX {
             return Err(VolumeError::TooMany);
         }
@@ -381,19 +380,22 @@ impl Pool {
         }
     }
 
-    /// Checks that `more` blocks can be reserved.
-    pub(super) fn check_space(&self, state: &mut State, more: u64) -> Result<(), VolumeError> {
-        let (sizes, supply) = (state.sizes, state.supply());
-        let free = sizes.capacity.saturating_sub(supply.used());
-        if more > free || more > 0 && !supply.is_backed(&sizes, more) {
-            let segments = supply.free.saturating_sub(sizes.reserve + 1) as u64;
-            let backed = (segments * sizes.payload).saturating_sub(supply.reserved);
-            let free = free.min(backed);
-            let block = BLOCK_BYTES as u64;
-            let (free_bytes, needed_bytes) = (free * block, more * block);
-            return Err(VolumeError::NoSpace { free_bytes, needed_bytes });
+    /// Checks that what an order claims can be reserved, and holds it until the order has ended.
+    pub(super) fn check_space(
+        &self,
+        state: &mut State,
+        backing: &Backing,
+        claim: Option<Claim>,
+    ) -> Result<(), VolumeError> {
+        let more = claim.as_ref().map_or(0, |claim| claim.more(&state.catalog));
+        if backing.hold(state, claim) {
+            return Ok(());
         }
-        Ok(())
+        let (sizes, supply) = (state.sizes, state.supply());
+        let free = sizes.capacity.saturating_sub(supply.used()).min(supply.left_backed(&sizes));
+        let block = BLOCK_BYTES as u64;
+        let (free_bytes, needed_bytes) = (free * block, more * block);
+        Err(VolumeError::NoSpace { free_bytes, needed_bytes })
     }
 
     /// Creates a volume. It exists durably when the call returns.
@@ -406,21 +408,22 @@ impl Pool {
         name: &str,
         options: &VolumeOptions,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
-        if options.thick {
-            self.shared().back(blocks_of(options.size_bytes)?).await?;
-        }
+        let (uuid, blocks) = (PoolId::random(), blocks_of(options.size_bytes)?);
+        let claim = options.thick.then_some(Claim::New { uuid, blocks });
+        let backing = self.shared().back(|_| claim.clone()).await?;
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
             let id = state.catalog.next_id;
-            let mut record = VolumeRecord::new(id, name.to_owned(), blocks_of(options.size_bytes)?);
-            record.thick = options.thick;
-            record.uuid = PoolId::random();
+            let mut record = VolumeRecord::new(id, name.to_owned(), blocks);
+            (record.thick, record.uuid) = (options.thick, uuid);
             record.properties = options.properties.clone();
-            self.check(&mut state, &record)?;
+            self.check(&state, &record)?;
+            self.check_space(&mut state, &backing, claim)?;
             record
         };
-        let _order = self.commit(order, Record::Volume(Box::new(record))).await?;
+        let record = Record::Volume(Box::new(record));
+        let _locks = self.commit((order, backing), record).await?;
         self.open_volume(name)
     }
 
@@ -430,14 +433,16 @@ impl Pool {
         name: &str,
         change: impl Fn(&mut VolumeRecord) -> Result<(), VolumeError>,
     ) -> Result<(), VolumeError> {
-        let more = {
-            let state = self.shared().state.lock();
-            let old = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?;
-            let mut record = old.clone();
-            change(&mut record)?;
-            reservation(&record).saturating_sub(reservation(old))
+        let claim = |record: &VolumeRecord| {
+            let (volume, blocks) = (record.id, record.blocks);
+            record.thick.then_some(Claim::Thick { volume, blocks })
         };
-        self.shared().back(more).await?;
+        let changed = |catalog: &Catalog| {
+            let mut record = catalog.by_name(name)?.clone();
+            change(&mut record).ok()?;
+            claim(&record)
+        };
+        let backing = self.shared().back(changed).await?;
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
@@ -447,11 +452,12 @@ impl Pool {
             if record == old {
                 return Ok(());
             }
-            self.check(&mut state, &record)?;
+            self.check(&state, &record)?;
+            self.check_space(&mut state, &backing, claim(&record))?;
             record.root = crate::ondisk::entry::Entry::HOLE;
             record
         };
-        self.commit(order, Record::Volume(Box::new(record))).await.map(drop)
+        self.commit((order, backing), Record::Volume(Box::new(record))).await.map(drop)
     }
 
     /// Grows a volume; the same size changes nothing.

@@ -14,6 +14,7 @@ use flagstone_runtime::CoreLocal;
 use flagstone_runtime::sync::SharedNotify;
 use parking_lot::Mutex;
 
+use super::backing::Claim;
 use super::space::{Sizes, chunk_blocks};
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
@@ -46,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) gatherers: CoreLocal<Gatherer>,
 }
 
-/// State of a volume for its handles.
+/// State of a volume, for its handles.
 #[derive(Debug)]
 pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
@@ -178,7 +179,7 @@ pub(crate) struct State {
     pub(crate) marked: TailVolumes,
     /// Volumes that the next update marks.
     pub(crate) to_mark: BTreeSet<u32>,
-    /// The task that writes out the log device.
+    /// State of the task that writes out the log device.
     pub(crate) write_out: WriteOut,
     /// Checkpoints since the opening.
     pub(crate) checkpoints: u64,
@@ -207,6 +208,14 @@ pub(crate) struct State {
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
+    /// Orders that took effect since the opening.
+    pub(super) orders: u64,
+    /// Reservations that orders in progress are about to make, each with the number of orders at
+    /// its check.
+    pub(super) claims: BTreeMap<u64, (u64, Claim)>,
+    /// Blocks that they add to `reserved`.
+    pub(super) claimed: u64,
+    pub(super) next_claim: u64,
     /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
     /// Empty table for the next recent changes.
@@ -261,8 +270,8 @@ pub(crate) struct Opened {
     pub(crate) superblock: Superblock,
 }
 
-/// Blocks that a thick volume may still need; 0 for thin volumes. Overwriting a block that is
-/// shared with a snapshot needs new space.
+/// Blocks that a thick volume may still need. Blocks shared with a snapshot need new space when
+/// they are overwritten.
 pub(crate) fn reservation(volume: &VolumeRecord) -> u64 {
     match volume.thick {
         true => volume.blocks - volume.mapped.saturating_sub(volume.shared),
@@ -306,6 +315,10 @@ impl State {
             maintenance_runs: false,
             turn: Turn::None,
             reserved: 0,
+            orders: 0,
+            claims: BTreeMap::new(),
+            claimed: 0,
+            next_claim: 0,
             deleting: 0,
             spare: None,
             sizes,
@@ -321,6 +334,7 @@ impl State {
     pub(crate) fn catalog_changed(&mut self) {
         let thick = self.catalog.present().filter(|volume| volume.thick);
         self.reserved = thick.map(reservation).sum();
+        self.count_claims();
         let deleting = self.catalog.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
     }
@@ -439,6 +453,7 @@ impl State {
         }
         apply_order(&mut self.catalog, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
+        self.orders += 1;
         self.catalog_changed();
         match order {
             Record::Delete { volume } => {

@@ -11,8 +11,9 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time::wall_clock;
 
+use super::backing::{Backing, Claim};
 use super::pool::{Order, Pool};
-use super::shared::{Shared, Turn, reservation};
+use super::shared::{Shared, Turn};
 use super::space::OrderKind;
 use super::volume::PoolVolume;
 use crate::error::VolumeError;
@@ -72,7 +73,7 @@ impl Drop for MaintenanceTurn {
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
-    locks: (MaintenanceTurn, Order),
+    locks: (MaintenanceTurn, Order, Backing),
 }
 
 impl PreparedSnapshot {
@@ -85,12 +86,6 @@ impl PreparedSnapshot {
         let PreparedSnapshot { pool, order, locks } = self;
         pool.commit(locks, Record::Snapshot(Box::new(order))).await.map(drop)
     }
-}
-
-/// Additional blocks that thick volumes need when a snapshot keeps their present blocks.
-fn kept_by_snapshot(catalog: &Catalog, volumes: &[&str]) -> u64 {
-    let found = volumes.iter().filter_map(|name| catalog.by_name(name));
-    found.filter(|volume| volume.thick).map(|volume| volume.blocks - reservation(volume)).sum()
 }
 
 impl Pool {
@@ -138,8 +133,11 @@ impl Pool {
         name: &str,
         id: PoolId,
     ) -> Result<PreparedSnapshot, VolumeError> {
-        let more = kept_by_snapshot(&self.shared().state.lock().catalog, volumes);
-        self.shared().back(more).await?;
+        let found = |catalog: &Catalog| {
+            let found = volumes.iter().filter_map(|name| catalog.by_name(name));
+            Some(Claim::Snapshots(found.map(|volume| volume.id).collect()))
+        };
+        let backing = self.shared().back(found).await?;
         let order = self.order(OrderKind::Other).await?;
         if !is_name(name) {
             return Err(VolumeError::Field("name"));
@@ -163,13 +161,12 @@ impl Pool {
                 ids.push(found.id);
             }
             let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
-            self.check_room(&state.catalog, ids.len(), bytes)?;
-            let more = kept_by_snapshot(&state.catalog, volumes);
-            self.check_space(&mut state, more)?;
+            self.check_room(&state, ids.len(), bytes)?;
+            self.check_space(&mut state, &backing, Some(Claim::Snapshots(ids.clone())))?;
         }
         let turn = self.maintenance_turn().await?;
         let created_s = wall_clock().as_secs();
-        let locks = (turn, order);
+        let locks = (turn, order, backing);
         let order = SnapshotOrder { name: name.to_owned(), volumes: ids, uuid: id, created_s };
         Ok(PreparedSnapshot { pool: self.clone(), order, locks })
     }
@@ -272,16 +269,11 @@ impl Pool {
     /// longer fits, and errors of the devices.
     pub async fn rollback(&self, volume: &str, snapshot: &str) -> Result<(), VolumeError> {
         let full = format!("{volume}@{snapshot}");
-        let needed = |target: &VolumeRecord, found: &VolumeRecord| match target.thick {
-            true => found.blocks.saturating_sub(reservation(target)),
-            false => 0,
+        let claim = |catalog: &Catalog| {
+            let (volume, snapshot) = (catalog.by_name(volume)?, catalog.snapshot_by_name(&full)?);
+            Some(Claim::Rollback { volume: volume.id, snapshot: snapshot.id })
         };
-        let more = {
-            let state = self.shared().state.lock();
-            let found = state.catalog.by_name(volume).zip(state.catalog.snapshot_by_name(&full));
-            found.map_or(0, |(target, found)| needed(target, found))
-        };
-        self.shared().back(more).await?;
+        let backing = self.shared().back(claim).await?;
         let order = self.order(OrderKind::Other).await?;
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
@@ -289,16 +281,16 @@ impl Pool {
             let found = state.catalog.snapshot_by_name(&full);
             let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
             let ids = (target.id, found.id);
-            let more = needed(target, found);
             let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
-            self.check_room(&state.catalog, 1, hidden)?;
-            self.check_space(&mut state, more)?;
+            self.check_room(&state, 1, hidden)?;
+            let claim = claim(&state.catalog);
+            self.check_space(&mut state, &backing, claim)?;
             ids
         };
         let turn = self.maintenance_turn().await?;
         let record = Record::Rollback { volume, snapshot };
-        let (turn, _order) = self.commit((turn, order), record).await?;
-        drop(turn);
+        let (turn, _order, backing) = self.commit((turn, order, backing), record).await?;
+        drop((turn, backing));
         self.want_checkpoint();
         Ok(())
     }
@@ -332,7 +324,7 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let turn = self.maintenance_turn().await?;
         let record = {
-            let mut state = self.shared().state.lock();
+            let state = self.shared().state.lock();
             let found = state.catalog.snapshot_by_name(snapshot);
             let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
             let mut record =
@@ -340,7 +332,7 @@ impl Pool {
             record.parent = found.id;
             record.uuid = PoolId::random();
             record.properties = properties;
-            self.check(&mut state, &record)?;
+            self.check(&state, &record)?;
             record
         };
         let _locks = self.commit((turn, order), Record::Volume(Box::new(record))).await?;

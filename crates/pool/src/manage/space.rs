@@ -1,8 +1,8 @@
 //! Space: capacity of a pool, and admission of writes. Pure.
 
 use crate::limits::{
-    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
-    RESERVED_PASSES_WAITED,
+    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES,
+    MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::Layout;
@@ -37,6 +37,11 @@ pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
 
+/// Copies of the cleaner beside so many recent changes.
+fn copies(recent: u64) -> u64 {
+    (2 * recent).min(RECENT_MAX as u64 - recent)
+}
+
 impl Sizes {
     /// Sizes of a pool:
     /// - One checkpoint writes at most one leaf per recent change, the levels above it, and the
@@ -50,13 +55,16 @@ impl Sizes {
     /// - The rest is for volumes, minus the headers of chunks, and a sixteenth as slack for the
     ///   cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
-        Sizes::with(layout, layout.usable_segments(), RECENT_MAX as u64)
+        Sizes::with(layout, layout.usable_segments())
     }
 
-    /// Sizes with other usable segments, after devices were added or while one is evacuated. The
+    /// Sizes with other usable segments, after devices were added or while one is evacuated. They
+    /// are those of the next opening, which must have room for every accepted reservation. Only the
     /// tables of recent changes keep their size.
     pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
-        Sizes::with(layout, segments, self.recent as u64)
+        let opened = Sizes::with(layout, segments);
+        let recent = opened.recent.min(self.recent);
+        Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
     }
 
     /// Segments that writes of reserved blocks leave free: they may use a part of the reserve. If
@@ -77,10 +85,10 @@ impl Sizes {
         self.recent + self.copies
     }
 
-    fn with(layout: &Layout, segments: u32, recent_max: u64) -> Sizes {
+    fn with(layout: &Layout, segments: u32) -> Sizes {
         let segment_blocks = u64::from(layout.segment_blocks());
         let blocks = u64::from(segments) * segment_blocks;
-        let recent = (blocks / 32).clamp(32, recent_max);
+        let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
         // In a small pool, one block shared by a few snapshots already has this many pages.
         let moving = (recent / 4).max(32);
@@ -96,7 +104,7 @@ impl Sizes {
         let payload = rest / (chunk + 1) * chunk;
         Sizes {
             recent: recent as usize,
-            copies: (2 * recent).min(RECENT_MAX as u64 - recent) as usize,
+            copies: copies(recent) as usize,
             moving: moving as usize,
             reserve: reserve as usize,
             capacity: payload - payload / 16,
@@ -135,6 +143,8 @@ pub(crate) struct Supply {
     pub(crate) ranges: usize,
     /// Free segments.
     pub(crate) free: usize,
+    /// Segments of the log since the last checkpoint.
+    pub(crate) log: usize,
     /// True if there are recent changes: a checkpoint may find dead blocks.
     pub(crate) unmerged: bool,
     /// True while deleted volumes or snapshots still have blocks.
@@ -152,11 +162,18 @@ impl Supply {
         self.live + self.reserved + self.entries as u64
     }
 
-    /// Segments that must stay free: the reserve, and segments for reserved blocks and `more` of
-    /// them. Reservations must not depend on the cleaner, which frees little in a full pool.
+    /// Free segments left for checkpoints, the cleaner, reserved blocks, and `more` of these.
+    /// Reserved blocks must not depend on the cleaner, which may gain little at the density of a
+    /// full pool.
     pub(crate) fn left_free(&self, sizes: &Sizes, more: u64) -> usize {
         let segments = self.reserved.saturating_add(more).div_ceil(sizes.payload);
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
+    }
+
+    /// Additional blocks that free segments back.
+    pub(crate) fn left_backed(&self, sizes: &Sizes) -> u64 {
+        let segments = self.free.saturating_sub(sizes.reserve + 1) as u64;
+        (segments * sizes.payload).saturating_sub(self.reserved)
     }
 
     /// True if free segments back `more` additional reserved blocks.
@@ -208,16 +225,28 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
             true => Admission::AfterCheckpoint,
         };
     }
-    // Other writes are refused when the cleaner has gained nothing for a while, writes of reserved
-    // blocks are not.
-    let (floor, passes, is_over) = match demand.reserved {
-        true => (sizes.reserved_floor(), RESERVED_PASSES_WAITED, supply.spent),
-        false => (supply.left_free(sizes, 0), PASSES_WAITED, supply.clean),
+    // Until a checkpoint, zeroes may take some of the free segments that back reservations: as many
+    // as orders may take of the reserve.
+    let lent = sizes.reserve - sizes.order_floor();
+    if demand.blocks == 0 && supply.unmerged {
+        let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
+        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) {
+            return Admission::AfterCheckpoint;
+        }
+    }
+    // A write fails when the cleaner has gained nothing for a while. A write of reserved blocks
+    // waits for further passes: earlier ones had other blocks to clean. During an evacuation no
+    // gain is counted, so it may wait for as many passes as an evacuation has steps.
+    let was_fruitless = supply.clean && waited >= FRUITLESS_PASSES.into();
+    let is_long = waited >= EVACUATION_STEPS.into();
+    let (floor, is_over) = match demand.reserved {
+        true => (sizes.reserved_floor(), supply.spent || was_fruitless || is_long),
+        false => (supply.left_free(sizes, 0), supply.clean || waited >= PASSES_WAITED),
     };
     if demand.blocks > 0 && supply.free <= floor {
         return match is_over {
-            _ if waited >= passes => Admission::Full,
             false => Admission::AfterCleaning,
+            _ if waited >= PASSES_WAITED => Admission::Full,
             true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
             true => Admission::Full,
         };
@@ -259,6 +288,8 @@ pub(crate) fn admit_order(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::PoolId;
+    use crate::ondisk::superblock::DeviceRecord;
 
     const SIZES: Sizes = Sizes {
         recent: 100,
@@ -276,12 +307,35 @@ mod tests {
         entries: 10,
         ranges: 0,
         free: 20,
+        log: 2,
         unmerged: true,
         reaping: false,
         clean: false,
         spent: false,
     };
     const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
+
+    /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
+    /// took space that reservations had got meanwhile.
+    #[test]
+    fn changed_pool_has_the_space_of_its_next_opening() {
+        let device = |segments: u32| DeviceRecord {
+            id: PoolId::default(),
+            size_bytes: u64::from(segments + 1) * (8 << 20),
+            segments,
+        };
+        for (first, second) in [(64, 64), (1024, 3072), (1024, 20_000), (20_000, 1024)] {
+            let layout = Layout::new(2048, &[device(first)]).unwrap();
+            let before = Sizes::of(&layout);
+            layout.push(&device(second)).unwrap();
+            let (grown, opened) = (before.within(&layout, first + second), Sizes::of(&layout));
+            assert_eq!(Sizes { recent: opened.recent, copies: opened.copies, ..grown }, opened);
+            assert!(grown.table() <= before.table());
+            layout.remove(0);
+            let (removed, opened) = (opened.within(&layout, second), Sizes::of(&layout));
+            assert_eq!(removed, opened, "{first} {second}");
+        }
+    }
 
     #[test]
     fn writes_are_admitted_by_space_and_segments() {
@@ -329,8 +383,10 @@ mod tests {
         assert_eq!(decide(Supply { free: 4, ..written }, reserved), Admission::Now);
         let lowest = Supply { free: 3, ..written };
         assert_eq!(decide(lowest, reserved), Admission::AfterCleaning, "it gained nothing before");
-        assert_eq!(admit(&SIZES, &lowest, &reserved, PASSES_WAITED), Admission::AfterCleaning);
-        assert_eq!(admit(&SIZES, &lowest, &reserved, RESERVED_PASSES_WAITED), Admission::Full);
+        let fruitless = u64::from(FRUITLESS_PASSES);
+        assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), Admission::Full);
+        let gaining = Supply { clean: false, ..lowest };
+        assert_eq!(admit(&SIZES, &gaining, &reserved, 900), Admission::AfterCleaning);
         assert_eq!(decide(Supply { spent: true, ..lowest }, reserved), Admission::Full);
         let unmerged = Supply { spent: true, unmerged: true, ..lowest };
         assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
@@ -348,6 +404,23 @@ mod tests {
             assert_eq!(admit(&sizes, &supply, &zeroes, 0), Admission::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
+    }
+
+    /// Until the next checkpoint, discards could take all free segments above the floor of orders.
+    #[test]
+    fn discards_take_little_of_what_backs_reservations() {
+        let zeroes = Demand { entries: 1, ranges: 0, blocks: 0, reserved: true };
+        let sizes = Sizes { reserve: 16, ..SIZES };
+        // Eight segments back a hundred blocks.
+        let decide = |free, log, unmerged| {
+            let supply = Supply { free, log, unmerged, clean: true, ..SUPPLY };
+            admit(&sizes, &supply, &zeroes, 0)
+        };
+        assert_eq!(decide(20, 2, true), Admission::Now);
+        assert_eq!(decide(19, 8, true), Admission::Now);
+        assert_eq!(decide(18, 8, true), Admission::AfterCheckpoint);
+        assert_eq!(decide(18, 2, true), Admission::Now, "the checkpoint has returned what it can");
+        assert_eq!(decide(18, 8, false), Admission::Now);
     }
 
     #[test]

@@ -213,11 +213,6 @@ impl Recent {
     pub fn ranges(&self, volume: u32) -> impl Iterator<Item = &ZeroRange> {
         self.ranges.iter().filter(move |range| range.volume == volume)
     }
-
-    /// Volumes with ranges.
-    pub fn range_volumes(&self) -> impl Iterator<Item = u32> {
-        self.ranges.iter().map(|range| range.volume)
-    }
 }
 
 #[cfg(test)]

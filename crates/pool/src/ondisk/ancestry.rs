@@ -255,15 +255,17 @@ impl Catalog {
     }
 
     /// Removes a volume or snapshot after its last block was freed. Its parent becomes the parent
-    /// of its child.
+    /// of its child, which then owns the remaining blocks that the parent lacks.
     pub(crate) fn remove_reaped(&mut self, id: u32) {
         let Some(gone) = self.volumes.remove(&id) else { return };
+        let left = gone.mapped.saturating_sub(gone.shared);
         for child in self.volumes.values_mut().filter(|child| child.parent == id) {
             child.parent = gone.parent;
             child.adopted |= gone.adopted || child.source() != gone.source();
-            if gone.parent == 0 {
-                child.shared = 0;
-            }
+            child.shared = match gone.parent {
+                0 => 0,
+                _ => child.shared.saturating_sub(left),
+            };
         }
     }
 

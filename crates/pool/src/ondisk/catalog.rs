@@ -16,9 +16,6 @@ const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
 const FIXED_BYTES: usize = 104;
 
-/// Length of an encoded catalog without volumes, in bytes.
-pub const CATALOG_HEADER_BYTES: usize = VOLUMES_AT;
-
 /// Presence of a volume or snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VolumeState {

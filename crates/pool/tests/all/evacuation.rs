@@ -100,3 +100,70 @@ fn accepted_removal_ends_at_any_fullness() {
     })
     .unwrap();
 }
+
+/// A removal used the free segments that backed reservations.
+#[test]
+fn removal_leaves_free_segments_for_reservations() {
+    let (mut removed, mut refused) = (0, 0);
+    for (kept, percent) in [(100, 50), (100, 90), (128, 97)] {
+        block_on(async {
+            let devices = vec![memory("/a", kept), memory("/b", 60)];
+            let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
+            let pool = Pool::create(devices, &options).await.unwrap();
+            let probe = pool.evacuate("/b").await.unwrap();
+            let capacity = pool.status().capacity_bytes;
+            drop(probe);
+            let size =
+                |size_bytes, thick| VolumeOptions { size_bytes, thick, ..VolumeOptions::default() };
+            let reserved = capacity / 2 / BLOCK;
+            let thick = pool.create_volume("thick", &size(reserved * BLOCK, true)).await.unwrap();
+            let thin = pool.create_volume("thin", &size(BLOCK << 20, false)).await.unwrap();
+            let mut rng = Rng::new(kept);
+            let mut blocks = 0;
+            let used = || pool.status().used_bytes + pool.status().reserved_bytes;
+            while used() * 100 < capacity * percent {
+                write(&thin, blocks).await.unwrap();
+                blocks += 1;
+                if blocks % 32 == 0 {
+                    pool.checkpoint().await.unwrap();
+                }
+            }
+            for _ in 0..blocks {
+                write(&thin, rng.below(blocks)).await.unwrap();
+            }
+            let evacuation = pool.evacuate("/b").await.unwrap();
+            let done = loop {
+                match evacuation.step().await {
+                    Ok(true) => break Ok(()),
+                    Ok(false) => {}
+                    Err(error) => break Err(error),
+                }
+            };
+            println!("{kept} segments {percent} % full: {done:?}, {:?}", pool.status());
+            match done {
+                Ok(()) => {
+                    // A segment of 16 blocks has 14 of data.
+                    let room = pool.status().free_segment_bytes / 16 * 14;
+                    assert!(room > reserved * BLOCK, "{kept} {percent}: {:?}", pool.status());
+                    evacuation.complete().await.unwrap();
+                    removed += 1;
+                }
+                Err(DeviceOrderError::Unbacked { needed_bytes, left_bytes, .. }) => {
+                    assert_eq!(needed_bytes, reserved * BLOCK);
+                    assert!(left_bytes < needed_bytes);
+                    drop(evacuation);
+                    refused += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            while write(&thin, blocks).await.is_ok() {
+                blocks += 1;
+            }
+            for block in 0..reserved {
+                write(&thick, block).await.unwrap();
+            }
+        })
+        .unwrap();
+    }
+    assert!(removed > 0, "{removed} {refused}");
+}

@@ -1,5 +1,4 @@
 //! All integration tests in one binary, which builds faster than one per file.
-#![allow(missing_docs)]
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,6 +14,7 @@ mod log_changes;
 mod log_device;
 mod orders;
 mod reserved;
+mod reserved_history;
 mod snapshots;
 mod sparse;
 mod stream;

@@ -36,6 +36,13 @@ async fn write(volume: &PoolVolume, first: u64, blocks: u64, stamp: u64) -> Resu
     volume.write(first * BLOCK, Buf::copy_of(&data).unwrap(), false).await
 }
 
+/// Lets checkpoints find everything that was changed and deleted.
+async fn merge(pool: &Pool) {
+    for _ in 0..3 {
+        pool.checkpoint().await.unwrap();
+    }
+}
+
 /// A pool, a thick volume in it, and a thin neighbor.
 struct Neighbors {
     rng: Rng,
@@ -142,6 +149,36 @@ fn thick_volume_fits_a_pool_that_others_filled() {
         })
         .unwrap();
     }
+}
+
+/// The blocks of a deleted snapshot that its volume still has are the volume's alone. They stayed
+/// reserved a second time.
+#[test]
+fn deleted_snapshot_leaves_no_reservation() {
+    block_on(async {
+        let pool = create(128, 128).await;
+        let db = pool.create_volume("db", &options(2000, true)).await.unwrap();
+        let reserved = || pool.status().reserved_bytes / BLOCK;
+        write(&db, 0, 250, 1).await.unwrap();
+        pool.create_snapshot(&["db"], "first").await.unwrap();
+        // Whole map pages, and parts of pages.
+        write(&db, 200, 100, 2).await.unwrap();
+        write(&db, 1000, 200, 2).await.unwrap();
+        pool.create_snapshot(&["db"], "middle").await.unwrap();
+        write(&db, 190, 30, 3).await.unwrap();
+        write(&db, 1500, 5, 3).await.unwrap();
+        db.discard(1190 * BLOCK, 10 * BLOCK).await.unwrap();
+        pool.checkpoint().await.unwrap();
+        assert_eq!(reserved(), 2000 - 35);
+        pool.delete_snapshot("db@middle").await.unwrap();
+        merge(&pool).await;
+        // From 190 to 300, from 1000 to 1190, and five.
+        assert_eq!(reserved(), 2000 - 110 - 190 - 5);
+        pool.delete_snapshot("db@first").await.unwrap();
+        merge(&pool).await;
+        assert_eq!(reserved(), 2000 - 300 - 190 - 5);
+    })
+    .unwrap();
 }
 
 /// Pools of random sizes, filled in random ways before each overwrite.

@@ -5,8 +5,7 @@
 //! With a log device, also its loss at any crash: blank, or replaced by an old copy. The pool must
 //! then open with a prefix, and withhold volumes that lack flushed changes.
 //!
-//! Not covered: disks that fail calls, and crashes of only one disk.
-#![allow(missing_docs)]
+//! Left out: disks that fail calls, and crashes of one disk alone.
 
 #[path = "../common/mod.rs"]
 mod common;

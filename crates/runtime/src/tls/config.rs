@@ -22,7 +22,7 @@ const POLICY: &str = "AWS-CRT-SDK-TLSv1.3-2023";
 
 /// Hash of a pre-shared key, which selects the cipher suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PskHash {
+pub enum TlsPskHash {
     /// SHA-256: TLS_AES_128_GCM_SHA256.
     Sha256,
     /// SHA-384: TLS_AES_256_GCM_SHA384.
@@ -37,7 +37,7 @@ pub struct TlsPsk {
     /// Secret, 16 bytes or more.
     pub secret: Zeroizing<Vec<u8>>,
     /// Hash of the handshake.
-    pub hash: PskHash,
+    pub hash: TlsPskHash,
 }
 
 impl fmt::Debug for TlsPsk {
@@ -52,8 +52,8 @@ impl TlsPsk {
         psk.set_identity(&self.identity)?;
         psk.set_secret(&self.secret)?;
         psk.set_hmac(match self.hash {
-            PskHash::Sha256 => PskHmac::SHA256,
-            PskHash::Sha384 => PskHmac::SHA384,
+            TlsPskHash::Sha256 => PskHmac::SHA256,
+            TlsPskHash::Sha384 => PskHmac::SHA384,
         })?;
         connection.append_psk(&psk.build()?)
     }

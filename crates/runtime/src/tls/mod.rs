@@ -31,7 +31,7 @@ mod stream;
 mod tests;
 
 pub use config::{
-    ClientIdentity, PskChoice, PskHash, PskRefusal, PskServer, ServerTrust, TlsClient, TlsPsk,
+    ClientIdentity, PskChoice, PskRefusal, PskServer, ServerTrust, TlsClient, TlsPsk, TlsPskHash,
     TlsServer,
 };
 pub use error::{TlsConfigError, TlsFailure};

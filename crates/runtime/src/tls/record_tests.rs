@@ -63,7 +63,7 @@ impl Forger {
         let context = std::ptr::from_ref(log).cast_mut().cast();
         // SAFETY: `log_key` expects this context, which lives as long as the process.
         unsafe { builder.set_key_log_callback(Some(log_key), context) }.unwrap();
-        let key = psk("host", 7, PskHash::Sha256);
+        let key = psk("host", 7, TlsPskHash::Sha256);
         let config = builder.build().unwrap();
         let client = TlsClient { config, psks: vec![key.clone()], server_name: None };
         let (accepted, connected) = handshake(&server(key), &client).await;

@@ -10,7 +10,7 @@ use crate::net::{Address, Listener, Stream};
 use crate::vectored::{RecvList, SendList};
 use crate::{block_on, spawn, spawn_detached, task, time};
 
-pub(super) fn psk(identity: &str, byte: u8, hash: PskHash) -> TlsPsk {
+pub(super) fn psk(identity: &str, byte: u8, hash: TlsPskHash) -> TlsPsk {
     let secret = Zeroizing::new(vec![byte; 32]);
     TlsPsk { identity: identity.as_bytes().to_vec(), secret, hash }
 }
@@ -53,7 +53,7 @@ pub(super) async fn handshake(
     (accepting.await.unwrap(), connected)
 }
 
-async fn pair(hash: PskHash) -> (TlsStream, TlsStream) {
+async fn pair(hash: TlsPskHash) -> (TlsStream, TlsStream) {
     let key = psk("NVMe0R01 host subsystem", 7, hash);
     let client = TlsClient::with_psks(vec![key.clone()]).unwrap();
     let (accepted, connected) = handshake(&server(key), &client).await;
@@ -81,7 +81,7 @@ pub(super) async fn send_all(stream: &TlsStream, mut list: SendList) {
 #[test]
 fn close_ends_though_the_peer_does_not_read() {
     block_on(async {
-        let (server, _client) = pair(PskHash::Sha256).await;
+        let (server, _client) = pair(TlsPskHash::Sha256).await;
         let filler = server.stream().clone();
         spawn_detached(async move { drop(filler.send_all(list(&[0; 16 << 20], 1 << 20)).await) });
         task::yield_now().await;
@@ -97,8 +97,8 @@ fn close_ends_though_the_peer_does_not_read() {
 fn each_hash_selects_its_suite() {
     block_on(async {
         for (hash, suite) in [
-            (PskHash::Sha256, "TLS_AES_128_GCM_SHA256"),
-            (PskHash::Sha384, "TLS_AES_256_GCM_SHA384"),
+            (TlsPskHash::Sha256, "TLS_AES_128_GCM_SHA256"),
+            (TlsPskHash::Sha384, "TLS_AES_256_GCM_SHA384"),
         ] {
             let (server, client) = pair(hash).await;
             assert_eq!((server.suite().as_str(), client.suite().as_str()), (suite, suite));
@@ -114,7 +114,7 @@ fn data_arrives_intact_in_any_pieces() {
     block_on(async {
         let data: Vec<u8> = (0..1_000_003_u32).map(|n| (n % 251) as u8).collect();
         for (sent, received) in [(24, 8192), (4096, 512), (70_000, 70_000), (1_000_003, 4096)] {
-            let (server, client) = pair(PskHash::Sha256).await;
+            let (server, client) = pair(TlsPskHash::Sha256).await;
             let out = data.clone();
             let sending = spawn(async move {
                 send_all(&client, list(&out, sent)).await;
@@ -147,7 +147,7 @@ fn data_arrives_intact_in_any_pieces() {
 #[test]
 fn tls_stream_is_full_duplex() {
     block_on(async {
-        let (server, client) = pair(PskHash::Sha384).await;
+        let (server, client) = pair(TlsPskHash::Sha384).await;
         let echo = spawn(async move {
             loop {
                 let (result, place) = server.recv(buf::try_alloc(30_000).unwrap()).await;
@@ -177,7 +177,7 @@ fn tls_stream_is_full_duplex() {
 #[test]
 fn key_updates_of_both_sides_keep_data_intact() {
     block_on(async {
-        let (server, client) = pair(PskHash::Sha256).await;
+        let (server, client) = pair(TlsPskHash::Sha256).await;
         for round in 1..100_usize {
             for (from, to) in [(&client, &server), (&server, &client)] {
                 let sent = round * 997 % 70_000 + 1;
@@ -201,12 +201,12 @@ fn key_updates_of_both_sides_keep_data_intact() {
 #[test]
 fn wrong_keys_and_unknown_identities_are_refused() {
     block_on(async {
-        let key = psk("host", 7, PskHash::Sha256);
-        let wrong = TlsClient::with_psks(vec![psk("host", 8, PskHash::Sha256)]).unwrap();
+        let key = psk("host", 7, TlsPskHash::Sha256);
+        let wrong = TlsClient::with_psks(vec![psk("host", 8, TlsPskHash::Sha256)]).unwrap();
         let (accepted, connected) = handshake(&server(key.clone()), &wrong).await;
         assert!(matches!(accepted, Err(TlsFailure::Protocol(_))), "{:?}", accepted.err());
         assert!(connected.is_err());
-        let stranger = TlsClient::with_psks(vec![psk("other", 7, PskHash::Sha256)]).unwrap();
+        let stranger = TlsClient::with_psks(vec![psk("other", 7, TlsPskHash::Sha256)]).unwrap();
         let (accepted, connected) = handshake(&server(key.clone()), &stranger).await;
         let refusal = PskRefusal::UnknownIdentity(b"?".to_vec());
         assert!(matches!(accepted, Err(TlsFailure::Psk(reason)) if reason == refusal));
@@ -225,7 +225,7 @@ fn altered_record_ends_the_stream() {
     block_on(async {
         let (near, middle_near) = streams().await;
         let (middle_far, far) = streams().await;
-        let key = psk("host", 7, PskHash::Sha256);
+        let key = psk("host", 7, TlsPskHash::Sha256);
         let (server, client) = (server(key.clone()), TlsClient::with_psks(vec![key]).unwrap());
         let accepting = spawn(async move { server.accept(far, &[]).await });
         let relay = |from: Stream, to: Stream, alter: bool| {
@@ -266,7 +266,7 @@ fn altered_record_ends_the_stream() {
 #[test]
 fn steady_state_needs_no_new_memory() {
     block_on(async {
-        let (server, client) = pair(PskHash::Sha256).await;
+        let (server, client) = pair(TlsPskHash::Sha256).await;
         let mut held = 0;
         for round in 0..50 {
             send_all(&client, list(&[3; 20_000], 20_000)).await;
@@ -290,7 +290,7 @@ async fn relayed(
 ) -> (TlsStream, TlsStream) {
     let (near, middle_near) = streams().await;
     let (middle_far, far) = streams().await;
-    let key = psk("host", 7, PskHash::Sha256);
+    let key = psk("host", 7, TlsPskHash::Sha256);
     let (server, client) = (server(key.clone()), TlsClient::with_psks(vec![key]).unwrap());
     let accepting = spawn(async move { server.accept(far, &[]).await });
     let (from, to) = (middle_near.clone(), middle_far.clone());
@@ -401,7 +401,7 @@ fn malformed_records_end_the_stream() {
             &[&[0x17, 3, 3, 0, 32][..], &[9; 32]].concat(),
             &b"GET / HTTP/1.1\r\n\r\n".to_vec(),
         ] {
-            let (server, client) = pair(PskHash::Sha256).await;
+            let (server, client) = pair(TlsPskHash::Sha256).await;
             send_all(&client, list(&[1; 10], 10)).await;
             pass(client.stream(), bytes).await;
             client.stream().shutdown_sending();

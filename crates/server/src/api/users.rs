@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use flagstone_config::{ApiTls, ApiUser, Config};
+use flagstone_stack::keys;
 use flagstone_stack::private_file::{self, PrivateFileError};
 use rustls::pki_types::ServerName;
 
@@ -82,20 +83,14 @@ fn parse(text: &str) -> Result<Vec<TokenHash>, TokenProblem> {
 }
 
 fn hash(line: &str) -> Option<TokenHash> {
-    let digits = line.strip_prefix(HASH)?;
-    let is_hex = digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).ok();
-    let mut bytes = [0; 32];
-    for (at, out) in bytes.iter_mut().enumerate() {
-        *out = is_hex.then(|| byte(at))??;
-    }
-    Some(TokenHash(bytes))
+    let bytes = keys::from_hex(line.strip_prefix(HASH)?)?;
+    bytes.as_slice().try_into().ok().map(TokenHash)
 }
 
 /// A token's hash as a line of a token file.
 pub fn hash_line(token: &str) -> String {
     let TokenHash(bytes) = TokenHash::of(token.as_bytes());
-    bytes.iter().fold(HASH.to_owned(), |line, byte| line + &format!("{byte:02x}"))
+    HASH.to_owned() + &keys::hex(&bytes)
 }
 
 /// Why the users and the certificate of a configuration cannot be used; `None` if they can.

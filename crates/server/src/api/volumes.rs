@@ -8,7 +8,7 @@ use flagstone_config::limits::MAX_SUGGESTED_NAMES;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::{Backing, Subsystem};
 use flagstone_nvme::Nqn;
-use flagstone_nvmf_target::status::ControllerStatus;
+use flagstone_nvmf_target::status::ControllerSummary;
 use flagstone_runtime::task;
 
 use super::document::{
@@ -116,7 +116,7 @@ fn listeners(server: &Server, volume: &ServedVolume) -> Vec<ListenerDocument> {
     bound.iter().map(listener).collect()
 }
 
-fn controllers(server: &Server, subsystem: &Subsystem) -> Vec<ControllerStatus> {
+fn controllers(server: &Server, subsystem: &Subsystem) -> Vec<ControllerSummary> {
     let nqn = Nqn::new(&subsystem.nqn).ok();
     let status = nqn.and_then(|nqn| server.target.subsystem_status(&nqn).ok());
     status.map_or_else(Vec::new, |status| status.controllers)

@@ -61,7 +61,7 @@ pub struct Reply {
 
 /// A server on another machine.
 #[derive(Debug)]
-pub struct TlsServer {
+pub struct RemoteServer {
     /// Host name or IP address, which its certificate names.
     pub host: String,
     /// TCP port.
@@ -107,9 +107,9 @@ impl Client {
     /// # Errors
     /// The system's; `InvalidData` if the certificate of either side is refused; `InvalidInput` for
     /// a host or a token that cannot be sent; `TimedOut`.
-    pub fn connect_tls(server: TlsServer) -> io::Result<Client> {
+    pub fn connect_tls(server: RemoteServer) -> io::Result<Client> {
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
-        let TlsServer { host, port, tls, token } = server;
+        let RemoteServer { host, port, tls, token } = server;
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name =
             ServerName::try_from(bare.clone()).map_err(|_| invalid("this is no host name"))?;

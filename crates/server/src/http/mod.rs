@@ -38,7 +38,7 @@ pub mod tls;
 
 pub use access::{Access, Caller};
 pub use axum::http::Method;
-pub use client::{Client, ClientError, Reply, TlsServer, encode};
+pub use client::{Client, ClientError, RemoteServer, Reply, encode};
 pub use metrics::Exposition;
 pub use problem::Problem;
 pub use response::Response;

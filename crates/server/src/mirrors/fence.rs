@@ -7,21 +7,18 @@
 //! to the daemon's standard error.
 
 use std::io;
-use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flagstone_config::Peer;
+use flagstone_host::process::{ProcessGroup, Waited};
 use flagstone_mirror::{Fence, FenceError, FenceFuture};
 use rustix::fs::{Access, AtFlags, CWD, accessat};
-use rustix::process::{Pid, Signal, kill_process_group};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use tokio::sync::oneshot;
-
-/// Pause between two looks at a running command.
-const LOOK: Duration = Duration::from_millis(20);
 
 /// Time for the end of a killed command.
 const KILL_TIME: Duration = Duration::from_secs(1);
@@ -87,8 +84,8 @@ impl FenceCommand {
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.words[0]);
-        command.args(&self.words[1..]).envs(self.variables.iter().cloned()).process_group(0);
-        command.stdin(Stdio::null()).stdout(io::stderr()).stderr(Stdio::inherit());
+        command.args(&self.words[1..]).envs(self.variables.iter().cloned());
+        command.stdout(io::stderr()).stderr(Stdio::inherit());
         command
     }
 }
@@ -165,32 +162,20 @@ fn use_all_cores() {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a thread of its own, which waits for a child")]
 fn run(
     mut command: Command,
     limit: Duration,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<(), FenceError> {
-    let started = command.spawn();
-    let mut child =
-        started.map_err(|error| FenceError(format!("it cannot be started: {error}")))?;
-    let end = Instant::now() + limit;
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(FenceError(ended_with(status))),
-            Ok(None) if !is_wanted() => {
-                kill(&mut child);
-                return Err(FenceError("it was abandoned".to_owned()));
-            }
-            Ok(None) if Instant::now() < end => std::thread::sleep(LOOK),
-            Ok(None) => {
-                kill(&mut child);
-                return Err(FenceError(format!("it was killed after {} s", limit.as_secs())));
-            }
-            Err(error) => return Err(FenceError(format!("its end is not known: {error}"))),
-        }
-    }
+    let cannot = |error| FenceError(format!("it cannot be started: {error}"));
+    let mut group = ProcessGroup::start(&mut command).map_err(cannot)?;
+    Err(FenceError(match group.wait(limit, is_wanted) {
+        Ok(Waited::Ended(status)) if status.success() => return Ok(()),
+        Ok(Waited::Ended(status)) => ended_with(status),
+        Ok(Waited::Abandoned) => "it was abandoned".to_owned(),
+        Ok(Waited::TimedOut) => format!("it was killed after {} s", limit.as_secs()),
+        Err(error) => format!("its end is not known: {error}"),
+    }))
 }
 
 fn ended_with(status: ExitStatus) -> String {
@@ -199,13 +184,6 @@ fn ended_with(status: ExitStatus) -> String {
         (None, Some(signal)) => format!("it was ended by signal {signal}"),
         (None, None) => "it ended without a status".to_owned(),
     }
-}
-
-/// Kills the child with all processes of its group, and reaps it.
-fn kill(child: &mut Child) {
-    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
-    let _ = child.kill();
-    let _ = child.wait();
 }
 
 #[cfg(test)]
@@ -261,7 +239,7 @@ mod tests {
         let (end, ended) = mpsc::channel();
         let running = Running::begin(&is_running).expect("the first run");
         let stuck = move || ended.recv().map_err(|_| FenceError("its test ended".to_owned()));
-        let failed = within(LOOK, running, stuck).expect_err("it goes on");
+        let failed = within(Duration::from_millis(20), running, stuck).expect_err("it goes on");
         assert!(failed.to_string().contains("has not ended"), "{failed}");
         assert!(Running::begin(&is_running).is_none(), "no second run beside it");
         end.send(()).expect("it waits");

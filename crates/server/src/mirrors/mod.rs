@@ -46,7 +46,7 @@ use flagstone_mirror::wire::peer::{ReplicaIdentity, SharedConnector, identify};
 use flagstone_mirror::{ConsistencyGroup, LinkVersions, Mirror, PeerOptions, Undelivered};
 use flagstone_nvme::Nqn;
 use flagstone_nvme::log::AnaState;
-use flagstone_nvmf_host::{HostOptions, HostTls as PeerTls};
+use flagstone_nvmf_host::{HostOptions, RemoteTls};
 use flagstone_nvmf_target::{HostTls, SubsystemConfig, Target};
 use flagstone_replication::{
     Bandwidth, LinkOptions, NvmePeer, PeerAddress, replication_nqn, serve_replica,
@@ -582,7 +582,7 @@ impl MirroredVolume {
             keys: self.keys_of(&peer.name)?,
             tls: self
                 .tls_of(&peer.name)?
-                .map(|keys| PeerTls { keys, allow_plain: peer.tls_optional }),
+                .map(|keys| RemoteTls { keys, allow_plain: peer.tls_optional }),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,

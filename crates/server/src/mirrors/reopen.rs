@@ -19,14 +19,13 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use flagstone_mirror::Mirror;
-use flagstone_runtime::time::{self, Instant};
+use flagstone_runtime::time::{self, Backoff, Instant};
 use flagstone_runtime::{spawn, spawn_detached};
 
 use super::{MirrorFailure, MirroredVolume};
 
-/// Pause before the first attempt; it doubles each time.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Pauses before attempts: the first and the longest.
+const PAUSES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// Pause between looks at a log device that is unusable.
 const LOG_RETRY: Duration = Duration::from_secs(2);
@@ -120,7 +119,7 @@ impl MirroredVolume {
     pub(super) fn reopen_soon(self: &Rc<Self>) {
         self.set_ana_state(false);
         let first = self.reopening.borrow().as_ref().map_or(0, |reopening| reopening.attempts);
-        let again = retry(Rc::downgrade(self), pause_after(first));
+        let again = retry(Rc::downgrade(self), PAUSES.after(first));
         *self.watch.borrow_mut() = Some(spawn(again).abort_on_drop());
     }
 
@@ -258,11 +257,8 @@ impl MirroredVolume {
     }
 }
 
-fn pause_after(attempts: u32) -> Duration {
-    PAUSE_MIN.saturating_mul(1 << attempts.min(5)).min(PAUSE_MAX)
-}
-
-async fn retry(this: Weak<MirroredVolume>, mut pause: Duration) {
+async fn retry(this: Weak<MirroredVolume>, mut pauses: Backoff) {
+    let mut pause = pauses.advance();
     loop {
         if let Some(this) = this.upgrade()
             && let Some(reopening) = this.reopening.borrow_mut().as_mut()
@@ -275,7 +271,7 @@ async fn retry(this: Weak<MirroredVolume>, mut pause: Duration) {
             // The task that follows the new mirror has replaced this one.
             Ok(()) => return this.attempted(None, None),
             Err(MirrorFailure { problem, .. }) => {
-                pause = (2 * pause).min(PAUSE_MAX);
+                pause = pauses.advance();
                 tracing::warn!(
                     volume = this.name,
                     "cannot open the replica ({problem}): retrying in {pause:?}"
@@ -312,7 +308,7 @@ mod tests {
         let mut opens = 0;
         while reopening.decide(*now) == ReopenDecision::Open {
             *reopening = Reopening::begin(Some(reopening), "a flush failed".into(), *now);
-            *now = *now + pause_after(reopening.attempts);
+            *now = *now + PAUSES.after(reopening.attempts).advance();
             reopening.opened(*now);
             opens += 1;
             assert!(opens <= REOPENS_MAX, "never abandoned");
@@ -367,9 +363,10 @@ mod tests {
     fn unopenable_device_is_retried_forever() {
         with_time(|mut now| {
             let mut reopening = Reopening::begin(None, "a flush failed".into(), now);
-            for _ in 0..10 * REOPENS_MAX {
-                now = now + PAUSE_MAX;
-                reopening.failed("no such file", Some(now + PAUSE_MAX), now);
+            for attempts in 0..10 * REOPENS_MAX {
+                let pause = PAUSES.after(attempts).advance();
+                now = now + pause;
+                reopening.failed("no such file", Some(now + pause), now);
             }
             assert_eq!((reopening.attempts, reopening.reason.as_str()), (0, "no such file"));
             assert!(!reopening.open && !reopening.abandoned);

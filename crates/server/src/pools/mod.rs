@@ -16,6 +16,7 @@ mod open;
 mod opening;
 mod order_locks;
 mod orders;
+mod path_threads;
 mod registry;
 mod retire;
 mod same_disks;
@@ -41,7 +42,7 @@ use flagstone_host::root::Root;
 use flagstone_limit::{Limit, Limiter, RateLimitLayer};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::{DeviceSet, NamedDevice, Pool, VolumeInfo};
-use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
+use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_stack::{OpenOptions, check_block_size, open_device, own_limit};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -335,11 +336,12 @@ fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
 
-/// Opens a file like [`open_device`], but in a thread of its own: on a hung file system this
-/// blocks, and must not block the control thread. Errors are left to the opening.
+/// Opens a file like [`open_device`], but in the thread of its path, because this blocks on a hung
+/// file system. Errors are left to the opening.
 async fn ask_file(path: &str) {
-    let path = path.to_owned();
-    let asked = spawn_blocking("open", move || {
+    let own = path.to_owned();
+    let asked = path_threads::in_thread("open", path, move || {
+        let path = own;
         let is_file = std::fs::metadata(&path).is_ok_and(|meta| meta.is_file());
         let file = std::fs::File::options().read(true).write(is_file).open(&path)?;
         if is_file {

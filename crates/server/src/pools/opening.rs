@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_runtime::task::AbortOnDrop;
-use flagstone_runtime::time::Instant;
+use flagstone_runtime::time::{Backoff, Instant};
 use flagstone_runtime::{spawn, time};
 
 use super::{PoolState, Pools};
@@ -32,6 +32,8 @@ struct Attempt {
     at: Instant,
     /// Pause before the next attempt.
     pause: Duration,
+    /// Pauses after that one.
+    pauses: Backoff,
     /// Disks that were not read, with the reasons.
     unread: Option<String>,
 }
@@ -42,11 +44,12 @@ impl Attempts {
     pub(super) fn note(&self, name: &str, unread: Option<&str>, now: Instant) -> bool {
         let mut attempts = self.0.borrow_mut();
         let last = attempts.get(name);
-        let pause = last
-            .map_or(Duration::ZERO, |last| (last.pause * 2).clamp(POOL_PAUSE, SEARCH_PAUSE_MAX));
+        let mut pauses =
+            last.map_or(Backoff::new(POOL_PAUSE, SEARCH_PAUSE_MAX), |last| last.pauses);
+        let pause = last.map_or(Duration::ZERO, |_| pauses.advance());
         let is_news = unread.is_some() && last.and_then(|last| last.unread.as_deref()) != unread;
         let unread = unread.map(str::to_owned);
-        attempts.insert(name.to_owned(), Attempt { at: now, pause, unread });
+        attempts.insert(name.to_owned(), Attempt { at: now, pause, pauses, unread });
         is_news
     }
 

@@ -9,11 +9,12 @@ use flagstone_host::guard::{self, GuardVerdict, GuardedAccess};
 use flagstone_pool::limits::MAP_CACHE_BYTES;
 use flagstone_pool::{CreateOptions, DeviceSet, Pool};
 use flagstone_runtime::sync::Permit;
-use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
+use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_units::display::size;
 
 use super::import::AcceptedLoss;
 use super::open::Consent;
+use super::path_threads::in_thread;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
@@ -517,8 +518,8 @@ pub(super) async fn check_device(device: &str, agreed: bool) -> Result<(), Probl
     let name = device.to_owned();
     let access = GuardedAccess::Write { agreed, own_file: false };
     let check = move || guard::check_path(&name, &PathBuf::from(&name), access);
-    let checked =
-        spawn_blocking("guard", check).await.map_err(|error| failed(error.to_string()))?;
+    let checked = in_thread("guard", device, check).await;
+    let checked = checked.map_err(|error| failed(error.to_string()))?;
     match checked {
         Ok(GuardVerdict::Free) => Ok(()),
         Ok(GuardVerdict::Absent) => Err(Problem::conflict(format!(

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flagstone_auth::TlsRing;
 use flagstone_auth::tls::TlsKey;
-use flagstone_nvmf_host::HostTls;
+use flagstone_nvmf_host::RemoteTls;
 use flagstone_nvmf_target::{self as target, Target, TlsMode};
 
 use super::cluster::{Cluster, node_nqn, replica_nqn};
@@ -30,9 +30,9 @@ impl LinkTls {
     }
 
     /// TLS of the node as its peer's host.
-    pub(super) fn of_host(self) -> Option<HostTls> {
+    pub(super) fn of_host(self) -> Option<RemoteTls> {
         let allow_plain = self == LinkTls::Allowed;
-        (self != LinkTls::Off).then(|| HostTls { keys: pair_key(), allow_plain })
+        (self != LinkTls::Off).then(|| RemoteTls { keys: pair_key(), allow_plain })
     }
 
     /// Sets the TLS of the replica at the target of node `index`.

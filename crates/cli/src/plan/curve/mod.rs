@@ -18,9 +18,9 @@ use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
 use super::several::{CurveArgs, none_can};
 use super::{head, json, once, source_lines};
-use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
+use flagstone_units::columns::{Left, Right, lines};
 
 struct OfType {
     configuration: DiskConfiguration,

@@ -1,0 +1,236 @@
+//! Backing: the room of a reservation from its check until it takes effect.
+//!
+//! Invariant: what an order claims counts as reserved from the check on, so no other write or order
+//! takes it meanwhile. In the step in which the reservation takes effect, the claim becomes zero;
+//! an order that fails gives it back.
+
+use std::sync::Arc;
+
+use flagstone_blockdev::IoError;
+
+use super::shared::{Shared, State, reservation};
+use crate::id::PoolId;
+use crate::ondisk::catalog::{Catalog, VolumeRecord};
+
+/// A reservation that an order is about to make.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// A new thick volume.
+    New { uuid: PoolId, blocks: u64 },
+    /// A volume becomes thick, with this size.
+    Thick { volume: u32, blocks: u64 },
+    /// Snapshots keep what these volumes have.
+    Snapshots(Vec<u32>),
+    /// A volume gets the content and size of a snapshot.
+    Rollback { volume: u32, snapshot: u32 },
+}
+
+impl Claim {
+    /// Blocks that are reserved in addition when the order takes effect; 0 afterwards.
+    pub(super) fn more(&self, catalog: &Catalog) -> u64 {
+        let find = |id: &u32| catalog.volumes.get(id);
+        let kept = |thick: &VolumeRecord, blocks: u64| blocks.saturating_sub(reservation(thick));
+        match self {
+            Claim::New { uuid, blocks } => {
+                let exists = catalog.present().any(|volume| volume.uuid == *uuid);
+                if exists { 0 } else { *blocks }
+            }
+            Claim::Thick { volume, blocks } => find(volume).map_or(0, |volume| {
+                // An order before this one may have let it grow further.
+                let blocks = volume.blocks.max(*blocks);
+                let thick = VolumeRecord { thick: true, blocks, ..volume.clone() };
+                reservation(&thick).saturating_sub(reservation(volume))
+            }),
+            Claim::Snapshots(volumes) => {
+                let thick = volumes.iter().filter_map(find).filter(|volume| volume.thick);
+                thick.map(|volume| kept(volume, volume.blocks)).sum()
+            }
+            Claim::Rollback { volume, snapshot } => match find(volume).zip(find(snapshot)) {
+                Some((volume, snapshot)) if volume.thick => kept(volume, snapshot.blocks),
+                _ => 0,
+            },
+        }
+    }
+}
+
+/// Room for a claim: given back when dropped.
+pub(super) struct Backing {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        if state.claims.remove(&self.id).is_some() {
+            state.count_claims();
+        }
+        drop(state);
+        self.shared.progress.notify();
+    }
+}
+
+impl Backing {
+    /// Holds room for a claim, in place of an earlier one; false if there is too little. A claim
+    /// that is held already is checked again if an order took effect since: it may claim more now.
+    pub(super) fn hold(&self, state: &mut State, claim: Option<Claim>) -> bool {
+        let held = claim.map(|claim| (state.orders, claim));
+        if state.claims.get(&self.id) == held.as_ref() {
+            return true;
+        }
+        state.claims.remove(&self.id);
+        state.count_claims();
+        let Some(held) = held else { return true };
+        let has_room = state.has_room(held.1.more(&state.catalog));
+        if has_room {
+            state.claims.insert(self.id, held);
+            state.count_claims();
+        }
+        has_room
+    }
+}
+
+impl State {
+    /// Counts what orders in progress claim.
+    pub(super) fn count_claims(&mut self) {
+        self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.catalog)).sum();
+    }
+
+    /// True if so many more blocks can be reserved. Writes that were admitted may still take free
+    /// segments.
+    fn has_room(&mut self, more: u64) -> bool {
+        let (sizes, supply) = (self.sizes, self.supply());
+        let fits = supply.used().saturating_add(more) <= sizes.capacity;
+        let admitted = self.admitted.0 as u64;
+        more == 0 || fits && supply.is_backed(&sizes, more.saturating_add(admitted))
+    }
+}
+
+impl Shared {
+    /// Holds room for a claim, as soon as free segments have it or cleaning gains no more. Then the
+    /// check of the order, which comes with its turn, finds the reason.
+    ///
+    /// # Errors
+    /// Of the devices.
+    pub(super) async fn back(
+        self: &Arc<Self>,
+        claim: impl Fn(&Catalog) -> Option<Claim>,
+    ) -> Result<Backing, IoError> {
+        let id = {
+            let mut state = self.state.lock();
+            state.next_claim += 1;
+            state.next_claim
+        };
+        let backing = Backing { shared: self.clone(), id };
+        self.admitted(|state, waited| {
+            let claim = claim(&state.catalog);
+            let more = claim.as_ref().map_or(0, |claim| claim.more(&state.catalog));
+            if backing.hold(state, claim) {
+                return Some(state.check());
+            }
+            state.try_back(more, waited)
+        })
+        .await?;
+        Ok(backing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flagstone_blockdev::{BlockDevice as _, MemoryDevice};
+    use flagstone_runtime::task::yield_now;
+    use flagstone_runtime::{Buf, block_on, spawn};
+
+    use super::*;
+    use crate::limits::BLOCK_BYTES;
+    use crate::manage::shared::Turn;
+    use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
+
+    const BLOCK: u64 = BLOCK_BYTES as u64;
+
+    async fn create() -> Pool {
+        let device = MemoryDevice::new((1 << 20) + 128 * 64 * BLOCK, 512).unwrap();
+        let devices = vec![NamedDevice { name: "/a".to_owned(), device: Arc::new(device) }];
+        let options = CreateOptions { segment_blocks: 64, ..CreateOptions::new("fast") };
+        Pool::create(devices, &options).await.unwrap()
+    }
+
+    fn options(blocks: u64, thick: bool) -> VolumeOptions {
+        VolumeOptions { size_bytes: blocks * BLOCK, thick, ..VolumeOptions::default() }
+    }
+
+    /// A snapshot waits for the maintenance task after its check. Thin writes took the space that it had
+    /// found.
+    #[test]
+    fn checked_snapshot_keeps_its_space() {
+        block_on(async {
+            let pool = create().await;
+            let capacity = pool.status().capacity_bytes / BLOCK;
+            let thick = capacity - 200;
+            let thick = pool.create_volume("thick", &options(thick, true)).await.unwrap();
+            let thin = pool.create_volume("thin", &options(1 << 20, false)).await.unwrap();
+            thick.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            let shared = pool.shared().clone();
+            // As if the maintenance task worked.
+            shared.state.lock().maintenance_runs = true;
+            let own = pool.clone();
+            let snapshot = spawn(async move { own.create_snapshot(&["thick"], "a").await });
+            while shared.state.lock().turn != Turn::Waiting {
+                yield_now().await;
+            }
+            let room = |state: &mut State| state.sizes.capacity - state.supply().used();
+            let mut place = 0;
+            while room(&mut shared.state.lock()) > 0 {
+                let data = Buf::copy_of(&[7; BLOCK_BYTES]).unwrap();
+                thin.write(place * BLOCK, data, false).await.unwrap();
+                place += 1;
+            }
+            shared.state.lock().maintenance_runs = false;
+            shared.progress.notify();
+            snapshot.await.unwrap().unwrap();
+            let mut state = shared.state.lock();
+            let (sizes, supply) = (state.sizes, state.supply());
+            assert!(supply.used() <= sizes.capacity, "{supply:?} {sizes:?}");
+            assert_eq!((state.claimed, state.claims.len()), (0, 0), "it has taken effect");
+            assert_eq!(supply.reserved, capacity - 200);
+        })
+        .unwrap();
+    }
+
+    /// A snapshot that was taken between keeps the blocks that the volume counted as its own.
+    #[test]
+    fn order_between_lets_a_claim_be_checked_again() {
+        block_on(async {
+            let pool = create().await;
+            let thin = pool.create_volume("thin", &options(100, false)).await.unwrap();
+            thin.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
+            pool.checkpoint().await.unwrap();
+            let volume = pool.shared().state.lock().catalog.by_name("thin").unwrap().id;
+            let claim = Some(Claim::Thick { volume, blocks: 100 });
+            let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
+            assert_eq!(pool.shared().state.lock().claimed, 0);
+            pool.create_snapshot(&["thin"], "a").await.unwrap();
+            let mut state = pool.shared().state.lock();
+            assert_eq!(state.claimed, 100);
+            state.sizes.capacity = state.supply().used() - 1;
+            assert!(!backing.hold(&mut state, claim), "it has no room for as much");
+            assert_eq!(state.claimed, 0);
+            drop(state);
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn failed_order_gives_its_space_back() {
+        block_on(async {
+            let pool = create().await;
+            pool.create_volume("thick", &options(1000, true)).await.unwrap();
+            let again = pool.create_volume("thick", &options(1000, true)).await;
+            assert!(again.is_err());
+            let mut state = pool.shared().state.lock();
+            assert_eq!((state.supply().reserved, state.claims.len()), (1000, 0));
+        })
+        .unwrap();
+    }
+}
