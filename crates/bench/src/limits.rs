@@ -75,8 +75,8 @@ pub(crate) mod report {
     pub(crate) const REPORT_POINTS: usize = 60_000;
     /// Sum of the points of time series in the data of one report, at about 7 bytes each.
     pub(crate) const REPORT_DATA_POINTS: usize = 150_000;
-    /// Bytes of an experiment's additional sections: a drill of an hour has 3,600 points of about 40
-    /// bytes, a table some kilobytes.
+    /// Bytes of an experiment's additional sections: a drill of an hour has 3,600 points of about
+    /// 40 bytes, a table some kilobytes.
     pub(crate) const SECTIONS_BYTES: u64 = 4 << 20;
     pub(crate) const SECTIONS_TABLES: usize = 32;
     /// Cells of all these tables together: `lab limits` has about 400.

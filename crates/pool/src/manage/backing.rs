@@ -159,8 +159,8 @@ mod tests {
         VolumeOptions { size_bytes: blocks * BLOCK, thick, ..VolumeOptions::default() }
     }
 
-    /// A snapshot waits for the maintenance task after its check. Thin writes took the space that it had
-    /// found.
+    /// A snapshot waits for the maintenance task after its check. Thin writes took the space that
+    /// it had found.
     #[test]
     fn checked_snapshot_keeps_its_space() {
         block_on(async {
