@@ -17,7 +17,7 @@ pub struct LoadOptions {
     pub depth: usize,
     /// Largest call, in bytes; a multiple of the block size.
     pub max_bytes: u64,
-    /// Share of changes that are durable by themselves.
+    /// Share of changes with FUA.
     pub fua: f64,
     /// Tolerate failed reads and writes, because the simulated disk injects errors. Otherwise any
     /// failure violates a guarantee.

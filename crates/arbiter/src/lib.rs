@@ -1,11 +1,11 @@
 //! Arbiter: the third vote of a mirror that fails over without an operator.
 //!
-//! An outside store (etcd, an object store) holds one small [`Record`] per volume: the replicas
-//! that have every acknowledged write, and the replica that serves. While two nodes are in contact,
-//! they need no arbiter. A node that wants to run degraded, without its peer, first removes the
-//! peer from the record, with one compare-and-set ([`race`]). If two nodes lose contact, both try
-//! this, and one of them wins. No lease is held, so a store that is down has no effect while the
-//! nodes are in contact.
+//! An outside store (etcd, an object store) holds one small [`ArbiterRecord`] per volume: the
+//! replicas that have every acknowledged write, and the replica that serves. While two nodes see
+//! each other, they need no arbiter. A node that wants to run degraded, without its peer, first
+//! removes the peer from the record, with one compare-and-set ([`race`]). Two nodes that part do
+//! the same, and one of them wins. No lease is held, so a store that is down costs nothing while
+//! the nodes see each other.
 //!
 //! Invariants:
 //! - a node that the record does not list as in sync is never granted anything;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use crc_fast::CrcAlgorithm;
 
-pub use record::{Record, ReplicaId};
+pub use record::{ArbiterRecord, ReplicaId};
 
 /// Version of a stored record in the store's own terms: a revision number, or an entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl StoredVersion {
 pub struct Stored {
     /// Version, for the next compare-and-set.
     pub version: StoredVersion,
-    /// Content. Not trusted until [`Record::decode`] has accepted it.
+    /// Content. Not trusted until [`ArbiterRecord::decode`] has accepted it.
     pub bytes: Vec<u8>,
 }
 

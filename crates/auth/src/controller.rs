@@ -105,10 +105,10 @@ enum State {
     Failed(Explanation),
 }
 
-/// One exchange: [`Controller::send`] takes the host's messages, and [`Controller::fetch`] returns
-/// the answers.
+/// One exchange: [`ControllerExchange::send`] takes the host's messages, and
+/// [`ControllerExchange::fetch`] returns the answers.
 #[derive(Debug)]
-pub struct Controller {
+pub struct ControllerExchange {
     options: ControllerOptions,
     randomness: Randomness,
     state: State,
@@ -116,7 +116,7 @@ pub struct Controller {
     asked: Option<u8>,
 }
 
-impl Controller {
+impl ControllerExchange {
     /// Exchange that begins with the host's AUTH_Negotiate.
     pub fn new(options: ControllerOptions, randomness: Randomness) -> Self {
         Self { options, randomness, state: State::AwaitNegotiate, asked: None }
@@ -129,13 +129,13 @@ impl Controller {
     }
 
     /// True if the host is authenticated and a PSK made, and the host has not been told yet. The
-    /// last time for [`Controller::refuse`].
+    /// last time for [`ControllerExchange::refuse`].
     pub fn offers_psk(&self) -> bool {
         matches!(self.state, State::OweSuccess { psk: Some(_), .. })
     }
 
-    /// Refuses the PSK that [`Controller::offers_psk`]: the host fetches AUTH_Failure1, and the PSK
-    /// is erased. Nothing happens at any other time.
+    /// Refuses the PSK that [`ControllerExchange::offers_psk`]: the host fetches AUTH_Failure1, and
+    /// the PSK is erased. Nothing happens at any other time.
     pub fn refuse(&mut self, explanation: Explanation) {
         if let State::OweSuccess { transaction, psk: Some(_), .. } = self.state {
             self.state = State::OweFailure { transaction, explanation };

@@ -44,7 +44,7 @@ pub enum HostFailure {
         /// Reason of the failure.
         explanation: Explanation,
         /// Message to send before the connection is closed.
-        farewell: Vec<u8>,
+        final_reply: Vec<u8>,
     },
 }
 
@@ -70,16 +70,17 @@ pub enum HostStep {
     Authenticated(Option<Vec<u8>>),
 }
 
-/// One exchange: send [`Host::negotiate`], then give each fetched message to [`Host::fetched`].
+/// One exchange: send [`HostExchange::negotiate`], then give each fetched message to
+/// [`HostExchange::fetched`].
 #[derive(Debug)]
-pub struct Host {
+pub struct HostExchange {
     options: ExchangeOptions,
     randomness: Randomness,
     transaction: u16,
     state: State,
 }
 
-impl Host {
+impl HostExchange {
     /// Exchange with identifier `transaction`, which must be unique on the queue.
     pub fn new(mut options: ExchangeOptions, transaction: u16, randomness: Randomness) -> Self {
         let kind = options.concatenation;
@@ -156,8 +157,8 @@ impl Host {
                 if !known {
                     return Err(Explanation::Failed);
                 }
-                let farewell = self.encode(Body::Success2);
-                Ok((State::Authenticated(psk), HostStep::Authenticated(Some(farewell))))
+                let final_reply = self.encode(Body::Success2);
+                Ok((State::Authenticated(psk), HostStep::Authenticated(Some(final_reply))))
             }
             _ => Err(Explanation::IncorrectMessage),
         }
@@ -216,6 +217,9 @@ impl Host {
     }
 
     fn distrust(&self, explanation: Explanation) -> HostFailure {
-        HostFailure::Distrusted { explanation, farewell: self.encode(Body::Failure2(explanation)) }
+        HostFailure::Distrusted {
+            explanation,
+            final_reply: self.encode(Body::Failure2(explanation)),
+        }
     }
 }

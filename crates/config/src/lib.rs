@@ -45,7 +45,7 @@ pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use model::{
     ApiRole, ApiTls, ApiUser, ArbiterStore, ArbiterTls, Backing, BucketStore, BucketUrl, Cloud,
-    Config, EtcdStore, Host, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned, Server,
+    Config, EtcdStore, HostAccess, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned, Server,
     SharedLimit, Subsystem, Volume,
 };
 

@@ -194,8 +194,8 @@ pub const LEAVE_MS: u64 = 10_000;
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;
 /// Longest time from the write of the source's record to the target's read of it for a
-/// [`Proof`](crate::failover::Proof) of one store, in milliseconds: one call, and the durable note
-/// of the source's announcement.
+/// [`StoreProof`](crate::failover::StoreProof) of one store, in milliseconds: one call, and the
+/// durable note of the source's announcement.
 pub const PROOF_MS: u64 = 2 * flagstone_arbiter::limits::CALL_MS;
 /// Pause before the arbiter is asked again after a denial, in milliseconds. Below the shortest
 /// lease.

@@ -220,7 +220,7 @@ impl Controller {
         self.destroy("keep alive timeout expired");
     }
 
-    /// Waits for the next completion of a parked Asynchronous Event Request. Only the admin
+    /// Waits for the next completion of a waiting Asynchronous Event Request. Only the admin
     /// connection may call it, once at a time, on any core.
     pub(crate) async fn wait_event(&self) -> Cqe {
         self.events.next().await

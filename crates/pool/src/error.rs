@@ -310,12 +310,12 @@ pub enum VolumeError {
         crate::limits::VOLUMES_MAX
     )]
     TooMany,
-    /// The catalog has its largest size.
+    /// The volume table has its largest size.
     #[error(
         "the settings of all volumes and snapshots need more than the {bytes_max} bytes that a pool \
          of this size has for them; delete some, or use fewer settings"
     )]
-    CatalogFull {
+    VolumeTableFull {
         /// Largest size, in bytes.
         bytes_max: usize,
     },

@@ -3,9 +3,9 @@
 //! `docs/pool-format.md` has the byte maps, the invariants and the recovery argument. Suggested
 //! reading order:
 //!
-//! 1. [`ondisk`]: superblock, chunk, map page and catalog, as pure functions of bytes.
-//! 2. [`log`]: position of the log, chunks in flight, and the writer that gathers the writes of a
-//!    core into chunks.
+//! 1. [`ondisk`]: superblock, chunk, map page and volume table, as pure functions of bytes.
+//! 2. [`log`]: the log's position, the chunks in flight, and the writer that gathers the writes of
+//!    a core into chunks.
 //! 3. [`map`]: recent changes in memory, and the tree on the devices below them.
 //! 4. `checkpoint`: merges recent changes into the tree, and frees segments. `cleaner`: copies live
 //!    blocks out of old segments.

@@ -28,7 +28,7 @@ pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 pub const CHUNKS_IN_FLIGHT: usize = 8;
 
 /// Empty lists of records and checksums that are kept for later chunks: 16 × 13 KiB.
-pub const SPARES_MAX: usize = 16;
+pub const RECYCLED_MAX: usize = 16;
 
 /// Segments on a log device: at least four, two more than are written and written out at a time; at
 /// most 16 GiB in segments of 8 MiB.
@@ -86,8 +86,8 @@ pub const VOLUME_NAME_MAX: usize = 128;
 /// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
 pub const PROPERTIES_MAX: usize = 2048;
 
-/// Largest catalog, in bytes: 16,384 volumes × 2,280 B, rounded up.
-pub const CATALOG_BYTES_MAX: usize = 36 << 20;
+/// Largest volume table, in bytes: 16,384 volumes × 2,280 B, rounded up.
+pub const VOLUME_TABLE_BYTES_MAX: usize = 36 << 20;
 
 /// Largest volume, in blocks: 16 PiB.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 42;

@@ -14,13 +14,13 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use flagstone_arbiter::Record;
+use flagstone_arbiter::ArbiterRecord;
 use flagstone_arbiter::race::Denial;
 
 use super::Failover;
 use crate::mirror::Inner;
 use crate::state::arbitration::{Step, step};
-use crate::state::machine::Answer;
+use crate::state::machine::RoleAnswer;
 
 /// Future of a fencing command.
 pub type FenceFuture = Pin<Box<dyn Future<Output = Result<(), FenceError>>>>;
@@ -53,7 +53,7 @@ pub enum Fencing {
     /// The command has succeeded.
     Succeeded,
     /// The command failed, and the peer then answered that it serves no hosts.
-    Unneeded,
+    NotNeeded,
     /// The command failed, and will be repeated.
     Failed(FenceError),
 }
@@ -66,21 +66,21 @@ impl Fencing {
             Fencing::Idle
             | Fencing::Running { before: None }
             | Fencing::Succeeded
-            | Fencing::Unneeded => None,
+            | Fencing::NotNeeded => None,
         }
     }
 }
 
 /// Grant of the arbiter to this node, whose peer is not fenced yet.
 pub(super) struct Grant {
-    record: Record,
+    record: ArbiterRecord,
     /// Number of attachments of a source before the grant. A later attachment may have replaced the
     /// record.
     attachments: u64,
 }
 
 impl Failover {
-    pub(super) fn keep_grant(&self, record: &Record, attachments: u64) {
+    pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: u64) {
         *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
     }
 
@@ -96,7 +96,7 @@ impl Failover {
         now: Step,
         denial: &Denial,
         attachments: u64,
-    ) -> Option<Record> {
+    ) -> Option<ArbiterRecord> {
         let mut grant = self.grant.lock();
         if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
             *grant = None;
@@ -116,7 +116,7 @@ impl Inner {
         let before = self.failover.fencing.lock().failure().cloned();
         if before.is_some() && self.peer_is_out_of_service().await {
             tracing::warn!(%replica, "the peer answers that it serves no hosts: it is not fenced");
-            self.failover.set_fencing(Fencing::Unneeded);
+            self.failover.set_fencing(Fencing::NotNeeded);
             return true;
         }
         if !self.begin_fencing(now, before) {
@@ -154,6 +154,6 @@ impl Inner {
 
     async fn peer_is_out_of_service(self: &Arc<Self>) -> bool {
         let [answer, ..] = self.ask_all_peers().await;
-        matches!(answer, Some(Answer::Known { serving: false, .. }))
+        matches!(answer, Some(RoleAnswer::Known { serving: false, .. }))
     }
 }

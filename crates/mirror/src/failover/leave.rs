@@ -12,7 +12,7 @@ use crate::limits::LEAVE_MS;
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::Mirror;
-use crate::state::machine::{Event, Order, next};
+use crate::state::machine::{Event, OperatorOrder, next};
 use crate::state::outlook::Obstacle;
 
 /// Reason why a source did not hand over its role before it stopped.
@@ -53,7 +53,7 @@ impl Mirror {
         let leaving = spawn(async move {
             let _order = inner.running_order();
             let _role_change = inner.begin_role_change().await;
-            let order = Event::Order(Order::HandOver(0));
+            let order = Event::Order(OperatorOrder::HandOver(0));
             let (after, actions) = next(&inner.machine_state(), order)?;
             inner.perform(after, actions.iter(), Progress::leaving()).await.map(drop)
         });

@@ -24,7 +24,7 @@ use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
-pub use proof::Proof;
+pub use proof::StoreProof;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,7 +38,7 @@ use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
 
 use crate::io::new_generation::due;
-use crate::manage::command::{CommandError, Offer as RoleOffer};
+use crate::manage::command::{CommandError, RoleOffer};
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
@@ -47,7 +47,7 @@ use crate::state::arbitration::{
 };
 use crate::state::outlook::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
-use crate::wire::peer::{Offer, RequestError};
+use crate::wire::peer::{LossPermission, RequestError};
 
 /// Options of automatic failover.
 #[derive(Clone)]
@@ -104,7 +104,7 @@ pub(crate) struct Failover {
     /// Denial of the last race.
     denial: Mutex<Option<Denial>>,
     /// Last offer of the source; `None` before it attached.
-    offer: Mutex<Option<Offer>>,
+    offer: Mutex<Option<LossPermission>>,
     /// As [`ArbiterMark::source_after_ms`].
     source_after_ms: AtomicU64,
     /// See [`Situation::watched_ns`].
@@ -112,7 +112,7 @@ pub(crate) struct Failover {
     /// Last answer of the peer why it would not take over.
     peer_report: Mutex<Option<Obstacle>>,
     /// At a target: proof that source and target use one store.
-    proof: Mutex<Proof>,
+    proof: Mutex<StoreProof>,
     /// Time when the source last reported a new record.
     recorded_ns: AtomicU64,
     fencing: Mutex<Fencing>,
@@ -182,11 +182,11 @@ impl Failover {
         self.answered();
     }
 
-    fn proof(&self) -> Proof {
+    fn proof(&self) -> StoreProof {
         *self.proof.lock()
     }
 
-    fn change_proof(&self, change: impl FnOnce(Proof) -> Proof) -> Proof {
+    fn change_proof(&self, change: impl FnOnce(StoreProof) -> StoreProof) -> StoreProof {
         let mut proof = self.proof.lock();
         *proof = change(*proof);
         *proof
@@ -196,7 +196,7 @@ impl Failover {
     /// before the mark in the superblock changes, so that a race that ends in between does not
     /// restore it.
     pub(crate) fn withdraw_proof(&self) {
-        self.change_proof(|_| Proof::Unneeded);
+        self.change_proof(|_| StoreProof::NotNeeded);
     }
 
     fn set_fencing(&self, fencing: Fencing) {
@@ -358,7 +358,7 @@ impl Inner {
         let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
         let offered = session_id.map(|session_id| self.offer(&state, session_id));
         let report = *self.failover.peer_report.lock();
-        peer_obstacle(offered.unwrap_or(Offer::Unrecorded { asks: false })).or(report)
+        peer_obstacle(offered.unwrap_or(LossPermission::Unrecorded { asks: false })).or(report)
     }
 
     fn situation(&self) -> Situation {

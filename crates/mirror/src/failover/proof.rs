@@ -19,14 +19,14 @@
 //! other's copies only while they can.
 
 use flagstone_arbiter::race::Denial;
-use flagstone_arbiter::{Record, ReplicaId};
+use flagstone_arbiter::{ArbiterRecord, ReplicaId};
 
 /// State of the proof that both nodes use one store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Proof {
+pub enum StoreProof {
     /// The attached source has not recorded this target as in sync.
     #[default]
-    Unneeded,
+    NotNeeded,
     /// The source has written this revision, and the target has not read the store since.
     Pending(u64),
     /// The target has read this revision, or a later one.
@@ -36,32 +36,32 @@ pub enum Proof {
     Refuted(u64),
 }
 
-impl Proof {
+impl StoreProof {
     /// The source reports that it has recorded this target as in sync, in this revision.
-    pub(crate) fn recorded(self, revision: u64) -> Proof {
+    pub(crate) fn recorded(self, revision: u64) -> StoreProof {
         match self {
-            Proof::Pending(known) | Proof::Given(known) | Proof::Refuted(known)
+            StoreProof::Pending(known) | StoreProof::Given(known) | StoreProof::Refuted(known)
                 if known >= revision =>
             {
                 self
             }
-            _ => Proof::Pending(revision),
+            _ => StoreProof::Pending(revision),
         }
     }
 
     /// The store has a record that is no older than revision `expected`.
-    pub(crate) fn seen(self, expected: u64) -> Proof {
+    pub(crate) fn seen(self, expected: u64) -> StoreProof {
         match self {
-            Proof::Pending(revision) if expected >= revision => Proof::Given(revision),
+            StoreProof::Pending(revision) if expected >= revision => StoreProof::Given(revision),
             _ => self,
         }
     }
 
     /// The store has no record, or an older one than revision `expected`.
-    pub(crate) fn missed(self, expected: u64) -> Proof {
+    pub(crate) fn missed(self, expected: u64) -> StoreProof {
         match self {
-            Proof::Pending(revision) | Proof::Given(revision) if expected >= revision => {
-                Proof::Refuted(revision)
+            StoreProof::Pending(revision) | StoreProof::Given(revision) if expected >= revision => {
+                StoreProof::Refuted(revision)
             }
             _ => self,
         }
@@ -72,11 +72,11 @@ impl Proof {
     /// may have arrived meanwhile, so the source must write again.
     pub(crate) fn compared(
         self,
-        outcome: &Result<Record, Denial>,
+        outcome: &Result<ArbiterRecord, Denial>,
         own: ReplicaId,
         expected: u64,
         is_late: bool,
-    ) -> Proof {
+    ) -> StoreProof {
         match outcome {
             // Not the record of the attached source: this node wrote it, when it took over at
             // another store.
@@ -91,12 +91,12 @@ impl Proof {
 
     /// True if the target must read the store at once.
     pub(crate) fn is_pending(self) -> bool {
-        matches!(self, Proof::Pending(_))
+        matches!(self, StoreProof::Pending(_))
     }
 
     /// True if the target may be marked as in sync.
     pub(crate) fn is_given(self) -> bool {
-        matches!(self, Proof::Given(_))
+        matches!(self, StoreProof::Given(_))
     }
 }
 
@@ -106,13 +106,13 @@ mod tests {
 
     #[test]
     fn proof_requires_read_after_record() {
-        let pending = Proof::default().recorded(7);
-        assert_eq!(pending, Proof::Pending(7));
+        let pending = StoreProof::default().recorded(7);
+        assert_eq!(pending, StoreProof::Pending(7));
         assert_eq!(pending.seen(6), pending, "the read began before");
         assert_eq!(pending.missed(6), pending, "the read began before");
-        assert_eq!(pending.seen(7), Proof::Given(7));
-        assert_eq!(pending.missed(7), Proof::Refuted(7));
-        assert_eq!(Proof::default().seen(7), Proof::Unneeded);
+        assert_eq!(pending.seen(7), StoreProof::Given(7));
+        assert_eq!(pending.missed(7), StoreProof::Refuted(7));
+        assert_eq!(StoreProof::default().seen(7), StoreProof::NotNeeded);
     }
 
     /// Regression: a target that had taken over at its own store, where its source has no record,
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn own_or_late_record_is_no_proof_of_one_store() {
         let (own, source) = (ReplicaId([1; 16]), ReplicaId([2; 16]));
-        let record = |source| Record {
+        let record = |source| ArbiterRecord {
             volume: ReplicaId([9; 16]),
             epoch: 5,
             revision: 7,
@@ -129,23 +129,23 @@ mod tests {
             maintenance: false,
             writer: 3,
         };
-        let compared = |outcome: Result<Record, Denial>, is_late| {
-            Proof::Pending(7).compared(&outcome, own, 7, is_late)
+        let compared = |outcome: Result<ArbiterRecord, Denial>, is_late| {
+            StoreProof::Pending(7).compared(&outcome, own, 7, is_late)
         };
-        assert_eq!(compared(Ok(record(source)), false), Proof::Given(7));
-        assert_eq!(compared(Ok(record(own)), false), Proof::Refuted(7));
-        assert_eq!(compared(Ok(record(source)), true), Proof::Refuted(7));
-        assert_eq!(compared(Err(Denial::Missing), false), Proof::Refuted(7));
-        assert_eq!(compared(Err(Denial::Foreign), false), Proof::Pending(7));
+        assert_eq!(compared(Ok(record(source)), false), StoreProof::Given(7));
+        assert_eq!(compared(Ok(record(own)), false), StoreProof::Refuted(7));
+        assert_eq!(compared(Ok(record(source)), true), StoreProof::Refuted(7));
+        assert_eq!(compared(Err(Denial::Missing), false), StoreProof::Refuted(7));
+        assert_eq!(compared(Err(Denial::Foreign), false), StoreProof::Pending(7));
     }
 
     #[test]
     fn refuted_revision_is_never_proven() {
-        let refuted = Proof::Pending(7).missed(7);
+        let refuted = StoreProof::Pending(7).missed(7);
         assert_eq!(refuted.recorded(7).seen(7), refuted, "the copy has arrived");
-        assert_eq!(refuted.recorded(8), Proof::Pending(8));
-        assert_eq!(Proof::Given(7).missed(7), refuted, "restored from a backup");
-        assert_eq!(Proof::Given(7).recorded(7), Proof::Given(7));
-        assert_eq!(Proof::Given(7).recorded(8), Proof::Pending(8));
+        assert_eq!(refuted.recorded(8), StoreProof::Pending(8));
+        assert_eq!(StoreProof::Given(7).missed(7), refuted, "restored from a backup");
+        assert_eq!(StoreProof::Given(7).recorded(7), StoreProof::Given(7));
+        assert_eq!(StoreProof::Given(7).recorded(8), StoreProof::Pending(8));
     }
 }

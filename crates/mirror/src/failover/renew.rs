@@ -7,23 +7,25 @@ use std::time::Duration;
 
 use flagstone_runtime::time;
 
-use crate::failover::Proof;
+use crate::failover::StoreProof;
 use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight};
 use crate::state::arbitration::{PeerExclusion, ServingRight};
 use crate::state::outlook::Obstacle;
-use crate::wire::peer::{Offer, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession};
+use crate::wire::peer::{
+    LossPermission, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession,
+};
 
 impl Inner {
     /// Offer to the peer of this session for the loss of this node.
-    pub(super) fn offer(&self, state: &State, session_id: u64) -> Offer {
+    pub(super) fn offer(&self, state: &State, session_id: u64) -> LossPermission {
         let current = state.published.filter(|published| published.session_id == session_id);
         match (self.local.superblock().arbiter.suspended, current) {
             // Also before the record has the suspension: the peer must know of it in case it
             // becomes the source.
-            (true, _) => Offer::Suspended,
-            (false, Some(published)) => Offer::Recorded { revision: published.revision },
-            (false, None) => Offer::Unrecorded { asks: self.asks(state) },
+            (true, _) => LossPermission::Suspended,
+            (false, Some(published)) => LossPermission::Recorded { revision: published.revision },
+            (false, None) => LossPermission::Unrecorded { asks: self.asks(state) },
         }
     }
 
@@ -67,21 +69,21 @@ pub(crate) async fn keep_renewed(
 
 impl Inner {
     /// Answers [`PeerRequest::Renew`] of the attached source.
-    pub(crate) async fn renew(&self, offer: Offer, failover_after_ms: u32) -> PeerAnswer {
+    pub(crate) async fn renew(&self, offer: LossPermission, failover_after_ms: u32) -> PeerAnswer {
         if !self.failover.is_automatic() {
             return Ok(PeerReply::Renewed(Some(Obstacle::Manual)));
         }
         let before = self.local.superblock();
         let in_sync = self.lock().counted_in_sync && !before.flags.inconsistent;
-        if let Offer::Recorded { revision } = offer
+        if let LossPermission::Recorded { revision } = offer
             && revision < before.arbiter.revision
         {
             return Err(PeerRefusal::Changed);
         }
         let before_proof = self.failover.proof();
         let proof = self.failover.change_proof(|before| match offer {
-            Offer::Recorded { revision } if in_sync => before.recorded(revision),
-            _ => Proof::Unneeded,
+            LossPermission::Recorded { revision } if in_sync => before.recorded(revision),
+            _ => StoreProof::NotNeeded,
         });
         if proof != before_proof {
             self.failover.recorded_ns.store(Inner::boot_ns(), Ordering::Release);
@@ -90,9 +92,9 @@ impl Inner {
             let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
             let serving_right = RecordedRight::Unknown;
             match offer {
-                Offer::Recorded { revision } if in_sync => {
+                LossPermission::Recorded { revision } if in_sync => {
                     // Not before the target's task has seen the record at the arbiter: see
-                    // [`Proof`].
+                    // [`StoreProof`].
                     let serving_right = if proof.is_given() {
                         before.serving_right
                     } else {
@@ -100,9 +102,13 @@ impl Inner {
                     };
                     ArbiterMark { revision, serving_right, suspended: false, ..known }
                 }
-                Offer::Recorded { .. } => ArbiterMark { serving_right, suspended: false, ..known },
-                Offer::Suspended => ArbiterMark { serving_right, suspended: true, ..known },
-                Offer::Unrecorded { asks } => {
+                LossPermission::Recorded { .. } => {
+                    ArbiterMark { serving_right, suspended: false, ..known }
+                }
+                LossPermission::Suspended => {
+                    ArbiterMark { serving_right, suspended: true, ..known }
+                }
+                LossPermission::Unrecorded { asks } => {
                     ArbiterMark { serving_right, source_asks: asks, ..known }
                 }
             }

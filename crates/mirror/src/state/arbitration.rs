@@ -24,10 +24,10 @@
 //!
 //! `docs/failover-race.md` describes what happens at the arbiter.
 
-use crate::failover::Proof;
+use crate::failover::StoreProof;
 use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedRight;
-use crate::state::machine::{Disk, Role, State};
+use crate::state::machine::{Disk, MachineState, NodeRole};
 use crate::state::status::LegPhase;
 
 /// Right of a source to serve without its peer.
@@ -104,7 +104,7 @@ impl Timing {
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
     /// Role, data and legs.
-    pub state: State,
+    pub state: MachineState,
     /// Right of a source that serves.
     pub serving_right: ServingRight,
     /// True if the peer has admitted the current session. Before that, the peer may be taking the
@@ -137,7 +137,7 @@ pub struct Situation {
     /// Time when an attached target last compared the record; 0 if not since it was attached.
     pub watched_ns: u64,
     /// At an attached target: proof that source and target use one store.
-    pub proof: Proof,
+    pub proof: StoreProof,
     /// Times derived from the configuration.
     pub timing: Timing,
 }
@@ -189,24 +189,24 @@ pub fn step(situation: &Situation) -> Step {
         situation.is_admitted && matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
     match state.role {
         _ if state.disk != Disk::Consistent || state.promised > 0 => Step::Wait(None),
-        Role::Closed | Role::Deposed { .. } => Step::Wait(None),
-        Role::Serving { .. } => serving(situation, leg.phase, attached),
+        NodeRole::Closed | NodeRole::Deposed { .. } => Step::Wait(None),
+        NodeRole::Serving { .. } => serving(situation, leg.phase, attached),
         _ if situation.changes_role => Step::Wait(None),
         // The volume never had a record with a peer, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         _ if situation.is_other_store => Step::Wait(None),
-        Role::Waiting { .. } if attached => Step::Wait(None),
-        Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
-        Role::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
-        Role::Target { attached: true, .. } if situation.mark == RecordedRight::Unknown => {
+        NodeRole::Waiting { .. } if attached => Step::Wait(None),
+        NodeRole::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
+        NodeRole::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
+        NodeRole::Target { attached: true, .. } if situation.mark == RecordedRight::Unknown => {
             Step::Wait(None)
         }
-        Role::Target { attached: true, .. } => watching(situation),
+        NodeRole::Target { attached: true, .. } => watching(situation),
         _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
-        Role::Target { .. } if situation.mark == RecordedRight::Unknown => {
+        NodeRole::Target { .. } if situation.mark == RecordedRight::Unknown => {
             if situation.source_asks { Step::Reclaim } else { Step::Wait(None) }
         }
-        Role::Target { .. } | Role::Waiting { .. } => {
+        NodeRole::Target { .. } | NodeRole::Waiting { .. } => {
             debug_assert!(timing.lease_ns() < timing.failover_after_ns);
             Step::TakeOver
         }
@@ -271,14 +271,14 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
 
 /// True if the peer of a node that takes the role may have served since this node did, so that it
 /// must be fenced. If a source wins that stopped or restarted, its peer has been granted nothing.
-pub fn peer_may_have_served(role: Role) -> bool {
-    !matches!(role, Role::Waiting { handed_over: false, .. })
+pub fn peer_may_have_served(role: NodeRole) -> bool {
+    !matches!(role, NodeRole::Waiting { handed_over: false, .. })
 }
 
 /// Time at which a source that asks for the right to run degraded stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
     let ServingRight::Contested { since_ns, .. } = situation.serving_right else { return None };
-    let Role::Serving { .. } = situation.state.role else { return None };
+    let NodeRole::Serving { .. } = situation.state.role else { return None };
     let timing = situation.timing;
     let granted = situation.lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
     Some(granted.saturating_add(timing.grace_ns()))

@@ -70,11 +70,11 @@ pub enum LegPhase {
 pub enum HandshakeOutcome {
     /// The peer leads.
     Following,
-    /// See [`crate::agree::plan::Plan::AwaitStepDown`].
+    /// See [`crate::agree::plan::HandshakePlan::AwaitStepDown`].
     AwaitStepDown,
-    /// See [`crate::agree::plan::Plan::Idle`].
+    /// See [`crate::agree::plan::HandshakePlan::Idle`].
     Idle,
-    /// See [`crate::agree::plan::Plan::SplitBrain`].
+    /// See [`crate::agree::plan::HandshakePlan::SplitBrain`].
     SplitBrain,
     /// Unrelated or incompatible.
     Mismatch,

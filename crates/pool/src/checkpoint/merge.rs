@@ -21,7 +21,7 @@ use crate::map::recent::Change;
 use crate::map::tree::{Found, Tree, read_page};
 use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::checksum;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
@@ -264,7 +264,8 @@ impl<'a> Merge<'a> {
             checksums.push(checksum(block));
         }
         let birth = self.birth;
-        let record = |(index, _): &(u64, MapPage)| Record::Page { place: place(*index), birth };
+        let record =
+            |(index, _): &(u64, MapPage)| ChunkRecord::Page { place: place(*index), birth };
         let records = batch.iter().map(record).collect();
         let appended = self.shared.append(records, memory).await?;
         let written = batch.drain(..).zip(checksums).zip(appended.payload..);

@@ -1,8 +1,8 @@
 //! Reaping: frees the blocks and map pages of deleted volumes and snapshots.
 //!
-//! The walk visits a map in the order of its blocks, and each page after everything below it. It
-//! frees each block that neither the parent nor the only child of the deleted map has. It writes
-//! nothing: the catalog has the position of the walk.
+//! A map is walked in the order of its blocks, pages after everything below them. What belongs to
+//! the map alone, and is absent from the only map that continues from it, is freed. Nothing is
+//! written: the volume table has the block up to which the walk came.
 //!
 //! Invariants:
 //! - one map is reaped at a time, so its parent and child are whole;
@@ -17,9 +17,9 @@ use flagstone_blockdev::IoError;
 use super::Work;
 use crate::limits::REAP_PAGES;
 use crate::map::tree::{PageError, read_page};
-use crate::ondisk::catalog::VolumeState;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::ondisk::volume_table::VolumeState;
 
 /// A page on the path to the next block of the walk, and its counterpart in the other map.
 struct Frame {
@@ -83,13 +83,13 @@ impl Work<'_> {
                 VolumeState::Deleting { reaped } => Some((reaped == 0, *id)),
                 VolumeState::Present => None,
             };
-            let volumes = self.catalog.volumes.iter();
+            let volumes = self.volume_table.volumes.iter();
             let Some((_, id)) = volumes.filter_map(|(id, of)| deleting((id, of.state))).min()
             else {
                 return Ok(());
             };
             if self.reap_one(id, &mut pages).await? {
-                self.catalog.remove_reaped(id);
+                self.volume_table.remove_reaped(id);
                 self.trees.remove(&id);
             }
         }
@@ -99,10 +99,10 @@ impl Work<'_> {
     /// Continues the walk of one map; returns true at its end.
     async fn reap_one(&mut self, id: u32, pages: &mut usize) -> Result<bool, IoError> {
         let tree = self.trees[&id];
-        let child = self.catalog.children(id).next().map(|child| self.trees[&child.id]);
-        let volume = &self.catalog.volumes[&id];
+        let child = self.volume_table.children(id).next().map(|child| self.trees[&child.id]);
+        let volume = &self.volume_table.volumes[&id];
         let VolumeState::Deleting { reaped: from } = volume.state else { return Ok(true) };
-        let floor = self.catalog.sequence_of(volume.parent);
+        let floor = self.volume_table.sequence_of(volume.parent);
         let mut walk = Walk { floor, from, frames: Vec::new(), gone: 0 };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let other = match &child {
@@ -189,14 +189,14 @@ impl Work<'_> {
     /// Leaves in the count of the map's own blocks those that its child gets, or that the walk has
     /// not reached.
     fn subtract_gone(&mut self, id: u32, gone: u64) {
-        if let Some(volume) = self.catalog.volumes.get_mut(&id) {
+        if let Some(volume) = self.volume_table.volumes.get_mut(&id) {
             volume.mapped =
                 volume.mapped.saturating_sub(gone).max(volume.shared.min(volume.mapped));
         }
     }
 
     fn set_reaped(&mut self, id: u32, reaped: u64) {
-        if let Some(volume) = self.catalog.volumes.get_mut(&id) {
+        if let Some(volume) = self.volume_table.volumes.get_mut(&id) {
             volume.state = VolumeState::Deleting { reaped };
         }
     }

@@ -27,7 +27,7 @@ use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{
-    CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
+    CHECKSUM_BYTES, ChunkHeader, ChunkRecord, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES,
 };
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace};
@@ -43,7 +43,7 @@ const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BY
 #[derive(Default)]
 struct Copies {
     /// Records of the copies, with the old entries of the blocks.
-    records: Vec<(Record, Entry)>,
+    records: Vec<(ChunkRecord, Entry)>,
     blocks: Vec<Block>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
@@ -131,7 +131,7 @@ impl Shared {
         }
         let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
             let mut state = self.state.lock();
-            (state.clean, state.spent) = (true, true);
+            (state.nothing_to_clean, state.cleaner_gains_nothing) = (true, true);
             drop(state);
             self.progress.notify();
             return Ok(());
@@ -153,7 +153,7 @@ impl Shared {
             state.leave_alone(first);
             state.gain = Gain::default();
         }
-        state.clean = state.gain.is_over();
+        state.nothing_to_clean = state.gain.is_over();
         drop(state);
         self.progress.notify();
         Ok(())
@@ -242,9 +242,13 @@ impl Shared {
         let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
         for record in &header.records {
             let (place, birth) = match record {
-                Record::Data { volume, block, .. } => (block_of(*volume, *block), header.sequence),
-                Record::Moved { volume, block, birth, .. } => (block_of(*volume, *block), *birth),
-                Record::Page { place, birth } => (*place, *birth),
+                ChunkRecord::Data { volume, block, .. } => {
+                    (block_of(*volume, *block), header.sequence)
+                }
+                ChunkRecord::Moved { volume, block, birth, .. } => {
+                    (block_of(*volume, *block), *birth)
+                }
+                ChunkRecord::Page { place, birth } => (*place, *birth),
                 _ => continue,
             };
             for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
@@ -346,8 +350,10 @@ impl Shared {
             return self.skip_damaged(top.id, place.index, location);
         }
         let record = match top.is_snapshot {
-            true => Record::Page { place, birth },
-            false => Record::Moved { volume: top.id, block: place.index, old: location, birth },
+            true => ChunkRecord::Page { place, birth },
+            false => {
+                ChunkRecord::Moved { volume: top.id, block: place.index, old: location, birth }
+            }
         };
         if top.is_snapshot && !self.add_holders(top, found, copies).await? {
             return Ok(());
@@ -426,8 +432,9 @@ impl Shared {
         for (block, place) in copies.blocks.drain(..count).zip(places) {
             place.copy_from_slice(&block);
         }
-        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..count).unzip();
-        let is_shared = |record: &Record| matches!(record, Record::Page { .. });
+        let (records, entries): (Vec<ChunkRecord>, Vec<Entry>) =
+            copies.records.drain(..count).unzip();
+        let is_shared = |record: &ChunkRecord| matches!(record, ChunkRecord::Page { .. });
         let shared: Vec<bool> = records.iter().map(is_shared).collect();
         {
             let mut state = self.state.lock();

@@ -32,8 +32,8 @@ pub(super) struct Owners {
 impl Owners {
     pub(super) fn of(state: &State) -> Owners {
         let mut owners = Owners::default();
-        let catalog = &state.catalog;
-        for volume in catalog.volumes.values() {
+        let volume_table = &state.volume_table;
+        for volume in volume_table.volumes.values() {
             let Some(tree) = state.trees.get(&volume.id).copied() else { continue };
             let sequence = volume.sequence();
             let node = Node {
@@ -41,7 +41,7 @@ impl Owners {
                 tree,
                 is_snapshot: sequence.is_some(),
                 sequence: sequence.unwrap_or(u64::MAX),
-                floor: catalog.sequence_of(volume.parent),
+                floor: volume_table.sequence_of(volume.parent),
             };
             if volume.parent != 0 {
                 owners.children.entry(volume.parent).or_default().push(node);

@@ -10,7 +10,7 @@ use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_runtime::{Buf, BufMut, time};
 use parking_lot::Mutex;
 
-use super::tail::{Held, Tail};
+use super::tail::{Tail, TailSlot};
 use super::throttle::Throttle;
 use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES};
 use crate::ondisk::superblock::{LogStart, SUPERBLOCK_AREA_BYTES};
@@ -82,7 +82,7 @@ impl LogDevice {
     }
 
     /// Slot of a block, if the log device has it.
-    pub(crate) fn held(&self, block: u64) -> Option<Held> {
+    pub(crate) fn held(&self, block: u64) -> Option<TailSlot> {
         self.head().tail.held(self.split(block).0)
     }
 
@@ -150,7 +150,7 @@ impl LogDevice {
     /// Errors of the device.
     pub(crate) async fn read_held(
         &self,
-        held: Held,
+        held: TailSlot,
         block: u64,
         buf: BufMut,
     ) -> Result<(BufMut, bool), IoError> {

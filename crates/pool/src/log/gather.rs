@@ -15,14 +15,14 @@ use flagstone_runtime::{Buf, spawn_detached, time};
 
 use super::append::chunk_memory;
 use super::pace::Pace;
-use crate::limits::{BLOCK_BYTES, SPARES_MAX};
+use crate::limits::{BLOCK_BYTES, RECYCLED_MAX};
 use crate::manage::shared::Shared;
-use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
+use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
 
 /// Content of an open chunk.
 #[derive(Default)]
 struct Parts {
-    records: Vec<Record>,
+    records: Vec<ChunkRecord>,
     payload: Vec<Buf>,
     blocks: usize,
     header_bytes: usize,
@@ -58,7 +58,7 @@ impl Gatherer {
     pub(crate) fn add(
         self: &Rc<Self>,
         shared: &Arc<Shared>,
-        record: Record,
+        record: ChunkRecord,
         payload: Option<Buf>,
     ) -> Rc<GatheredChunk> {
         let (blocks, bytes) = (record.payload_blocks(), record.header_bytes());
@@ -119,7 +119,7 @@ impl Gatherer {
             outcome: Cell::new(None),
             done: Notify::new(),
         });
-        if kept.len() < SPARES_MAX {
+        if kept.len() < RECYCLED_MAX {
             kept.push(chunk.clone());
         }
         chunk
@@ -142,7 +142,7 @@ impl GatheredChunk {
     }
 
     /// Copies the payload to the end of the chunk, and empties the lists.
-    fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<Record> {
+    fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<ChunkRecord> {
         let mut parts = self.parts.borrow_mut();
         for data in parts.payload.drain(..) {
             let (part, after) = rest.split_at_mut(data.len());
@@ -150,7 +150,7 @@ impl GatheredChunk {
             rest = after;
         }
         (parts.blocks, parts.header_bytes) = (0, 0);
-        let spare = shared.state.lock().spares.records.pop();
+        let spare = shared.state.lock().recycled.records.pop();
         std::mem::replace(&mut parts.records, spare.unwrap_or_default())
     }
 }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use flagstone_blockdev::IoError;
 
 use super::segments::Segments;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::U48_MAX;
 use crate::ondisk::superblock::LogStart;
 
@@ -29,7 +29,7 @@ pub struct InFlight {
 #[derive(Debug, Default)]
 pub struct ChunkContent {
     /// Changes, in order.
-    pub records: Vec<Record>,
+    pub records: Vec<ChunkRecord>,
     /// Checksums of the payload.
     pub checksums: Vec<u32>,
 }

@@ -36,7 +36,7 @@ pub struct Piece {
 
 /// Slot of a segment at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct TailSlot {
     /// Place of the segment.
     pub slot: u32,
     /// Number of the segment in the log since the opening.
@@ -117,10 +117,10 @@ impl Tail {
     }
 
     /// Slot of a segment, if the log device has it.
-    pub fn held(&self, segment: u32) -> Option<Held> {
+    pub fn held(&self, segment: u32) -> Option<TailSlot> {
         let number = *self.numbers.get(&segment)?;
         let own = &self.segments[(number - self.before) as usize];
-        Some(Held { slot: own.slot, number })
+        Some(TailSlot { slot: own.slot, number })
     }
 
     /// Requests that all applied chunks are written out; returns the argument for

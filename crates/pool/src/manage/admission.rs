@@ -4,16 +4,16 @@
 use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State};
-use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_order};
+use super::space::{OrderKind, Sizes, SpaceDecision, SpaceState, WriteCost, admit, admit_order};
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, PASSES_WAITED};
 use crate::map::recent::Recent;
 
 impl State {
-    pub(crate) fn supply(&mut self) -> Supply {
+    pub(crate) fn supply(&mut self) -> SpaceState {
         let new = |recent: &Recent| recent.len() - recent.copied();
         let frozen = self.frozen.as_ref().map_or(0, |frozen| new(&frozen.recent));
         let copied = self.active.copied().min(self.sizes.copies);
-        Supply {
+        SpaceState {
             live: self.live + frozen as u64,
             reserved: self.reserved + self.claimed,
             entries: self.active.len() - copied + self.admitted.0,
@@ -24,13 +24,13 @@ impl State {
             unmerged: !self.active.is_empty()
                 || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
                 || self.admitted != (0, 0),
-            clean: self.clean,
-            spent: self.spent,
+            nothing_to_clean: self.nothing_to_clean,
+            cleaner_gains_nothing: self.cleaner_gains_nothing,
         }
     }
 
     /// Decides whether a change may begin; `None` if it must wait.
-    fn try_admit(&mut self, demand: &Demand, waited: u64) -> Option<Result<(), IoError>> {
+    fn try_admit(&mut self, demand: &WriteCost, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
@@ -68,10 +68,10 @@ impl State {
         if is_over || waited >= PASSES_WAITED {
             return Some(Ok(()));
         }
-        self.decide(match supply.clean {
-            false => Admission::AfterCleaning,
-            true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
-            true => Admission::Now,
+        self.decide(match supply.nothing_to_clean {
+            false => SpaceDecision::AfterCleaning,
+            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            true => SpaceDecision::Now,
         })
     }
 
@@ -88,11 +88,11 @@ impl State {
     }
 
     /// Turns an admission into a decision, and requests the work that it waits for.
-    fn decide(&mut self, admission: Admission) -> Option<Result<(), IoError>> {
+    fn decide(&mut self, admission: SpaceDecision) -> Option<Result<(), IoError>> {
         match admission {
-            Admission::Now => Some(Ok(())),
-            Admission::Full => Some(Err(IoError::NoSpace)),
-            Admission::AfterCheckpoint => {
+            SpaceDecision::Now => Some(Ok(())),
+            SpaceDecision::Full => Some(Err(IoError::NoSpace)),
+            SpaceDecision::AfterCheckpoint => {
                 // Wait until the admitted changes take effect, which wakes this admission. Until
                 // then, checkpoints would merge nothing.
                 let merges =
@@ -100,7 +100,7 @@ impl State {
                 self.wanted.checkpoint |= merges;
                 None
             }
-            Admission::AfterCleaning => {
+            SpaceDecision::AfterCleaning => {
                 self.wanted.cleaning = true;
                 None
             }
@@ -108,7 +108,7 @@ impl State {
     }
 
     /// Requests work ahead of the limits, so that writes rarely wait for it.
-    fn want_upkeep(&mut self, sizes: &Sizes, supply: &Supply) {
+    fn want_upkeep(&mut self, sizes: &Sizes, supply: &SpaceState) {
         let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
         self.wanted.checkpoint |=
             4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
@@ -122,7 +122,7 @@ impl Shared {
     ///
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
-    pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
+    pub(crate) async fn admit(&self, demand: WriteCost) -> Result<(), IoError> {
         self.admitted(|state, waited| state.try_admit(&demand, waited)).await
     }
 
@@ -130,7 +130,7 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Shared::admit`].
-    pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
+    pub(crate) fn try_admit(&self, demand: &WriteCost) -> Option<Result<(), IoError>> {
         self.try_admitted(|state| state.try_admit(demand, 0))
     }
 

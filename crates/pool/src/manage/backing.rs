@@ -10,7 +10,7 @@ use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State, reservation};
 use crate::id::PoolId;
-use crate::ondisk::catalog::{Catalog, VolumeRecord};
+use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 /// A reservation that an order is about to make.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,18 +21,18 @@ pub(crate) enum Claim {
     Thick { volume: u32, blocks: u64 },
     /// Snapshots keep what these volumes have.
     Snapshots(Vec<u32>),
-    /// A volume gets the content and size of a snapshot.
+    /// Gives a volume the content and size of a snapshot.
     Rollback { volume: u32, snapshot: u32 },
 }
 
 impl Claim {
     /// Blocks that are reserved in addition when the order takes effect; 0 afterwards.
-    pub(super) fn more(&self, catalog: &Catalog) -> u64 {
-        let find = |id: &u32| catalog.volumes.get(id);
+    pub(super) fn more(&self, volume_table: &VolumeTable) -> u64 {
+        let find = |id: &u32| volume_table.volumes.get(id);
         let kept = |thick: &VolumeRecord, blocks: u64| blocks.saturating_sub(reservation(thick));
         match self {
             Claim::New { uuid, blocks } => {
-                let exists = catalog.present().any(|volume| volume.uuid == *uuid);
+                let exists = volume_table.present().any(|volume| volume.uuid == *uuid);
                 if exists { 0 } else { *blocks }
             }
             Claim::Thick { volume, blocks } => find(volume).map_or(0, |volume| {
@@ -81,7 +81,7 @@ impl Backing {
         state.claims.remove(&self.id);
         state.count_claims();
         let Some(held) = held else { return true };
-        let has_room = state.has_room(held.1.more(&state.catalog));
+        let has_room = state.has_room(held.1.more(&state.volume_table));
         if has_room {
             state.claims.insert(self.id, held);
             state.count_claims();
@@ -93,7 +93,7 @@ impl Backing {
 impl State {
     /// Counts what orders in progress claim.
     pub(super) fn count_claims(&mut self) {
-        self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.catalog)).sum();
+        self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.volume_table)).sum();
     }
 
     /// True if so many more blocks can be reserved. Writes that were admitted may still take free
@@ -114,7 +114,7 @@ impl Shared {
     /// Of the devices.
     pub(super) async fn back(
         self: &Arc<Self>,
-        claim: impl Fn(&Catalog) -> Option<Claim>,
+        claim: impl Fn(&VolumeTable) -> Option<Claim>,
     ) -> Result<Backing, IoError> {
         let id = {
             let mut state = self.state.lock();
@@ -123,8 +123,8 @@ impl Shared {
         };
         let backing = Backing { shared: self.clone(), id };
         self.admitted(|state, waited| {
-            let claim = claim(&state.catalog);
-            let more = claim.as_ref().map_or(0, |claim| claim.more(&state.catalog));
+            let claim = claim(&state.volume_table);
+            let more = claim.as_ref().map_or(0, |claim| claim.more(&state.volume_table));
             if backing.hold(state, claim) {
                 return Some(state.check());
             }
@@ -143,7 +143,7 @@ mod tests {
 
     use super::*;
     use crate::limits::BLOCK_BYTES;
-    use crate::manage::shared::Turn;
+    use crate::manage::shared::MaintenancePause;
     use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 
     const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -176,7 +176,7 @@ mod tests {
             shared.state.lock().maintenance_runs = true;
             let own = pool.clone();
             let snapshot = spawn(async move { own.create_snapshot(&["thick"], "a").await });
-            while shared.state.lock().turn != Turn::Waiting {
+            while shared.state.lock().turn != MaintenancePause::Waiting {
                 yield_now().await;
             }
             let room = |state: &mut State| state.sizes.capacity - state.supply().used();
@@ -206,7 +206,7 @@ mod tests {
             let thin = pool.create_volume("thin", &options(100, false)).await.unwrap();
             thin.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
             pool.checkpoint().await.unwrap();
-            let volume = pool.shared().state.lock().catalog.by_name("thin").unwrap().id;
+            let volume = pool.shared().state.lock().volume_table.by_name("thin").unwrap().id;
             let claim = Some(Claim::Thick { volume, blocks: 100 });
             let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
             assert_eq!(pool.shared().state.lock().claimed, 0);

@@ -18,12 +18,12 @@ use crate::log::position::Position;
 use crate::log::segments::Segments;
 use crate::manage::space::Sizes;
 use crate::map::recent::Recent;
-use crate::ondisk::catalog::Catalog;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::layout::{Layout, segments_of};
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
+use crate::ondisk::volume_table::VolumeTable;
 use crate::storage::{NamedDevice, Storage, read_block, write_block};
 
 /// Options of a new pool.
@@ -235,11 +235,11 @@ impl Pool {
             segments,
             recent: Recent::new(sizes.table()),
             frozen: None,
-            catalog: Catalog::default(),
+            volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),
             usage: Usage { blocks: vec![0; segments_count] },
             meta_usage: Usage { blocks: vec![0; segments_count] },
-            catalog_bytes: Vec::new(),
+            volume_table_bytes: Vec::new(),
             superblock,
         };
         let log = log_device.zip(log_record).map(|(named, record)| {

@@ -22,8 +22,8 @@ use flagstone_runtime::spawn;
 use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
-use super::space::{OrderKind, Supply};
-use super::superblock::SuperblockTurn;
+use super::space::{OrderKind, SpaceState};
+use super::superblock::SuperblockLock;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
     BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES, SEGMENTS_MAX,
@@ -214,7 +214,8 @@ impl Pool {
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
             state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
-            (state.clean, state.spent, state.gain) = (false, false, Default::default());
+            (state.nothing_to_clean, state.cleaner_gains_nothing, state.gain) =
+                (false, false, Default::default());
         }
         drop((update, turn, order));
         shared.progress.notify();
@@ -224,7 +225,7 @@ impl Pool {
     /// Writes a superblock with a changed table. A new device already has copies 0 and 1.
     async fn write_table(
         &self,
-        turn: &SuperblockTurn<'_>,
+        turn: &SuperblockLock<'_>,
         superblock: &Superblock,
         new: Option<usize>,
     ) -> Result<(), IoError> {
@@ -357,7 +358,7 @@ impl Evacuation {
         let (sizes, supply) = (state.sizes, state.supply());
         let (device, block) = (self.device.clone(), BLOCK_BYTES as u64);
         let needed_bytes = supply.reserved * block;
-        let left_bytes = Supply { reserved: 0, ..supply }.left_backed(&sizes) * block;
+        let left_bytes = SpaceState { reserved: 0, ..supply }.left_backed(&sizes) * block;
         DeviceOrderError::Unbacked { device, needed_bytes, left_bytes }
     }
 

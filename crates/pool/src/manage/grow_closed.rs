@@ -94,7 +94,7 @@ mod tests {
     use crate::log::append::chunk_memory;
     use crate::manage::create::is_empty;
     use crate::manage::open::LostTail;
-    use crate::ondisk::chunk::Record;
+    use crate::ondisk::chunk::ChunkRecord;
     use crate::ondisk::page::FANOUT;
     use crate::{CreateOptions, VolumeOptions};
 
@@ -118,10 +118,10 @@ mod tests {
         // Without checkpoints and admission, the log takes every segment.
         let turn = pool.maintenance_turn().await.unwrap();
         let shared = pool.shared();
-        let volume = *shared.state.lock().catalog.volumes.keys().next().unwrap();
+        let volume = *shared.state.lock().volume_table.volumes.keys().next().unwrap();
         for page in 1..=pages {
             shared.state.lock().admitted.0 += 1;
-            let record = Record::Data { volume, block: page * FANOUT as u64, count: 1 };
+            let record = ChunkRecord::Data { volume, block: page * FANOUT as u64, count: 1 };
             shared.append(vec![record], chunk_memory(1).await).await.unwrap();
         }
         while shared.state.lock().segments.free() > free {

@@ -1,8 +1,8 @@
 //! Space: capacity of a pool, and admission of writes. Pure.
 
 use crate::limits::{
-    BLOCK_BYTES, CATALOG_BYTES_MAX, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES,
-    MERGES_WAITED, PASSES_WAITED, RECENT_MAX,
+    BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES, MERGES_WAITED,
+    PASSES_WAITED, RECENT_MAX, VOLUME_TABLE_BYTES_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::Layout;
@@ -25,8 +25,8 @@ pub(crate) struct Sizes {
     pub(crate) capacity: u64,
     /// Payload blocks of a segment that is filled with the largest chunks.
     pub(crate) payload: u64,
-    /// Longest catalog, in bytes.
-    pub(crate) catalog: usize,
+    /// Longest volume table, in bytes.
+    pub(crate) volume_table: usize,
     /// Limit of the tail of a log device, in blocks. Hosts are slowed down near it.
     pub(crate) tail: u64,
 }
@@ -92,10 +92,10 @@ impl Sizes {
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
         // In a small pool, one block shared by a few snapshots already has this many pages.
         let moving = (recent / 4).max(32);
-        // Deleting a volume moves all later ones in the catalog, so a checkpoint may rewrite the
-        // whole catalog.
-        let catalog = (blocks / 64).min((CATALOG_BYTES_MAX / BLOCK_BYTES) as u64);
-        let checkpoint = recent + recent / 2 + recent / 8 + moving + catalog + 2 * usage + 8;
+        // Deleting a volume moves all later ones in the volume table, so a checkpoint may rewrite
+        // the whole volume table.
+        let volume_table = (blocks / 64).min((VOLUME_TABLE_BYTES_MAX / BLOCK_BYTES) as u64);
+        let checkpoint = recent + recent / 2 + recent / 8 + moving + volume_table + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
         let reserve = reserve.min(u64::from(segments) / 4);
         let log = BEGINNING_SEGMENTS as u64;
@@ -109,7 +109,7 @@ impl Sizes {
             reserve: reserve as usize,
             capacity: payload - payload / 16,
             payload: segment_blocks / (chunk + 1) * chunk,
-            catalog: catalog as usize * BLOCK_BYTES,
+            volume_table: volume_table as usize * BLOCK_BYTES,
             // A checkpoint waits until the tail at its start is written out. Changes that hosts
             // make meanwhile must fit the next table.
             tail: (recent / 2).max(4 * u64::from(layout.segment_blocks())),
@@ -119,7 +119,7 @@ impl Sizes {
 
 /// Space that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Demand {
+pub(crate) struct WriteCost {
     /// New entries in the table of recent changes.
     pub(crate) entries: usize,
     /// New ranges of zeroes.
@@ -132,7 +132,7 @@ pub(crate) struct Demand {
 
 /// State of the space of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Supply {
+pub(crate) struct SpaceState {
     /// Live blocks of the maps, including map pages.
     pub(crate) live: u64,
     /// Blocks reserved for thick volumes that they have not written yet.
@@ -150,12 +150,12 @@ pub(crate) struct Supply {
     /// True while deleted volumes or snapshots still have blocks.
     pub(crate) reaping: bool,
     /// True if cleaning has gained nothing since the last checkpoint.
-    pub(crate) clean: bool,
+    pub(crate) nothing_to_clean: bool,
     /// True if no segment was worth cleaning since the last checkpoint.
-    pub(crate) spent: bool,
+    pub(crate) cleaner_gains_nothing: bool,
 }
 
-impl Supply {
+impl SpaceState {
     /// Blocks in use or reserved. Overwritten and deleted blocks count until a checkpoint frees
     /// them.
     pub(crate) fn used(&self) -> u64 {
@@ -190,8 +190,8 @@ impl Supply {
 
 /// Decision about a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Admission {
-    /// It may begin.
+pub(crate) enum SpaceDecision {
+    /// Now.
     Now,
     /// It waits for a checkpoint.
     AfterCheckpoint,
@@ -202,27 +202,32 @@ pub(crate) enum Admission {
 }
 
 /// Decides about a write that has waited for `waited` checkpoints.
-pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64) -> Admission {
+pub(crate) fn admit(
+    sizes: &Sizes,
+    supply: &SpaceState,
+    demand: &WriteCost,
+    waited: u64,
+) -> SpaceDecision {
     let entries = supply.entries + demand.entries;
     let ranges = supply.ranges + demand.ranges;
     if supply.entries > 0 && entries > sizes.recent
         || supply.ranges > 0 && ranges > crate::limits::RANGES_MAX
     {
-        return Admission::AfterCheckpoint;
+        return SpaceDecision::AfterCheckpoint;
     }
     if demand.blocks > 0 && !demand.reserved && supply.used() + demand.blocks > sizes.capacity {
         return match supply.may_shrink(waited) {
-            true => Admission::AfterCheckpoint,
-            false => Admission::Full,
+            true => SpaceDecision::AfterCheckpoint,
+            false => SpaceDecision::Full,
         };
     }
     // Zeroes free space, so they may use a part of the reserve. Their chunks occupy segments until
     // a checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even
     // one that freed nothing, so that a full pool can be emptied.
     if demand.blocks == 0 && supply.free <= sizes.order_floor() && supply.unmerged {
-        return match supply.clean {
-            false => Admission::AfterCleaning,
-            true => Admission::AfterCheckpoint,
+        return match supply.nothing_to_clean {
+            false => SpaceDecision::AfterCleaning,
+            true => SpaceDecision::AfterCheckpoint,
         };
     }
     // Until a checkpoint, zeroes may take some of the free segments that back reservations: as many
@@ -231,27 +236,27 @@ pub(crate) fn admit(sizes: &Sizes, supply: &Supply, demand: &Demand, waited: u64
     if demand.blocks == 0 && supply.unmerged {
         let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
         if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) {
-            return Admission::AfterCheckpoint;
+            return SpaceDecision::AfterCheckpoint;
         }
     }
-    // A write fails when the cleaner has gained nothing for a while. A write of reserved blocks
-    // waits for further passes: earlier ones had other blocks to clean. During an evacuation no
-    // gain is counted, so it may wait for as many passes as an evacuation has steps.
-    let was_fruitless = supply.clean && waited >= FRUITLESS_PASSES.into();
+    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits
+    // for passes of its own: those before it had other blocks to work with. During an evacuation,
+    // no gain is counted, and it may wait as long as that.
+    let was_fruitless = supply.nothing_to_clean && waited >= FRUITLESS_PASSES.into();
     let is_long = waited >= EVACUATION_STEPS.into();
     let (floor, is_over) = match demand.reserved {
-        true => (sizes.reserved_floor(), supply.spent || was_fruitless || is_long),
-        false => (supply.left_free(sizes, 0), supply.clean || waited >= PASSES_WAITED),
+        true => (sizes.reserved_floor(), supply.cleaner_gains_nothing || was_fruitless || is_long),
+        false => (supply.left_free(sizes, 0), supply.nothing_to_clean || waited >= PASSES_WAITED),
     };
     if demand.blocks > 0 && supply.free <= floor {
         return match is_over {
-            false => Admission::AfterCleaning,
-            _ if waited >= PASSES_WAITED => Admission::Full,
-            true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
-            true => Admission::Full,
+            false => SpaceDecision::AfterCleaning,
+            _ if waited >= PASSES_WAITED => SpaceDecision::Full,
+            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            true => SpaceDecision::Full,
         };
     }
-    Admission::Now
+    SpaceDecision::Now
 }
 
 /// Effect of an order on the space of a pool.
@@ -267,21 +272,21 @@ pub(crate) enum OrderKind {
 /// changes, which otherwise limit the chunks until the next checkpoint.
 pub(crate) fn admit_order(
     sizes: &Sizes,
-    supply: &Supply,
+    supply: &SpaceState,
     kind: OrderKind,
     waited: u64,
-) -> Admission {
+) -> SpaceDecision {
     // A checkpoint needs half of the reserve.
     let floor = match kind {
         OrderKind::Deletion => sizes.reserve / 2,
         OrderKind::Other => sizes.order_floor(),
     };
-    match (supply.free > floor, supply.clean || waited >= PASSES_WAITED, kind) {
-        (true, _, _) => Admission::Now,
-        (false, false, _) => Admission::AfterCleaning,
+    match (supply.free > floor, supply.nothing_to_clean || waited >= PASSES_WAITED, kind) {
+        (true, _, _) => SpaceDecision::Now,
+        (false, false, _) => SpaceDecision::AfterCleaning,
         // The next checkpoint frees the block of the order.
-        (false, true, OrderKind::Deletion) => Admission::Now,
-        (false, true, OrderKind::Other) => Admission::Full,
+        (false, true, OrderKind::Deletion) => SpaceDecision::Now,
+        (false, true, OrderKind::Other) => SpaceDecision::Full,
     }
 }
 
@@ -298,10 +303,10 @@ mod tests {
         reserve: 4,
         capacity: 1000,
         payload: 14,
-        catalog: 4096,
+        volume_table: 4096,
         tail: 64,
     };
-    const SUPPLY: Supply = Supply {
+    const SUPPLY: SpaceState = SpaceState {
         live: 500,
         reserved: 100,
         entries: 10,
@@ -310,10 +315,10 @@ mod tests {
         log: 2,
         unmerged: true,
         reaping: false,
-        clean: false,
-        spent: false,
+        nothing_to_clean: false,
+        cleaner_gains_nothing: false,
     };
-    const WRITE: Demand = Demand { entries: 8, ranges: 0, blocks: 8, reserved: false };
+    const WRITE: WriteCost = WriteCost { entries: 8, ranges: 0, blocks: 8, reserved: false };
 
     /// A grown pool kept the reserve of its former size until it was opened again. Then the reserve
     /// took space that reservations had got meanwhile.
@@ -339,57 +344,67 @@ mod tests {
 
     #[test]
     fn writes_are_admitted_by_space_and_segments() {
-        let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand, 0);
-        assert_eq!(decide(SUPPLY, WRITE), Admission::Now);
-        let crowded = Supply { entries: 95, ..SUPPLY };
-        assert_eq!(decide(crowded, WRITE), Admission::AfterCheckpoint);
-        let full = Supply { live: 890, ..SUPPLY };
-        assert_eq!(decide(full, WRITE), Admission::AfterCheckpoint);
-        assert_eq!(admit(&SIZES, &full, &WRITE, MERGES_WAITED), Admission::Full);
-        let reaping = Supply { reaping: true, ..full };
-        assert_eq!(admit(&SIZES, &reaping, &WRITE, 1000), Admission::AfterCheckpoint);
-        let full = Supply { unmerged: false, ..full };
-        assert_eq!(decide(full, WRITE), Admission::Full);
-        assert_eq!(decide(full, Demand { reserved: true, ..WRITE }), Admission::Now);
-        assert_eq!(decide(full, Demand { blocks: 0, ..WRITE }), Admission::Now);
-        let dirty = Supply { free: 4, ..SUPPLY };
-        assert_eq!(decide(dirty, WRITE), Admission::AfterCleaning);
-        assert_eq!(admit(&SIZES, &dirty, &WRITE, PASSES_WAITED), Admission::Full);
-        assert_eq!(decide(dirty, Demand { blocks: 0, ..WRITE }), Admission::Now);
-        let zeroes = Demand { blocks: 0, ..WRITE };
-        let low = Supply { free: SIZES.order_floor(), ..SUPPLY };
-        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), Admission::AfterCleaning);
-        let low = Supply { clean: true, ..low };
-        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), Admission::AfterCheckpoint);
-        assert_eq!(decide(Supply { unmerged: false, ..low }, zeroes), Admission::Now);
-        assert_eq!(decide(Supply { clean: true, ..dirty }, WRITE), Admission::AfterCheckpoint);
-        let stuck = Supply { clean: true, unmerged: false, ..dirty };
-        assert_eq!(decide(stuck, WRITE), Admission::Full);
+        let decide = |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, 0);
+        assert_eq!(decide(SUPPLY, WRITE), SpaceDecision::Now);
+        let crowded = SpaceState { entries: 95, ..SUPPLY };
+        assert_eq!(decide(crowded, WRITE), SpaceDecision::AfterCheckpoint);
+        let full = SpaceState { live: 890, ..SUPPLY };
+        assert_eq!(decide(full, WRITE), SpaceDecision::AfterCheckpoint);
+        assert_eq!(admit(&SIZES, &full, &WRITE, MERGES_WAITED), SpaceDecision::Full);
+        let reaping = SpaceState { reaping: true, ..full };
+        assert_eq!(admit(&SIZES, &reaping, &WRITE, 1000), SpaceDecision::AfterCheckpoint);
+        let full = SpaceState { unmerged: false, ..full };
+        assert_eq!(decide(full, WRITE), SpaceDecision::Full);
+        assert_eq!(decide(full, WriteCost { reserved: true, ..WRITE }), SpaceDecision::Now);
+        assert_eq!(decide(full, WriteCost { blocks: 0, ..WRITE }), SpaceDecision::Now);
+        let dirty = SpaceState { free: 4, ..SUPPLY };
+        assert_eq!(decide(dirty, WRITE), SpaceDecision::AfterCleaning);
+        assert_eq!(admit(&SIZES, &dirty, &WRITE, PASSES_WAITED), SpaceDecision::Full);
+        assert_eq!(decide(dirty, WriteCost { blocks: 0, ..WRITE }), SpaceDecision::Now);
+        let zeroes = WriteCost { blocks: 0, ..WRITE };
+        let low = SpaceState { free: SIZES.order_floor(), ..SUPPLY };
+        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), SpaceDecision::AfterCleaning);
+        let low = SpaceState { clean: true, ..low };
+        assert_eq!(admit(&SIZES, &low, &zeroes, 1000), SpaceDecision::AfterCheckpoint);
+        assert_eq!(decide(SpaceState { unmerged: false, ..low }, zeroes), SpaceDecision::Now);
+        assert_eq!(
+            decide(SpaceState { clean: true, ..dirty }, WRITE),
+            SpaceDecision::AfterCheckpoint
+        );
+        let stuck = SpaceState { clean: true, unmerged: false, ..dirty };
+        assert_eq!(decide(stuck, WRITE), SpaceDecision::Full);
     }
     #[test]
     fn reservations_are_backed_by_free_segments() {
-        let decide = |supply: Supply, demand: Demand| admit(&SIZES, &supply, &demand, 0);
-        let reserved = Demand { reserved: true, ..WRITE };
+        let decide = |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, 0);
+        let reserved = WriteCost { reserved: true, ..WRITE };
         // A hundred reserved blocks take eight segments of 14 blocks, besides the reserve of four.
-        let low = Supply { free: 12, ..SUPPLY };
-        assert_eq!(decide(low, WRITE), Admission::AfterCleaning);
-        assert_eq!(decide(Supply { clean: true, unmerged: false, ..low }, WRITE), Admission::Full);
-        assert_eq!(decide(Supply { free: 13, ..SUPPLY }, WRITE), Admission::Now);
-        assert_eq!(decide(low, reserved), Admission::Now);
-        let is_backed = |free, more| Supply { free, ..SUPPLY }.is_backed(&SIZES, more);
+        let low = SpaceState { free: 12, ..SUPPLY };
+        assert_eq!(decide(low, WRITE), SpaceDecision::AfterCleaning);
+        assert_eq!(
+            decide(SpaceState { clean: true, unmerged: false, ..low }, WRITE),
+            SpaceDecision::Full
+        );
+        assert_eq!(decide(SpaceState { free: 13, ..SUPPLY }, WRITE), SpaceDecision::Now);
+        assert_eq!(decide(low, reserved), SpaceDecision::Now);
+        let is_backed = |free, more| SpaceState { free, ..SUPPLY }.is_backed(&SIZES, more);
         assert!(is_backed(13, 12) && !is_backed(13, 13) && is_backed(14, 13));
         // The volume overwrites its blocks, and others have filled the rest of the pool.
-        let written = Supply { reserved: 0, clean: true, unmerged: false, ..SUPPLY };
-        assert_eq!(decide(Supply { free: 4, ..written }, reserved), Admission::Now);
-        let lowest = Supply { free: 3, ..written };
-        assert_eq!(decide(lowest, reserved), Admission::AfterCleaning, "it gained nothing before");
+        let written = SpaceState { reserved: 0, clean: true, unmerged: false, ..SUPPLY };
+        assert_eq!(decide(SpaceState { free: 4, ..written }, reserved), SpaceDecision::Now);
+        let lowest = SpaceState { free: 3, ..written };
+        assert_eq!(
+            decide(lowest, reserved),
+            SpaceDecision::AfterCleaning,
+            "it gained nothing before"
+        );
         let fruitless = u64::from(FRUITLESS_PASSES);
-        assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), Admission::Full);
-        let gaining = Supply { clean: false, ..lowest };
-        assert_eq!(admit(&SIZES, &gaining, &reserved, 900), Admission::AfterCleaning);
-        assert_eq!(decide(Supply { spent: true, ..lowest }, reserved), Admission::Full);
-        let unmerged = Supply { spent: true, unmerged: true, ..lowest };
-        assert_eq!(decide(unmerged, reserved), Admission::AfterCheckpoint);
+        assert_eq!(admit(&SIZES, &lowest, &reserved, fruitless), SpaceDecision::Full);
+        let gaining = SpaceState { clean: false, ..lowest };
+        assert_eq!(admit(&SIZES, &gaining, &reserved, 900), SpaceDecision::AfterCleaning);
+        assert_eq!(decide(SpaceState { spent: true, ..lowest }, reserved), SpaceDecision::Full);
+        let unmerged = SpaceState { spent: true, unmerged: true, ..lowest };
+        assert_eq!(decide(unmerged, reserved), SpaceDecision::AfterCheckpoint);
     }
 
     /// Regression: a full pool whose thick volumes were overwritten refused orders, and admitted
@@ -398,10 +413,10 @@ mod tests {
     fn thick_writes_leave_room_for_orders_and_discards() {
         for reserve in 4..1000 {
             let sizes = Sizes { reserve, ..SIZES };
-            let supply = Supply { free: sizes.reserved_floor(), clean: true, ..SUPPLY };
-            assert_eq!(admit_order(&sizes, &supply, OrderKind::Other, 0), Admission::Now);
-            let zeroes = Demand { entries: 0, ranges: 1, blocks: 0, reserved: false };
-            assert_eq!(admit(&sizes, &supply, &zeroes, 0), Admission::Now, "{reserve}");
+            let supply = SpaceState { free: sizes.reserved_floor(), clean: true, ..SUPPLY };
+            assert_eq!(admit_order(&sizes, &supply, OrderKind::Other, 0), SpaceDecision::Now);
+            let zeroes = WriteCost { entries: 0, ranges: 1, blocks: 0, reserved: false };
+            assert_eq!(admit(&sizes, &supply, &zeroes, 0), SpaceDecision::Now, "{reserve}");
             assert!(sizes.order_floor() >= reserve / 2, "a checkpoint has room");
         }
     }
@@ -409,30 +424,34 @@ mod tests {
     /// Until the next checkpoint, discards could take all free segments above the floor of orders.
     #[test]
     fn discards_take_little_of_what_backs_reservations() {
-        let zeroes = Demand { entries: 1, ranges: 0, blocks: 0, reserved: true };
+        let zeroes = WriteCost { entries: 1, ranges: 0, blocks: 0, reserved: true };
         let sizes = Sizes { reserve: 16, ..SIZES };
         // Eight segments back a hundred blocks.
         let decide = |free, log, unmerged| {
-            let supply = Supply { free, log, unmerged, clean: true, ..SUPPLY };
+            let supply = SpaceState { free, log, unmerged, clean: true, ..SUPPLY };
             admit(&sizes, &supply, &zeroes, 0)
         };
-        assert_eq!(decide(20, 2, true), Admission::Now);
-        assert_eq!(decide(19, 8, true), Admission::Now);
-        assert_eq!(decide(18, 8, true), Admission::AfterCheckpoint);
-        assert_eq!(decide(18, 2, true), Admission::Now, "the checkpoint has returned what it can");
-        assert_eq!(decide(18, 8, false), Admission::Now);
+        assert_eq!(decide(20, 2, true), SpaceDecision::Now);
+        assert_eq!(decide(19, 8, true), SpaceDecision::Now);
+        assert_eq!(decide(18, 8, true), SpaceDecision::AfterCheckpoint);
+        assert_eq!(
+            decide(18, 2, true),
+            SpaceDecision::Now,
+            "the checkpoint has returned what it can"
+        );
+        assert_eq!(decide(18, 8, false), SpaceDecision::Now);
     }
 
     #[test]
     fn orders_leave_room_for_a_checkpoint() {
         let sizes = Sizes { reserve: 8, ..SIZES };
         let decide =
-            |free, clean, kind| admit_order(&sizes, &Supply { free, clean, ..SUPPLY }, kind, 0);
-        assert_eq!(decide(6, false, OrderKind::Other), Admission::Now);
-        assert_eq!(decide(5, false, OrderKind::Other), Admission::AfterCleaning);
-        assert_eq!(decide(5, true, OrderKind::Other), Admission::Full);
-        assert_eq!(decide(5, false, OrderKind::Deletion), Admission::Now);
-        assert_eq!(decide(4, false, OrderKind::Deletion), Admission::AfterCleaning);
-        assert_eq!(decide(4, true, OrderKind::Deletion), Admission::Now);
+            |free, clean, kind| admit_order(&sizes, &SpaceState { free, clean, ..SUPPLY }, kind, 0);
+        assert_eq!(decide(6, false, OrderKind::Other), SpaceDecision::Now);
+        assert_eq!(decide(5, false, OrderKind::Other), SpaceDecision::AfterCleaning);
+        assert_eq!(decide(5, true, OrderKind::Other), SpaceDecision::Full);
+        assert_eq!(decide(5, false, OrderKind::Deletion), SpaceDecision::Now);
+        assert_eq!(decide(4, false, OrderKind::Deletion), SpaceDecision::AfterCleaning);
+        assert_eq!(decide(4, true, OrderKind::Deletion), SpaceDecision::Now);
     }
 }

@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State, Update};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::superblock::{Superblock, TailVolumes};
 
 /// Right to update the superblock. Released on drop.
-pub(crate) struct SuperblockTurn<'a>(&'a Shared);
+pub(crate) struct SuperblockLock<'a>(&'a Shared);
 
-impl Drop for SuperblockTurn<'_> {
+impl Drop for SuperblockLock<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.update = state.update.ended();
@@ -27,8 +27,8 @@ impl Drop for SuperblockTurn<'_> {
     }
 }
 
-impl SuperblockTurn<'_> {
-    /// Writes an update. A new device already has copies 0 and 1.
+impl SuperblockLock<'_> {
+    /// Writes an update. A new device has it in copies 0 and 1 already.
     ///
     /// # Errors
     /// Errors of the devices. No update can follow.
@@ -47,16 +47,16 @@ impl SuperblockTurn<'_> {
 }
 
 /// Volumes whose content or existence a record changes.
-pub(crate) fn changed(record: &Record) -> &[u32] {
+pub(crate) fn changed(record: &ChunkRecord) -> &[u32] {
     match record {
-        Record::Data { volume, .. }
-        | Record::Zero { volume, .. }
-        | Record::Delete { volume }
-        | Record::Rollback { volume, .. }
-        | Record::Promote { volume } => std::slice::from_ref(volume),
-        Record::Volume(volume) => std::slice::from_ref(&volume.id),
-        Record::Snapshot(order) => &order.volumes,
-        Record::Moved { .. } | Record::Page { .. } => &[],
+        ChunkRecord::Data { volume, .. }
+        | ChunkRecord::Zero { volume, .. }
+        | ChunkRecord::Delete { volume }
+        | ChunkRecord::Rollback { volume, .. }
+        | ChunkRecord::Promote { volume } => std::slice::from_ref(volume),
+        ChunkRecord::Volume(volume) => std::slice::from_ref(&volume.id),
+        ChunkRecord::Snapshot(order) => &order.volumes,
+        ChunkRecord::Moved { .. } | ChunkRecord::Page { .. } => &[],
     }
 }
 
@@ -65,7 +65,7 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Shared::superblock_turn`].
-    pub(crate) async fn update_turn(&self) -> Result<SuperblockTurn<'_>, IoError> {
+    pub(crate) async fn update_turn(&self) -> Result<SuperblockLock<'_>, IoError> {
         self.superblock_turn(|_| false).await.map(|turn| turn.expect("there is a need"))
     }
 
@@ -76,7 +76,7 @@ impl Shared {
     async fn superblock_turn(
         &self,
         done: impl Fn(&State) -> bool,
-    ) -> Result<Option<SuperblockTurn<'_>>, IoError> {
+    ) -> Result<Option<SuperblockLock<'_>>, IoError> {
         let turn = || {
             let mut state = self.state.lock();
             if let Err(error) = state.check_updates() {
@@ -88,7 +88,7 @@ impl Shared {
             match state.update {
                 Update::Idle => {
                     state.update = Update::Runs;
-                    Some(Ok(Some(SuperblockTurn(self))))
+                    Some(Ok(Some(SuperblockLock(self))))
                 }
                 Update::Runs | Update::Writes => None,
                 Update::Over => Some(Err(IoError::WriteFault)),
@@ -136,7 +136,7 @@ impl Shared {
     ///
     /// # Errors
     /// Of the devices.
-    pub(crate) async fn mark(&self, records: &[Record]) -> Result<(), IoError> {
+    pub(crate) async fn mark(&self, records: &[ChunkRecord]) -> Result<(), IoError> {
         let volumes: BTreeSet<u32> = records.iter().flat_map(changed).copied().collect();
         self.state.lock().to_mark.extend(&volumes);
         let done = |state: &State| {
@@ -160,7 +160,7 @@ impl Shared {
         }
     }
 
-    async fn update_marks(&self, turn: SuperblockTurn<'_>) -> Result<(), IoError> {
+    async fn update_marks(&self, turn: SuperblockLock<'_>) -> Result<(), IoError> {
         let next = self.next_update(|_| {});
         if let Err(error) = turn.write(&next, None).await {
             self.state.lock().fail(IoError::WriteFault);
@@ -196,7 +196,7 @@ impl State {
     }
 
     /// True if a chunk with these records may go to the log device.
-    pub(crate) fn is_marked(&self, records: &[Record]) -> bool {
+    pub(crate) fn is_marked(&self, records: &[ChunkRecord]) -> bool {
         records.iter().flat_map(changed).all(|volume| self.marked.has(*volume))
     }
 }

@@ -5,12 +5,12 @@
 //! use, because the bytes are not trusted.
 
 pub mod ancestry;
-pub mod catalog;
 pub mod chunk;
 pub mod entry;
 pub mod layout;
 pub mod page;
 pub mod superblock;
+pub mod volume_table;
 
 use crate::limits::BLOCK_BYTES;
 

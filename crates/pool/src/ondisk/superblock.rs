@@ -107,8 +107,8 @@ impl TailVolumes {
         }
     }
 
-    /// Number of listed volumes with this identifier or a higher one. With the catalog's next
-    /// identifier: volumes newer than the catalog.
+    /// Number of listed volumes with this identifier or a higher one. With the volume table's next
+    /// identifier: volumes newer than the volume table.
     pub fn made_since(&self, next_id: u32) -> usize {
         match self {
             TailVolumes::Listed(volumes) => volumes.range(next_id..).count(),

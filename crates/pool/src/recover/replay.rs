@@ -14,10 +14,10 @@ use crate::manage::superblock::changed;
 use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::Recent;
 use crate::map::tree::Tree;
-use crate::ondisk::catalog::Catalog;
-use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
+use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::read_retries::{ReadRetries, Unread, Unreadable};
 use crate::storage::{NamedDevice, Storage};
@@ -65,7 +65,7 @@ fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count
 
 /// Chunks after a gap that are evidence of lost flushed data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Proof {
+pub(crate) enum LossEvidence {
     /// Every chunk that says that the missing one was durable.
     Any,
     /// Only such chunks with host changes. Used when no volume is marked: the log device then had
@@ -85,7 +85,7 @@ pub(crate) struct Replay<'a> {
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
-    pub(crate) catalog: Catalog,
+    pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
     /// Changes replayed before a snapshot.
     pub(crate) frozen: Option<Frozen>,
@@ -93,7 +93,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) segments: Vec<u32>,
     /// Chunks found only on the log device, to be written out.
     pub(crate) on_log: Vec<Piece>,
-    pub(crate) proof: Proof,
+    pub(crate) proof: LossEvidence,
 }
 
 impl<'a> Replay<'a> {
@@ -102,7 +102,7 @@ impl<'a> Replay<'a> {
         storage: &'a Storage,
         superblock: &Superblock,
         recent: Recent,
-        catalog: Catalog,
+        volume_table: VolumeTable,
         trees: Vec<Tree>,
     ) -> Replay<'a> {
         Replay {
@@ -112,12 +112,12 @@ impl<'a> Replay<'a> {
             log: superblock.log,
             next: superblock.start,
             recent,
-            catalog,
+            volume_table,
             trees: trees.into_iter().map(|tree| (tree.volume, tree)).collect(),
             frozen: None,
             segments: vec![storage.layout.segment_of(superblock.start.block)],
             on_log: Vec::new(),
-            proof: Proof::Any,
+            proof: LossEvidence::Any,
         }
     }
 
@@ -149,8 +149,8 @@ impl<'a> Replay<'a> {
             }
         }
         match self.proof {
-            Proof::Any | Proof::OfHosts => self.search_later().await,
-            Proof::Accepted => Ok(()),
+            LossEvidence::Any | LossEvidence::OfHosts => self.search_later().await,
+            LossEvidence::Accepted => Ok(()),
         }
     }
 
@@ -242,7 +242,7 @@ impl<'a> Replay<'a> {
         let mut snapshot = None;
         for record in &header.records {
             match record {
-                Record::Data { volume, block, count } => {
+                ChunkRecord::Data { volume, block, count } => {
                     let effect = self.takes_effect(*volume, *block, u64::from(*count));
                     let effect = effect.ok_or_else(|| bad("record"))?;
                     for block in (*block..).take(usize::from(*count)) {
@@ -252,13 +252,13 @@ impl<'a> Replay<'a> {
                         }
                     }
                 }
-                Record::Zero { volume, block, count } => {
+                ChunkRecord::Zero { volume, block, count } => {
                     let effect = self.takes_effect(*volume, *block, *count);
                     if effect.ok_or_else(|| bad("record"))? {
                         self.recent.zero(*volume, *block, *count);
                     }
                 }
-                Record::Moved { volume, block, old, birth } => {
+                ChunkRecord::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
                     let effect = self.takes_effect(*volume, *block, 1);
                     // Without a recent change, the map has the block at the place where the cleaner
@@ -271,12 +271,12 @@ impl<'a> Replay<'a> {
                         self.recent.insert(*volume, *block, entry);
                     }
                 }
-                Record::Page { .. } => drop(next()),
-                Record::Snapshot(order) => snapshot = Some((**order).clone()),
+                ChunkRecord::Page { .. } => drop(next()),
+                ChunkRecord::Snapshot(order) => snapshot = Some((**order).clone()),
                 order => {
-                    apply_order(&mut self.catalog, &mut self.trees, order, header.sequence)
+                    apply_order(&mut self.volume_table, &mut self.trees, order, header.sequence)
                         .map_err(|_| bad("order"))?;
-                    if let Record::Rollback { volume, .. } = order {
+                    if let ChunkRecord::Rollback { volume, .. } = order {
                         self.recent.forget(*volume);
                     }
                 }
@@ -303,20 +303,21 @@ impl<'a> Replay<'a> {
         if self.frozen.is_some() {
             return Err(FormatError::Field("snapshot"));
         }
-        let (catalog, fresh) = (self.catalog.clone(), Recent::new(self.recent.capacity()));
+        let (volume_table, fresh) =
+            (self.volume_table.clone(), Recent::new(self.recent.capacity()));
         let recent = std::mem::replace(&mut self.recent, fresh);
-        self.catalog.snapshot(&order, sequence)?;
+        self.volume_table.snapshot(&order, sequence)?;
         let (start, log, snapshot) = (self.next, self.log, Some(order));
-        self.frozen = Some(Frozen { recent, start, log, catalog, snapshot });
+        self.frozen = Some(Frozen { recent, start, log, volume_table, snapshot });
         Ok(())
     }
 
     /// True if a change of blocks applies; `None` for an impossible change, of a snapshot or an
     /// unknown volume.
     fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
-        let is_snapshot = self.catalog.present_snapshot(volume).is_some();
-        let possible = volume < self.catalog.next_id && !is_snapshot;
-        possible.then(|| self.catalog.takes_effect(volume, block, count))
+        let is_snapshot = self.volume_table.present_snapshot(volume).is_some();
+        let possible = volume < self.volume_table.next_id && !is_snapshot;
+        possible.then(|| self.volume_table.takes_effect(volume, block, count))
     }
 
     /// Searches the rest of the last segment, and the following ones while they have later chunks,
@@ -389,9 +390,9 @@ impl<'a> Replay<'a> {
             return Ok(None);
         };
         let proves = match self.proof {
-            Proof::Any => true,
-            Proof::OfHosts => later.records.iter().any(|record| !changed(record).is_empty()),
-            Proof::Accepted => false,
+            LossEvidence::Any => true,
+            LossEvidence::OfHosts => later.records.iter().any(|record| !changed(record).is_empty()),
+            LossEvidence::Accepted => false,
         };
         if proves && later.durable > self.next.sequence {
             return Err(PoolError::LostChunk {

@@ -5,7 +5,7 @@
 
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX};
-use crate::ondisk::catalog::is_name;
+use crate::ondisk::volume_table::is_name;
 use crate::ondisk::{Fields, FormatError, checksum, put};
 
 const MAGIC: &[u8; 8] = b"FSSTREAM";

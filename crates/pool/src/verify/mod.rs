@@ -54,7 +54,7 @@ pub enum DamageKind {
         /// Number of bytes that the page maps.
         len_bytes: u64,
     },
-    /// Metadata of the pool: the usage table or the catalog.
+    /// Metadata of the pool: the usage table or the volume table.
     Metadata,
     /// A chunk of the log.
     Log,

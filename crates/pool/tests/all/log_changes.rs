@@ -75,7 +75,7 @@ impl BlockDevice for DyingDisk {
 
 /// Outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum WriteOutcome {
     Done,
     Failed,
     Hung,
@@ -86,7 +86,7 @@ enum Fate {
 #[derive(Debug)]
 struct HookedDisk {
     disk: SharedDevice,
-    hook: fn(write: i64, offset: u64, chosen: i64) -> Fate,
+    hook: fn(write: i64, offset: u64, chosen: i64) -> WriteOutcome,
     chosen: i64,
     writes: Arc<AtomicI64>,
 }
@@ -103,16 +103,16 @@ impl BlockDevice for HookedDisk {
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let write = self.writes.fetch_add(1, Ordering::Relaxed);
         match (self.hook)(write, offset, self.chosen) {
-            Fate::Done => self.disk.write(offset, data, fua),
-            Fate::Failed => IoFuture::ready(Err(IoError::WriteFault)),
-            Fate::Hung => IoFuture::later(std::future::pending()),
+            WriteOutcome::Done => self.disk.write(offset, data, fua),
+            WriteOutcome::Failed => IoFuture::ready(Err(IoError::WriteFault)),
+            WriteOutcome::Hung => IoFuture::later(std::future::pending()),
         }
     }
 
     fn flush(&self) -> IoFuture<()> {
         match (self.hook)(self.writes.load(Ordering::Relaxed), u64::MAX, self.chosen) {
-            Fate::Hung => IoFuture::later(std::future::pending()),
-            Fate::Done | Fate::Failed => self.disk.flush(),
+            WriteOutcome::Hung => IoFuture::later(std::future::pending()),
+            WriteOutcome::Done | WriteOutcome::Failed => self.disk.flush(),
         }
     }
 
@@ -329,7 +329,9 @@ fn dropped_opening_allows_no_superblock_update() {
         hooked[0].device = Arc::new(HookedDisk {
             disk: disks[0].device.clone(),
             // The second copy of an update hangs.
-            hook: |_, offset, _| if offset == 1 << 18 { Fate::Hung } else { Fate::Done },
+            hook: |_, offset, _| {
+                if offset == 1 << 18 { WriteOutcome::Hung } else { WriteOutcome::Done }
+            },
             chosen: 0,
             writes: writes.clone(),
         });
@@ -354,7 +356,9 @@ fn failed_write_of_a_disk_detaches_no_log_device() {
             let writes = Arc::new(AtomicI64::new(0));
             hooked[0].device = Arc::new(HookedDisk {
                 disk: disks[0].device.clone(),
-                hook: |write, _, chosen| if write == chosen { Fate::Failed } else { Fate::Done },
+                hook: |write, _, chosen| {
+                    if write == chosen { WriteOutcome::Failed } else { WriteOutcome::Done }
+                },
                 chosen,
                 writes: writes.clone(),
             });
@@ -386,8 +390,8 @@ fn log_device_that_hangs_at_flushes_does_not_answer() {
         hooked[LOG].device = Arc::new(HookedDisk {
             disk: disks[LOG].device.clone(),
             hook: |write, offset, chosen| match offset == u64::MAX && write >= chosen {
-                true => Fate::Hung,
-                false => Fate::Done,
+                true => WriteOutcome::Hung,
+                false => WriteOutcome::Done,
             },
             chosen: 1_000_000,
             writes: writes.clone(),

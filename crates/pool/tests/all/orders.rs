@@ -73,7 +73,7 @@ async fn create_until_refused(pool: &Pool) -> (u64, VolumeError) {
             return (number, refused);
         }
     }
-    unreachable!("a catalog has a limit")
+    unreachable!("a volume table has a limit")
 }
 
 /// Regression: orders took the last segment, after which neither a deletion nor an opening had

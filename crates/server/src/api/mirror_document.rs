@@ -116,9 +116,9 @@ named! {
         Running = "running",
         /// The command has succeeded.
         Succeeded = "succeeded",
-        /// The command failed, and the peer then answered that it serves no hosts.
-        Unneeded = "unneeded",
-        /// The command failed, and will be repeated.
+        /// It had failed, and the peer answers that it serves no hosts.
+        NotNeeded = "not-needed",
+        /// It has failed, and is repeated.
         Failed = "failed",
     }
 }

@@ -13,7 +13,7 @@ use flagstone_runtime::sync::oneshot;
 use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::disk_search::DiskCopy;
-use super::open::{Consent, examine};
+use super::open::{OperatorConsent, examine};
 use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed};
@@ -123,7 +123,7 @@ impl Server {
         let task = spawn(async move {
             let name = order.name.clone();
             // Accept only the examined state or a newer one: a device may be exchanged in between.
-            let consent = Consent { devices: Some(identity), ..Consent::default() };
+            let consent = OperatorConsent { devices: Some(identity), ..OperatorConsent::default() };
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;

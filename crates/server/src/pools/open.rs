@@ -38,7 +38,7 @@ fn is_same(one: &str, other: &str) -> bool {
 
 /// Consent of an operator to losses at an opening.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Consent {
+pub(super) struct OperatorConsent {
     /// Gives up writes that only the log device had.
     pub(super) lost_tail: bool,
     /// Identity that the operator accepted: allows an older copy than recorded, or another pool of
@@ -57,10 +57,10 @@ pub(crate) enum LogDecision {
 
 impl LogDecision {
     /// Consent of the operator, which holds until the pool is open.
-    pub(super) fn consent(self) -> Consent {
+    pub(super) fn consent(self) -> OperatorConsent {
         let (LogDecision::Named(tail) | LogDecision::Without(tail)) = self;
         let lost_tail = tail == LostTail::GiveUp;
-        Consent { lost_tail, ..Consent::default() }
+        OperatorConsent { lost_tail, ..OperatorConsent::default() }
     }
 }
 
@@ -71,7 +71,7 @@ fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
 }
 
 /// Context of a refusal, besides the error.
-struct Refused<'a> {
+struct RefusedOpening<'a> {
     /// True if the state directory has an identity of the pool.
     was_open: bool,
     /// True if the devices had to have this identity.
@@ -82,9 +82,9 @@ struct Refused<'a> {
     import: String,
 }
 
-impl Refused<'_> {
+impl RefusedOpening<'_> {
     fn explain(self, error: &PoolError) -> OpenPoolError {
-        let Refused { was_open, is_expected, log, import } = self;
+        let RefusedOpening { was_open, is_expected, log, import } = self;
         OpenPoolError {
             cause: Some(match error {
                 PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
@@ -130,7 +130,7 @@ impl Pools {
         name: &str,
         paths: &[String],
         log: Option<&String>,
-        consent: Consent,
+        consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
         let devices = open_devices(paths).await?;
         let recorded = self.registry.identity(name);
@@ -216,7 +216,8 @@ impl Pools {
                 let was_open = recorded.is_some();
                 let import = import_line(name, paths, log);
                 let is_expected = identity.is_some();
-                Refused { was_open, is_expected, log: why.as_deref(), import }.explain(&error)
+                RefusedOpening { was_open, is_expected, log: why.as_deref(), import }
+                    .explain(&error)
             }
         })?;
         if let Some(why) = why {
@@ -288,7 +289,7 @@ impl Pools {
         &self,
         name: &str,
         set: &DeviceSet<String>,
-        consent: Consent,
+        consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
         let log = self.log_path(name);
         let mut first: Option<OpenPoolError> = None;
@@ -347,14 +348,14 @@ mod tests {
             drop(pool);
             let devices = [disk];
             let open = async |lost_tail| {
-                let consent = Consent { lost_tail, ..Consent::default() };
+                let consent = OperatorConsent { lost_tail, ..OperatorConsent::default() };
                 pools.open("fast", &devices, Some(&blank), consent).await
             };
             let pool = open(false).await.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, None, "the blank disk is not used");
             pool.close().await.unwrap();
             drop(pool);
-            let pool = pools.open("fast", &devices, Some(&log), Consent::default()).await;
+            let pool = pools.open("fast", &devices, Some(&log), OperatorConsent::default()).await;
             let pool = pool.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, Some(log));
             // The volume exists only in the tail.
@@ -390,12 +391,14 @@ mod tests {
             drop(pool);
             let examined = examine(&paths).await.unwrap().identity;
             std::fs::copy(&old, &disk).unwrap();
-            let consent = Consent { devices: Some(examined), ..Consent::default() };
+            let consent = OperatorConsent { devices: Some(examined), ..OperatorConsent::default() };
             let refused = pools.open("fast", &paths, None, consent).await.map(drop);
             let reason = refused.map_err(|error| error.reason).unwrap_err();
             assert!(reason.contains("is an old copy"), "{reason}");
-            let consent =
-                Consent { devices: Some(examine(&paths).await.unwrap().identity), ..consent };
+            let consent = OperatorConsent {
+                devices: Some(examine(&paths).await.unwrap().identity),
+                ..consent
+            };
             pools.open("fast", &paths, None, consent).await.map_err(|error| error.reason).unwrap();
         })
         .unwrap();

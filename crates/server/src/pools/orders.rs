@@ -13,7 +13,7 @@ use flagstone_runtime::{JoinHandle, spawn, time};
 use flagstone_units::display::size;
 
 use super::import::AcceptedLoss;
-use super::open::Consent;
+use super::open::OperatorConsent;
 use super::path_threads::in_thread;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
@@ -299,7 +299,7 @@ impl Server {
         // Closes the devices, and so unlocks them.
         drop(state);
         let reopening = "it is being opened again, and its devices have not answered";
-        let consent = Consent::default();
+        let consent = OperatorConsent::default();
         self.reopen(name, set, reopening, permit, consent, async || Ok(())).await?;
         Ok(outcome)
     }
@@ -316,7 +316,7 @@ impl Server {
         set: DeviceSet<String>,
         what: &'static str,
         permit: Permit,
-        consent: Consent,
+        consent: OperatorConsent,
         work: impl AsyncFnOnce() -> Result<(), Problem> + 'static,
     ) -> Result<(), Problem> {
         self.pools.end_opening(name, false);

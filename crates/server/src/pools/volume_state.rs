@@ -19,7 +19,7 @@ pub(super) enum VolumeState {
         snapshot: String,
     },
     /// Out of service, with commands of hosts in progress.
-    Ending,
+    Draining,
 }
 
 /// An order on a volume or its snapshots.
@@ -69,8 +69,8 @@ impl VolumeState {
             VolumeState::Receiving { .. } => {
                 matches!(order, VolumeOrder::Delete | VolumeOrder::Rollback)
             }
-            // Commands in progress may still change the content: no order may replace it meanwhile.
-            VolumeState::Ending => {
+            // Commands in progress may still change the content, so it may only be deleted or read.
+            VolumeState::Draining => {
                 use VolumeOrder::{Delete, DeleteSnapshot, Promote, Resize, TakeSnapshot};
                 matches!(order, Delete | DeleteSnapshot | Promote | Resize | TakeSnapshot)
             }
@@ -86,7 +86,7 @@ impl VolumeState {
             return Ok(());
         }
         Err(match self {
-            VolumeState::Ending => ending(name),
+            VolumeState::Draining => ending(name),
             _ => format!(
                 "volume {name} was not received in full: run flagstone volume receive {name} with \
                  the whole stream, go back with flagstone snapshot rollback {name}@SNAPSHOT, or run \
@@ -108,7 +108,7 @@ impl VolumeState {
     ) -> Result<ReceiveStep, String> {
         let is_own = |receiving: &str| receiving == snapshot.to_string();
         match (self, exists, has_base) {
-            (VolumeState::Ending, ..) => Err(ending(name)),
+            (VolumeState::Draining, ..) => Err(ending(name)),
             (VolumeState::Complete, true, _) => Ok(ReceiveStep::Done),
             (VolumeState::Receiving { snapshot: own }, true, _) if is_own(own) => {
                 Ok(ReceiveStep::Serve)
@@ -170,10 +170,10 @@ mod tests {
         use VolumeOrder::{Create, Rename, Rollback, Serve, Set};
         for order in ORDERS {
             let waits = [Create, Rename, Rollback, Serve, Set].contains(&order);
-            assert_eq!(VolumeState::Ending.check("db", order).is_err(), waits, "{order:?}");
+            assert_eq!(VolumeState::Draining.check("db", order).is_err(), waits, "{order:?}");
         }
         for (exists, has_base) in [(true, true), (true, false), (false, true), (false, false)] {
-            let step = VolumeState::Ending.receive("db", PoolId([1; 16]), exists, has_base);
+            let step = VolumeState::Draining.receive("db", PoolId([1; 16]), exists, has_base);
             assert!(step.is_err(), "{exists} {has_base}");
         }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flagstone_arbiter::StoreId;
 use flagstone_mirror::Mode;
-use flagstone_mirror::state::machine::Role;
+use flagstone_mirror::state::machine::NodeRole;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_runtime::sim::DiskFaults;
 
@@ -149,7 +149,10 @@ fn lone_source_asks_again_after_its_restart() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
     let mirror = cluster.mirror(0).expect("it runs");
     let role = cluster.sim.block_on(async move { mirror.machine_state().role });
-    assert!(matches!(role, Role::Deposed { .. }), "its data is kept for the operator: {role:?}");
+    assert!(
+        matches!(role, NodeRole::Deposed { .. }),
+        "its data is kept for the operator: {role:?}"
+    );
 }
 
 /// Regression: the operator forced a node while the arbiter was silent. After a restart, the node

@@ -10,7 +10,7 @@ use super::state::Disk;
 
 /// Claim with which a node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub enum ServeClaim {
     /// Its present role and epoch. A restart is no promotion: with a new epoch, it would prevail
     /// over a peer that was promoted meanwhile.
     Resumed,
@@ -76,7 +76,7 @@ pub enum Action {
     /// Durably discard the data, and become a target.
     Discard,
     /// Durably become the source; then serve hosts.
-    Serve(Claim),
+    Serve(ServeClaim),
     /// Durably accept the data: unverified data as verified, older data in the listed ranges, or a
     /// removed replica as a member.
     TrustData(Disk),
@@ -118,8 +118,8 @@ impl std::fmt::Display for Action {
             Action::ServeThroughPeer => "serve hosts through the peer",
             Action::RaiseEpoch => "**record a new epoch**",
             Action::Discard => "**discard the data**",
-            Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
-            Action::Serve(Claim::Granted) => {
+            Action::Serve(ServeClaim::Resumed) => "**record that it is used**, serve hosts",
+            Action::Serve(ServeClaim::Granted) => {
                 "**record the role and the arbiter's epoch**, serve hosts"
             }
             Action::Serve(_) => "**record the role and a new epoch**, serve hosts",

@@ -3,13 +3,13 @@
 //! Invariant: an event has all input of its transition besides the state, so no transition asks a
 //! peer or reads a clock.
 
-use crate::agree::plan::Plan;
+use crate::agree::plan::HandshakePlan;
 use crate::limits::PEERS_MAX;
 use crate::state::status::DesiredState;
 
 /// Answer of a peer that was asked before this node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum RoleAnswer {
     /// No answer within the time limit.
     Silent,
     /// The peer's identity.
@@ -19,19 +19,19 @@ pub enum Answer {
         /// Highest role epoch that the peer has seen.
         epoch: u64,
         /// Plan of a handshake with the peer.
-        plan: Plan,
+        plan: HandshakePlan,
         /// True if the peer's data has another generation than the local data.
         differs: bool,
     },
 }
 
 /// Answers by leg. Legs without a peer are `None`.
-pub type Answers = [Option<Answer>; PEERS_MAX];
+pub type Answers = [Option<RoleAnswer>; PEERS_MAX];
 
 /// Answer of a peer to the announcement that this node takes the role
 /// ([`Action::Announce`](super::Action::Announce)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Consent {
+pub enum PeerConsent {
     /// There is no connection to it.
     Unreachable,
     /// It serves no hosts, and that is durable.
@@ -53,7 +53,7 @@ pub enum Consent {
 
 /// An order of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum OperatorOrder {
     /// Serve, if every peer was asked, none serves, and all agree.
     Failover {
         /// Answers of the peers.
@@ -85,7 +85,7 @@ pub enum Event {
     /// Answers to [`Action::AskPeers`](super::Action::AskPeers).
     Asked(Answers),
     /// The operator's order.
-    Order(Order),
+    Order(OperatorOrder),
     /// A peer announces that it takes the role. Decided at once, also during a change of role.
     Announced {
         /// Role epoch of the peer.
@@ -101,7 +101,7 @@ pub enum Event {
     /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was
     /// accepted.
     Claimed {
-        /// Index of the peer in [`State::records`](super::State::records).
+        /// Index of the peer in [`MachineState::records`](super::MachineState::records).
         by: usize,
         /// Role epoch of the peer.
         epoch: u64,
@@ -138,7 +138,7 @@ pub enum Event {
     /// A handshake with a peer.
     HandshakeDone {
         /// Plan of the handshake.
-        plan: Plan,
+        plan: HandshakePlan,
         /// Role epoch of the peer if it serves hosts and its claim is [`later`](super::later).
         prevailing: Option<u64>,
     },

@@ -74,8 +74,8 @@ impl Bucket {
         })
     }
 
-    /// Probes the store until it has answered. A flaw counts only if it is found twice: a third party
-    /// that removes or restores the probe's object causes one in a sound store.
+    /// Probes the store until it has answered. A flaw counts only if it is found twice: a third
+    /// party that removes or restores the probe's object causes one in a sound store.
     pub(super) async fn prove(&self) {
         let mut sound = 0;
         let mut needed = 1;
