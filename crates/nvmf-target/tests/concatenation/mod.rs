@@ -181,9 +181,9 @@ fn promised_psk_keeps_plain_io_queues_out() {
 }
 
 /// In simulation: time passes at once. The host has used the queue for longer than a handshake may
-/// take, and has as much time again to connect anew.
+/// take, and still has the full time to reconnect with TLS.
 #[test]
-fn host_has_time_to_connect_anew_with_its_psk() {
+fn host_has_time_to_reconnect_with_its_psk() {
     in_simulation(1, async || {
         let config = TargetConfig::default();
         let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
@@ -365,7 +365,7 @@ fn psk_of_a_replaced_key_opens_nothing() {
     });
 }
 
-/// The admin queue that made it ends before: its host connects anew with TLS.
+/// The PSK outlives the admin queue that made it, because the host then reconnects with TLS.
 #[test]
 fn psk_ends_with_the_controller_that_uses_it() {
     on_each_driver(async || {

@@ -37,7 +37,7 @@ pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
 
-/// Copies of the cleaner beside so many recent changes.
+/// Most copies of the cleaner in addition to `recent` changes.
 fn copies(recent: u64) -> u64 {
     (2 * recent).min(RECENT_MAX as u64 - recent)
 }
