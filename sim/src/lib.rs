@@ -54,8 +54,8 @@ impl Outcome {
         }
     }
 
-    /// Without the hash, for histories whose contents no seed determines: those of TLS, whose
-    /// library has a random number generator of its own. Their events and times are still equal.
+    /// Without the hash, for histories whose contents the seed does not determine: those of TLS,
+    /// whose library has its own random number generator. Events and times remain equal.
     #[must_use]
     pub fn with_random_contents(self) -> Outcome {
         Outcome { history_hash: 0, ..self }

@@ -17,18 +17,18 @@ pub struct LoadOptions {
     pub depth: usize,
     /// Largest call, in bytes; a multiple of the block size.
     pub max_bytes: u64,
-    /// Share of changes that are durable by themselves.
+    /// Share of changes with FUA.
     pub fua: f64,
     /// Tolerate failed reads and writes, because the simulated disk injects errors. Otherwise any
     /// failure violates a guarantee.
     pub medium_errors: bool,
-    /// A change that failed may take effect when the device is opened again, after reads of the
-    /// former content.
+    /// A failed change may still take effect when the device is reopened, after reads of the former
+    /// content.
     pub late_failures: bool,
     /// Tolerate changes that fail because the device has no space.
     pub may_be_full: bool,
-    /// The device may be smaller after a crash than a call before it has seen: the load ends, and
-    /// has to attach again.
+    /// After a crash, the device may be smaller than earlier calls have seen: the load ends, and
+    /// must attach again.
     pub may_shrink: bool,
     /// Longest pause after a call; zero for no pause.
     pub pause: Duration,

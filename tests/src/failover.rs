@@ -100,7 +100,7 @@ pub fn served_again(load: &mut Load, state: &Path) -> Duration {
 pub fn denied_to_serve(pair: &Pair, target: usize, state: &Path) {
     let lost = || pair.status(target)["replica"]["has_source"] == false;
     until("the source is lost", lost, || format!("{:#}", pair.status(target)));
-    // What the source acknowledged at last is recorded then.
+    // The last acknowledged write is then recorded.
     std::thread::sleep(AFTER / 2);
     let records = Load::records_now(state);
     std::thread::sleep(2 * AFTER);

@@ -50,8 +50,8 @@ impl Journal {
         }
     }
 
-    /// Number of the first writes that the content shows. `before` is the content in which the host
-    /// began.
+    /// Length of the prefix of writes that the content shows. `before` is the content before the
+    /// first write.
     fn moment_of(&self, content: &[u8], before: &[u8]) -> Result<usize, String> {
         let mut newest = None;
         let mut oldest_missing: Option<(usize, u64)> = None;

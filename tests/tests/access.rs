@@ -172,7 +172,7 @@ fn api_over_tcp_admits_users_by_role() {
         let line = format!("flagstone_api_refusals_total{{reason=\"{reason}\"}} {count}");
         assert!(metrics.lines().any(|found| found == line), "{line}: {metrics}");
     }
-    // What is not TLS gets no answer.
+    // Bytes other than TLS get no answer.
     let address = api.url.strip_prefix("https://").expect("TLS");
     let port = address.rsplit(':').next().and_then(|port| port.parse().ok());
     let request = b"GET /v1/ HTTP/1.1\r\nHost: x\r\n\r\n";

@@ -71,7 +71,7 @@ fn reload(server: &Server) {
 }
 
 #[test]
-fn hosts_attach_with_the_right_key_alone() {
+fn hosts_attach_only_with_the_right_key() {
     let scratch = Scratch::new();
     let [key, other] = ["server.key", "other.key"].map(|name| generate(&scratch, name));
     let mine = scratch.join("mine.key");
@@ -168,7 +168,7 @@ fn concatenation_gives_tls_to_a_host_without_a_tls_key() {
 }
 
 #[test]
-fn replica_is_reached_by_the_peer_with_the_key_alone() {
+fn replica_is_reached_only_by_peer_with_key() {
     let scratch = Scratch::new();
     let key = generate(&scratch, "pair.key");
     let peer = format!("key_file = {key:?}");
@@ -212,7 +212,7 @@ fn generated_keys_are_those_of_nvme_cli() {
 /// Exchanges that begin and stall. Without a shorter time limit in a crowd, the places would be
 /// free after ten minutes.
 #[test]
-fn stalled_exchanges_of_few_addresses_lock_nobody_out() {
+fn stalled_exchanges_do_not_block_new_hosts() {
     let scratch = Scratch::new();
     let key = generate(&scratch, "server.key");
     let file = scratch.join("flagstone.toml");

@@ -71,7 +71,7 @@ fn completions_are_valid_shell_scripts() {
     expect(2, &["completions", "tcsh-of-old"]);
 }
 
-/// What the script of fish gets for a command line whose last word is incomplete.
+/// Completions of fish for a command line whose last word is incomplete.
 fn completed(words: &[&str]) -> Vec<String> {
     let mut command = Command::new(binary());
     command.env("FLAGSTONE_COMPLETE", "fish").args(["--", "flagstone"]).args(words);

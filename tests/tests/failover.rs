@@ -307,7 +307,7 @@ fn automatic_mirror_refuses_second_peer() {
 }
 
 /// The source is cut off from its peer and the arbiter, while hosts still reach it: it stops
-/// serving, and the other node serves. No host reads what was overwritten since.
+/// serving, and the other node serves. No host reads overwritten data.
 #[test]
 fn source_without_peer_and_arbiter_stops() {
     let test = "failover from a source that is cut off";

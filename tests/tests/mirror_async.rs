@@ -86,7 +86,7 @@ impl Event {
             }
             Event::SourceStops => {
                 let status = pair.node(source).terminate();
-                // It reports what it could not deliver within the link's timeout.
+                // It reports the writes that it could not deliver within the link's timeout.
                 let undelivered = "stopped without delivering all queued writes";
                 let reported = pair.node(source).output().contains(undelivered);
                 assert!(status.success() || reported, "{status}");

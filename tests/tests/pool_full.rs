@@ -164,7 +164,7 @@ fn full_pool_with_a_blank_log_device_grows() {
         if has_tail {
             add_tail(&device);
         }
-        // As a local SSD after a stop of its machine.
+        // Simulate a local SSD, which is empty after a stop of its machine.
         std::fs::remove_file(&log).unwrap();
         bed.device("log");
         bed.server.restart();

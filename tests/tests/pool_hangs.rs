@@ -118,7 +118,7 @@ fn change_of_the_log_device_survives_a_hung_disk() {
 }
 
 #[test]
-fn hung_disk_holds_up_its_destruction_only() {
+fn destroying_hung_pool_blocks_no_other_pool() {
     let mut bed = Bed::start();
     let Some((freezer, disk)) = Freezer::new("hung destruction", &bed.scratch, SIZE) else {
         return;
@@ -169,7 +169,7 @@ fn hung_import_holds_up_no_order_and_no_return() {
     assert_eq!(bed.pool()["devices"].as_array().unwrap().len(), 1);
     assert_eq!(bed.pool()["state"], "open");
     assert!(bed.server.terminate().success());
-    // Again, and now the pool is given up meanwhile.
+    // Repeat, and destroy the pool with --force while the import hangs.
     std::fs::rename(&disk, &away).unwrap();
     bed.server.restart();
     freezer.freeze();

@@ -171,7 +171,7 @@ fn holes_are_reported_to_every_client() {
         .map(|extent| (extent["start"].as_u64().unwrap(), extent["length"].as_u64().unwrap()))
         .collect();
     assert_eq!(data, [(1536 << 10, 512 << 10), (5 << 30, 64 << 10)], "{map:#}");
-    // A copy reads what is there, and stays sparse.
+    // A copy reads the allocated blocks, and stays sparse.
     let copy = bed.scratch.join("copy");
     run("nbdcopy", &[&uri, path(&copy)]);
     let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&copy).unwrap());

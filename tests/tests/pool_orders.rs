@@ -130,7 +130,7 @@ fn orders_wait_for_the_end_of_a_receive() {
         let refused = bed.refused(order);
         assert!(refused.contains("was not received in full"), "{order}: {refused}");
     }
-    // What is complete can be used.
+    // Complete volumes can be used.
     bed.run("volume clone copy@a view");
     io(&bed, "view", "read -P 1 0 64k");
     // The receive is not disturbed.
@@ -201,7 +201,7 @@ fn repeated_rollback_waits_for_old_writes() {
 }
 
 #[test]
-fn orders_never_reach_the_unserved_twin() {
+fn orders_do_not_reach_unserved_volume_of_same_name() {
     if !have("volumes", &TOOLS) {
         return;
     }

@@ -418,7 +418,7 @@ fn doc_comments_do_not_refer_to_their_module() {
     }
 }
 
-/// Without the licenses of others: what somebody reads.
+/// Documents for readers, without third-party licenses.
 #[test]
 fn documents_have_at_most_45000_words() {
     let root = tools::workspace();

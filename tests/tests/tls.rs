@@ -224,7 +224,7 @@ fn stalled_tls_handshakes_are_bounded() {
 
 /// Without a shorter time limit in a crowd, the places would be free after ten minutes.
 #[test]
-fn stalled_handshakes_of_few_addresses_lock_nobody_out() {
+fn stalled_tls_handshakes_do_not_block_new_hosts() {
     let scratch = Scratch::new();
     let key = generate(&scratch, "server.key");
     let configuration = format!(
@@ -342,7 +342,7 @@ fn nbd_keys_rotate_at_a_running_client() {
 }
 
 #[test]
-fn mirror_runs_over_tls_alone() {
+fn mirror_runs_only_over_tls() {
     let scratch = Scratch::new();
     let key = generate(&scratch, "pair.key");
     let other = generate(&scratch, "other.key");

@@ -7,13 +7,13 @@
 /// probability of one in 1.4 billion.
 pub const EPOCH_STRIDE: u64 = 1 << 32;
 
-/// The lowest epoch after `seen`, for any replica. Saturates at the maximum, which only a forged
-/// epoch comes close to, so the result is never lower than `seen`.
+/// Lowest epoch after `seen`, for any replica. Saturates at the maximum, so the result is never
+/// lower than `seen`. Only a forged epoch is near the maximum.
 pub fn least_epoch(seen: u64) -> u64 {
     seen.saturating_add(1)
 }
 
-/// The epoch that rank `rank` picks after `seen`: the first of its class from [`least_epoch`].
+/// Next epoch of rank `rank` after `seen`: the first of its class from [`least_epoch`].
 pub fn next_epoch(seen: u64, rank: u64) -> u64 {
     let least = least_epoch(seen);
     let first = (least - least % EPOCH_STRIDE).saturating_add(rank % EPOCH_STRIDE);

@@ -9,11 +9,11 @@
 //!
 //! Invariants:
 //! - a node that the record does not list as in sync is never granted anything;
-//! - a grant follows a compare-and-set that succeeded in the same race. A record that merely looks
-//!   right is not enough, because a delayed write of the peer could still replace it;
+//! - a grant follows a successful compare-and-set in the same race. A record with the right content
+//!   is not enough, because a delayed write of the peer could still replace it;
 //! - the revision of the record grows with each write, and the epoch never decreases;
-//! - a missing record, or one that is older than what the node has seen, grants nothing: the store
-//!   may have been restored from a backup.
+//! - a missing record, or one older than the node has seen, grants nothing: the store may have been
+//!   restored from a backup.
 //!
 //! This crate performs no I/O. [`Arbiter`] is the interface to the store, and
 //! [`store::MemoryStore`] is one for simulations, with lost answers and restored backups.
@@ -32,12 +32,12 @@ use crc_fast::CrcAlgorithm;
 
 pub use record::{ArbiterRecord, ReplicaId};
 
-/// Version of a stored record, as the store names it: a revision number, or an entity tag.
+/// Version of a stored record in the store's own terms: a revision number, or an entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredVersion(Arc<str>);
 
 impl StoredVersion {
-    /// From the store's own text; `None` if it is empty or longer than
+    /// Version from the store's text; `None` if that is empty or longer than
     /// [`limits::VERSION_BYTES_MAX`].
     pub fn new(text: &str) -> Option<StoredVersion> {
         let sound = !text.is_empty() && text.len() <= limits::VERSION_BYTES_MAX;
@@ -55,12 +55,12 @@ impl StoredVersion {
 pub struct Stored {
     /// Version, for the next compare-and-set.
     pub version: StoredVersion,
-    /// Content: hostile until [`ArbiterRecord::decode`] has accepted it.
+    /// Content. Not trusted until [`ArbiterRecord::decode`] has accepted it.
     pub bytes: Vec<u8>,
 }
 
-/// Identity of a store, as far as its configuration tells: what was learned at one store says
-/// nothing about another.
+/// Identity of a store, derived from its configuration. Revisions of one store mean nothing at
+/// another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreId(pub u64);
 
@@ -68,8 +68,7 @@ impl StoreId {
     /// No store.
     pub const NONE: StoreId = StoreId(0);
 
-    /// The CRC-64/NVME of what names the store: its kind, where it is, and the beginning of the
-    /// keys.
+    /// CRC-64/NVME of the name of the store: its kind, its address, and the prefix of the keys.
     pub fn of(name: &str) -> StoreId {
         StoreId(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, name.as_bytes()).max(1))
     }
@@ -85,7 +84,7 @@ pub struct NoAnswer(pub String);
 pub enum Written {
     /// The record is stored.
     Yes,
-    /// Something else is stored than was expected. Nothing was changed.
+    /// Another record is stored than expected. Nothing was changed.
     Conflict,
 }
 
@@ -95,15 +94,15 @@ pub type ArbiterFuture<T> = Pin<Box<dyn Future<Output = Result<T, NoAnswer>>>>;
 /// An outside store with compare-and-set. Calls are linearizable. A call that takes longer than
 /// [`limits::CALL_MS`] ends with [`NoAnswer`]; the caller enforces the same bound.
 pub trait Arbiter: Send + Sync + 'static {
-    /// Which store this is.
+    /// Identity of the store.
     fn store(&self) -> StoreId;
 
     /// Reads the record of a volume; `None` if there is none.
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>>;
 
-    /// Stores `bytes` if `expected` is still stored, in version and content, where `None` means
-    /// that there is no record. The version alone does not suffice: a store that was restored from
-    /// a backup may count the same numbers again.
+    /// Stores `bytes` if `expected` is still stored, with the same version and content; `None`
+    /// means that there is no record. Comparing only the version would not suffice: a store that
+    /// was restored from a backup may reuse version numbers.
     fn write(
         &self,
         volume: ReplicaId,
@@ -111,8 +110,8 @@ pub trait Arbiter: Send + Sync + 'static {
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written>;
 
-    /// Finds out whether the store would accept a write of `bytes` by this node, and changes
-    /// nothing: a compare-and-set that cannot succeed.
+    /// Tests whether the store would accept a write of `bytes` by this node, without changing
+    /// anything: by a compare-and-set that cannot succeed.
     fn probe_write(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()>;
 }
 

@@ -6,7 +6,7 @@
 //! is abandoned. A write that was given up may still take effect, so its owner must not assume
 //! either.
 //!
-//! [`decide`] is the only place that compares a record with what a node knows.
+//! [`decide`] is the only place that compares a record with the knowledge of a node.
 //!
 //! `docs/failover-race.md` is printed from this module by a test.
 
@@ -17,112 +17,112 @@ use crate::limits::{ATTEMPTS_MAX, PAUSE_MAX_MS, PAUSE_MIN_MS};
 use crate::record::{ArbiterRecord, RecordError, ReplicaId};
 use crate::{NoAnswer, Stored, Written};
 
-/// What a node asks for.
+/// Request of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ask {
     /// The volume.
     pub volume: ReplicaId,
     /// The node's own replica.
     pub own: ReplicaId,
-    /// The highest revision of the record that this node has durably seen; 0 for none.
+    /// Highest revision of the record that this node has durably seen; 0 for none.
     pub seen_revision: u64,
     /// Random number, different for each race.
     pub writer: u64,
-    /// Of a source: the operator has suspended automatic failover, and the record is to say so.
+    /// At a source: the operator has suspended automatic failover, and the record must have that.
     pub suspended: bool,
-    /// The former source has handed its role to this node, and `seen_revision` is the revision that
-    /// it had seen. A record of exactly that revision may list it alone: nothing was granted since.
+    /// The former source has handed its role to this node, and had seen `seen_revision`. A record
+    /// of exactly this revision may list only the former source, because nothing was granted since.
     pub succeeds: bool,
-    /// Purpose.
+    /// Purpose of the race.
     pub goal: Goal,
 }
 
-/// Why a source records whether its attached peer may serve.
+/// Reason why a source records whether its attached peer may serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
-    /// It differs from the record, perhaps.
+    /// The record may differ.
     Change,
-    /// It is the first time in a session with the peer: it is written in any case, so that a
-    /// delayed write of the peer, from before it attached, fails.
+    /// First time in a session with the peer: always write, so that a delayed write of the peer,
+    /// from before it attached, fails.
     NewSession,
-    /// The peer does not see the record at its arbiter: it is written in any case, because only a
-    /// new one shows whether both use one store.
+    /// The peer does not find the record at its arbiter: always write, because only a new record
+    /// shows whether both use one store.
     Unseen,
 }
 
 /// Purpose of a race.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// The source, while its peer is attached: record whether the peer has every acknowledged
-    /// write. The peer agrees by being attached, so that a record which is missing, or an old one,
-    /// is replaced. So is one that excludes this node, in a race that is the first of its session.
+    /// A source whose peer is attached: record whether the peer has every acknowledged write. By
+    /// being attached, the peer agrees, so a missing or older record is replaced. The first race of
+    /// a session also replaces a record that excludes this node.
     Publish {
-        /// The peer, if it is in sync. `None` during a resync to it.
+        /// The peer if it is in sync; `None` during a resync to it.
         peer: Option<ReplicaId>,
         /// This node's role epoch.
         epoch: u64,
-        /// Why it is recorded now.
+        /// Reason for the record.
         occasion: Occasion,
     },
-    /// The source, which serves: run degraded, without its peers.
+    /// A source that serves: run degraded, without its peers.
     RunDegraded {
         /// This node's role epoch.
         epoch: u64,
     },
-    /// The source, which was granted to run degraded and has served since: keep it so. A record
+    /// A source that was granted to run degraded, and has served since: keep the grant. A record
     /// that was lost, or restored from a backup, is replaced unless it excludes this node.
     StayDegraded {
         /// This node's role epoch.
         epoch: u64,
     },
-    /// A target: read the record, and say whether it would be granted the role. Writes nothing.
+    /// A target: read the record, and report whether the role would be granted. Writes nothing.
     Watch,
-    /// A target that may have been granted the role before a source attached once more: take the
-    /// role, if nothing was recorded since.
+    /// A target that may have been granted the role before a source attached again: take the role,
+    /// if nothing was recorded since.
     Reclaim {
-        /// The highest epoch that it has seen.
+        /// Highest epoch that it has seen.
         seen_epoch: u64,
         /// Its residue class: see [`crate::epoch`].
         rank: u64,
     },
     /// A node that does not serve: take the role, under a new epoch.
     TakeOver {
-        /// The highest epoch that it has seen.
+        /// Highest epoch that it has seen.
         seen_epoch: u64,
         /// Its residue class: see [`crate::epoch`].
         rank: u64,
     },
-    /// A source that the operator has ordered to serve without asking, under this epoch.
+    /// A source that the operator ordered to serve without asking, under this epoch.
     Insist {
         /// This node's role epoch.
         epoch: u64,
     },
-    /// The source: suspend or resume automatic failover.
+    /// A source: suspend or resume automatic failover.
     Maintenance {
         /// This node's role epoch.
         epoch: u64,
-        /// Suspend it.
+        /// True to suspend.
         on: bool,
     },
 }
 
 impl Goal {
-    /// It is pursued while both nodes see each other, to find out what would happen when they part.
-    /// A store may answer reads and refuse writes: its space is used up, or the user may only read.
+    /// True for goals that predict what would happen if the nodes lost contact. A store may answer
+    /// reads and refuse writes: its space is used up, or the user may only read.
     const fn probes_write(&self) -> bool {
         matches!(self, Goal::Watch | Goal::Publish { .. })
     }
 }
 
-/// Why a race grants nothing.
+/// Reason why a race grants nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denial {
-    /// Another replica has won: this one lacks acknowledged writes, or may.
+    /// Another replica has won: this one lacks acknowledged writes, or may lack some.
     #[error("the arbiter has recorded replica {source_replica} as the source, under epoch {epoch}")]
     Lost {
         /// Epoch of the record.
         epoch: u64,
-        /// The other replica.
+        /// The replica that won.
         source_replica: ReplicaId,
         /// Revision of the record.
         revision: u64,
@@ -130,7 +130,7 @@ pub enum Denial {
     /// There is no record, although there was one, or this node may not create it.
     #[error("the arbiter has no record of this volume")]
     Missing,
-    /// The store was restored from a backup.
+    /// The record is older than this node has seen: the store was restored from a backup.
     #[error("the arbiter's record has revision {found}, older than revision {seen} on this node")]
     Older {
         /// Revision of the record.
@@ -144,7 +144,7 @@ pub enum Denial {
     /// The record is of another volume.
     #[error("the arbiter's record belongs to another volume")]
     Foreign,
-    /// The record lists another replica as well, or is no answer to this node that was lost.
+    /// The record is not exclusively this node's, or is not the result of its own lost write.
     #[error(
         "the arbiter's record does not say that this replica alone has every acknowledged write"
     )]
@@ -157,19 +157,19 @@ pub enum Denial {
     Silent(NoAnswer),
 }
 
-/// What to do about a record.
+/// Decision about a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Try to store this record.
     Write(ArbiterRecord),
-    /// The record says so already, and nothing depends on who wrote it. A node that only compares
-    /// the record also finds out whether it could write: see [`RaceAction::ProbeWrite`].
+    /// The record already has the wanted content, and its writer does not matter. A node that only
+    /// compares the record also tests whether it could write: see [`RaceAction::ProbeWrite`].
     Keep(ArbiterRecord),
-    /// Nothing is granted.
+    /// Grant nothing.
     Deny(Denial),
 }
 
-/// Decides what a record means for a node.
+/// Decides about a record.
 pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
     let found = match stored.map(|stored| ArbiterRecord::decode(&stored.bytes)).transpose() {
         Ok(found) => found,
@@ -198,8 +198,8 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
             let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
             in_sync.sort_unstable();
             match found {
-                // Without the peer, the result is a right that a delayed write could take back, so
-                // that it needs a write of its own.
+                // Without the peer in the list, the result would be a right to run degraded, which
+                // a delayed write of the peer could revoke. That right needs a write of its own.
                 Some(found)
                     if peer.is_some()
                         && occasion == Occasion::Change
@@ -207,8 +207,8 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
                 {
                     Decision::Keep(found)
                 }
-                // The peer won since, which it does only when it hears nothing more from this node:
-                // a paused machine believes for a while that its session lives.
+                // The peer took over because it lost contact with this node. After a pause of its
+                // machine, this node may still believe in its session.
                 Some(found)
                     if occasion != Occasion::NewSession
                         && !found.is_in_sync(ask.own)
@@ -220,7 +220,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
             }
         }
         Goal::RunDegraded { epoch } => match found {
-            // It was never shared, so no other node has been granted anything.
+            // The volume never had a record, so no other node has been granted anything.
             None if ask.seen_revision == 0 => proposal(epoch, vec![ask.own], ask.suspended),
             found => match unless_succeeded(ask, found, listed) {
                 Ok(_) => proposal(epoch.max(recorded_epoch), vec![ask.own], ask.suspended),
@@ -274,7 +274,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
     }
 }
 
-/// The record says already what this source would write.
+/// True if the record already equals the one that this source would write.
 fn says(ask: &Ask, found: &ArbiterRecord, in_sync: &[ReplicaId], epoch: u64) -> bool {
     found.source == ask.own
         && found.in_sync == in_sync
@@ -288,7 +288,7 @@ fn lost(found: &ArbiterRecord) -> Denial {
     Denial::Lost { epoch, source_replica, revision }
 }
 
-/// The record, if it allows a node that does not serve to be the source.
+/// The record, if it allows a node that does not serve to become the source.
 fn eligible(ask: &Ask, found: Option<ArbiterRecord>) -> Result<ArbiterRecord, Denial> {
     if ask.seen_revision == 0 {
         let found = found.ok_or(Denial::Missing)?.revision;
@@ -297,8 +297,8 @@ fn eligible(ask: &Ask, found: Option<ArbiterRecord>) -> Result<ArbiterRecord, De
     listed(ask, found)
 }
 
-/// The record, if it is the one that the former source had seen when it handed over (see
-/// [`Ask::succeeds`]), or by this rule.
+/// The record, if the former source had seen exactly this one when it handed over (see
+/// [`Ask::succeeds`]), or if `rule` accepts it.
 fn unless_succeeded(
     ask: &Ask,
     found: Option<ArbiterRecord>,
@@ -316,7 +316,7 @@ fn unless_succeeded(
     }
 }
 
-/// The record, if it is no older than what this node has seen, and lists it as in sync.
+/// The record, if it is not older than this node has seen, and lists the node as in sync.
 fn listed(ask: &Ask, found: Option<ArbiterRecord>) -> Result<ArbiterRecord, Denial> {
     let found = found.ok_or(Denial::Missing)?;
     if found.revision < ask.seen_revision {
@@ -337,7 +337,7 @@ pub enum RaceState {
     Writing {
         /// The attempt.
         attempt: Attempt,
-        /// The proposal.
+        /// Record to write.
         record: ArbiterRecord,
     },
     /// The record is kept, and a probe write of it is in flight.
@@ -356,11 +356,11 @@ pub enum RaceState {
 /// Progress of a race.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// What is asked for.
+    /// Request of the node.
     pub ask: Ask,
     /// Attempts that failed.
     pub failed: u32,
-    /// Proposals whose answer was lost, or was a conflict. One of them may be the stored record.
+    /// Records whose write had a lost answer or a conflict. One of them may be stored.
     pub unanswered: Vec<ArbiterRecord>,
 }
 
@@ -392,9 +392,9 @@ pub enum RaceAction {
     Read,
     /// Store `record`, if `expected` is still stored.
     Write {
-        /// What to replace; `None` if there is no record.
+        /// Record to replace; `None` if there is none.
         expected: Option<Stored>,
-        /// The proposal.
+        /// Record to write.
         record: ArbiterRecord,
     },
     /// See [`Arbiter::probe_write`](crate::Arbiter::probe_write).
@@ -408,7 +408,7 @@ pub fn start(ask: Ask) -> (RaceState, RaceAction) {
     (RaceState::Reading(Attempt { ask, failed: 0, unanswered: Vec::new() }), RaceAction::Read)
 }
 
-/// The transition for an event. An event that does not belong to the state changes nothing.
+/// Transition for an event. An event that does not fit the state changes nothing.
 pub fn next(state: RaceState, event: RaceEvent) -> (RaceState, Option<RaceAction>) {
     match (state, event) {
         (RaceState::Reading(attempt), RaceEvent::Read(Ok(stored))) => read(attempt, stored),
@@ -416,8 +416,8 @@ pub fn next(state: RaceState, event: RaceEvent) -> (RaceState, Option<RaceAction
         (RaceState::Writing { record, .. }, RaceEvent::Written(Ok(Written::Yes))) => {
             (RaceState::Ended(Ok(record)), None)
         }
-        // Another node has written, the proposal whose answer was lost has arrived after all, or a
-        // store has repeated this one by itself and refused its repetition.
+        // Conflict: another node wrote, an earlier write of this node arrived late, or the store
+        // retried this write and rejected the retry. Read back to find out.
         (RaceState::Writing { attempt, record }, RaceEvent::Written(Ok(Written::Conflict))) => {
             let mut attempt = Attempt { failed: attempt.failed + 1, ..attempt };
             attempt.remember(record);
@@ -447,7 +447,7 @@ fn conflict() -> NoAnswer {
     NoAnswer("other writers are always faster".to_owned())
 }
 
-/// Reads back first: the record says who won.
+/// Reads back first: the record shows which node won.
 fn read(attempt: Attempt, stored: Option<Stored>) -> (RaceState, Option<RaceAction>) {
     if let Some(stored) = &stored
         && let Some(won) = attempt.unanswered.iter().find(|own| own.encode() == stored.bytes)

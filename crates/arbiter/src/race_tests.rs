@@ -46,7 +46,7 @@ fn goals() -> Vec<Goal> {
     ]
 }
 
-/// The records that A may find, with what it has seen before.
+/// Records that A may find, with the revision that A has seen.
 fn findings() -> Vec<(&'static str, u64, Option<ArbiterRecord>)> {
     let both = record(A, &[A, B]);
     let suspended = ArbiterRecord { maintenance: true, ..both.clone() };
@@ -81,7 +81,7 @@ fn shown(decision: &Decision) -> String {
     }
 }
 
-/// A word of the legend.
+/// Word for the legend.
 fn short(denial: &Denial) -> &'static str {
     match denial {
         Denial::Lost { .. } => "lost",
@@ -206,7 +206,7 @@ fn tables_match_documentation() {
 struct Node {
     state: RaceState,
     action: Option<RaceAction>,
-    /// A write that was given up and has not reached the store yet.
+    /// A write that was abandoned and has not reached the store yet.
     delayed: Option<(Option<Stored>, ArbiterRecord)>,
 }
 
@@ -225,12 +225,12 @@ impl Node {
     }
 }
 
-/// How a call meets the store.
+/// Effect of a call on the store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Delivery {
     Answered,
     AnswerLost,
-    /// A write takes effect after its caller gave it up; a read is lost.
+    /// A write takes effect after its caller abandoned it; a read is lost.
     Delayed,
 }
 
@@ -314,9 +314,9 @@ fn one_of_two_nodes_wins_in_every_order() {
     assert!(runs > 1000, "{runs} orders");
 }
 
-/// The store came back from a backup in which both were in sync, after A had gone on alone.
+/// The store was restored from a backup in which both were in sync, after A ran degraded.
 #[test]
-fn restored_store_grants_nothing_to_who_saw_more() {
+fn record_older_than_seen_revision_is_refused() {
     let mut store = MemoryStore::default();
     store.write(VOLUME, None, record(A, &[A, B]).encode());
     let backup = store.clone();
@@ -349,8 +349,8 @@ fn silent_store_ends_race_within_its_attempts() {
     assert!(calls <= 2 * ATTEMPTS_MAX && paused_ms <= 5000, "{calls} calls, {paused_ms} ms");
 }
 
-/// A delayed write of the peer, from before it attached, landed on a record that was kept as it
-/// was, and demoted the source.
+/// Regression: a delayed write of the peer, from before it attached, replaced a record that was
+/// kept without a write, and demoted the source.
 #[test]
 fn first_publish_defeats_delayed_write_of_peer() {
     let mut store = MemoryStore::default();
@@ -370,10 +370,10 @@ fn first_publish_defeats_delayed_write_of_peer() {
     assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
 }
 
-/// The record is the same that the source would write, but its peer does not see it: only a new one
-/// shows whether both nodes use one store.
+/// The record equals the one that the source would write, but its peer does not find it: only a new
+/// record shows whether both nodes use one store.
 #[test]
-fn record_that_the_peer_does_not_see_is_written_again() {
+fn source_rewrites_record_unseen_by_peer() {
     let publish = |occasion, found: &ArbiterRecord| {
         let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };
         decide(&ask(A, goal), Some(&stored(found)))
@@ -386,24 +386,24 @@ fn record_that_the_peer_does_not_see_is_written_again() {
     assert!(matches!(publish(Occasion::Unseen, &won), Decision::Deny(Denial::Lost { .. })));
 }
 
-/// A source whose machine was paused believed that its session lived. It replaced the record of its
-/// peer, which had taken over and acknowledged writes.
+/// Regression: a source whose machine was paused believed in its session. It replaced the record of
+/// its peer, which had taken over and acknowledged writes.
 #[test]
-fn paused_source_keeps_the_win_of_its_peer() {
+fn resumed_source_does_not_overwrite_takeover() {
     let publish = |seen_revision, is_first| {
         let occasion = if is_first { Occasion::NewSession } else { Occasion::Change };
         let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };
         decide(&Ask { seen_revision, ..ask(A, goal) }, Some(&stored(&record(B, &[B]))))
     };
     assert!(matches!(publish(6, false), Decision::Deny(Denial::Lost { .. })));
-    // The peer has attached since, and agrees.
+    // The peer has attached since, and so agrees.
     assert!(matches!(publish(6, true), Decision::Write(_)));
     // Restored from a backup.
     assert!(matches!(publish(8, false), Decision::Write(_)));
 }
 
-/// Space for writes was used up, and reads succeeded: the nodes believed that one of them would
-/// serve.
+/// Regression: the store refused writes for lack of space, but answered reads, so the nodes
+/// believed that one of them would serve.
 #[test]
 fn store_that_refuses_writes_is_noticed_by_watch() {
     let refused = || NoAnswer("no space".to_owned());
@@ -423,8 +423,8 @@ fn store_that_refuses_writes_is_noticed_by_watch() {
     }
 }
 
-/// A node to which the former source has handed over continues from the record that the former
-/// source had seen, and from no other.
+/// A node with a handed-over role continues from exactly the record that the former source had
+/// seen.
 #[test]
 fn successor_replaces_only_record_of_hand_over() {
     let goals = [Goal::RunDegraded { epoch: 9 }, Goal::TakeOver { seen_epoch: 9, rank: 3 }];
@@ -459,15 +459,15 @@ fn unreadable_record_grants_nothing() {
     }
 }
 
-/// A store whose versions are checksums of the content (entity tags of S3) would take an earlier
-/// version for the present one if a record returned to its bytes.
+/// In a store whose versions are checksums of the content (entity tags of S3), a record with
+/// earlier bytes would have an earlier version.
 #[test]
 fn record_never_repeats_its_bytes() {
     use crate::limits::RECORD_BYTES_MAX;
     let mut seen = std::collections::BTreeSet::new();
     let mut found: Option<Stored> = None;
     let mut revision = 0;
-    // Orders of goals in which each follows each, with one writer number for all.
+    // Sequences in which each goal follows each other goal, all with one writer number.
     for round in 0..goals().len() {
         for goal in goals().into_iter().cycle().skip(round).step_by(round + 1).take(30) {
             // The peer of these goals is B.

@@ -1,4 +1,4 @@
-//! Record: what the store holds for one volume, as ASCII lines that an operator can read.
+//! Record: content of the store for one volume, as ASCII lines that an operator can read.
 //!
 //! ```text
 //! flagstone-failover 1

@@ -1,8 +1,8 @@
-//! Store in memory: a twin of the outside store for tests and simulations.
+//! Store in memory, in place of the outside store in tests and simulations.
 //!
-//! It does what an etcd or an object store can do to its clients: lose answers, apply a write long
-//! after the client gave it up, and come back from an older backup. Delays and partitions are up to
-//! the caller, which has the clock.
+//! Like an etcd or an object store, it can lose answers, apply a write long after the client
+//! abandoned it, and come back from an older backup. The caller adds delays and partitions, because
+//! it has the clock.
 
 use std::collections::BTreeMap;
 
@@ -38,12 +38,12 @@ impl MemoryStore {
         Written::Yes
     }
 
-    /// Restores a backup. Version numbers are counted again from there, as those of etcd.
+    /// Restores a backup. Version numbers continue from there, as in etcd.
     pub fn restore(&mut self, backup: &MemoryStore) {
         self.clone_from(backup);
     }
 
-    /// Loses a record.
+    /// Removes a record, as if it was lost.
     pub fn remove(&mut self, volume: ReplicaId) {
         self.records.remove(&volume);
     }

@@ -1,14 +1,15 @@
 //! Secure channel concatenation (Base 8.3.5.5.9): a TLS PSK from the session key of an exchange.
 //!
 //! Invariants: only an exchange with a Diffie-Hellman group has a session key, and so a PSK that an
-//! eavesdropper cannot compute. SC_C is part of both responses, so nobody in between can remove it.
+//! eavesdropper cannot compute. SC_C is part of both responses, so an attacker in between cannot
+//! remove it.
 
 use crate::group::{Group, SharedSecret};
 use crate::hash::{Digest64, Hash};
 use crate::response::Names;
 use crate::tls::{self, Psk, PskHash};
 
-/// SC_C of AUTH_Negotiate: what becomes of the session key.
+/// SC_C of AUTH_Negotiate: use of the session key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Concatenation {
@@ -17,7 +18,7 @@ pub enum Concatenation {
     None = 0,
     /// NEWTLSPSK: a PSK for later connections, on an admin queue without TLS.
     NewPsk = 2,
-    /// REPLACETLSPSK: a PSK instead of the one of this admin queue with TLS.
+    /// REPLACETLSPSK: a PSK that replaces the one of this admin queue with TLS.
     ReplacePsk = 3,
 }
 
@@ -49,8 +50,8 @@ fn psk_hash(hash: Hash) -> Option<PskHash> {
     PskHash::from_id(hash.id())
 }
 
-/// The TLS PSK of an exchange: session key and both challenges make the retained PSK. `None`
-/// without a Diffie-Hellman group, and with SHA-512.
+/// TLS PSK of an exchange: session key and both challenges give the retained PSK. `None` without a
+/// Diffie-Hellman group, and with SHA-512.
 pub(crate) fn tls_psk(
     hash: Hash,
     shared_secret: Option<&SharedSecret>,
@@ -73,7 +74,7 @@ mod tests {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// Answers from Linux's tests (drivers/nvme/common/tests/auth_kunit.c).
+    /// Known answers from Linux's tests (drivers/nvme/common/tests/auth_kunit.c).
     #[test]
     fn generated_psks_match_linux() {
         let names = Names { host: "hostnqn".into(), subsystem: "subsysnqn".into() };
@@ -108,7 +109,7 @@ mod tests {
         }
     }
 
-    /// Linux up to 7.0 takes the shared secret itself as session key. HMAC hashes keys that are
+    /// Linux up to 7.0 uses the shared secret itself as session key. HMAC hashes keys that are
     /// longer than its block, so the PSK is the same.
     #[test]
     fn shared_secret_as_session_key_gives_the_same_psk() {

@@ -1,4 +1,4 @@
-//! Exchange as the controller sees it: one transaction of DH-HMAC-CHAP on one queue.
+//! Exchange at the controller: one transaction of DH-HMAC-CHAP on one queue.
 
 use std::mem;
 
@@ -18,7 +18,7 @@ use crate::tls::Psk;
 pub struct ControllerOptions {
     /// Names of the host and of the subsystem, as in Connect.
     pub names: Names,
-    /// Secrets of the host, one or two (while one replaces the other). None: no host authenticates.
+    /// Secrets of the host: one, or two during a replacement. Without any, no host authenticates.
     pub host_secrets: Vec<Secret>,
     /// Secret of the subsystem, for hosts that authenticate the controller.
     pub own_secret: Option<Secret>,
@@ -26,7 +26,7 @@ pub struct ControllerOptions {
     pub hashes: Vec<Hash>,
     /// Groups that are accepted.
     pub groups: Vec<Group>,
-    /// Concatenation that the host may ask for on this queue.
+    /// Concatenation that the host may request on this queue.
     pub concatenation: Concatenation,
 }
 
@@ -42,7 +42,7 @@ pub struct Randomness {
 }
 
 impl Randomness {
-    /// Draws from `next`, which gives 64 random bits.
+    /// Draws from `next`, which returns 64 random bits.
     pub fn from_words(mut next: impl FnMut() -> u64) -> Self {
         Self::draw(|bytes| {
             for part in bytes.chunks_mut(8) {
@@ -58,7 +58,7 @@ impl Randomness {
         fill(&mut *exponent);
         fill(&mut challenge);
         fill(&mut sequence);
-        // 0 means that no answer is wanted.
+        // 0 means that no response is wanted.
         Self { exponent, challenge, sequence: u32::from_le_bytes(sequence).max(1) }
     }
 }
@@ -69,22 +69,22 @@ impl std::fmt::Debug for Randomness {
     }
 }
 
-/// How far the exchange is.
+/// Progress of the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The host has to send a message.
+    /// The host must send a message.
     AwaitsHost,
-    /// The host has to fetch a message.
+    /// The host must fetch a message.
     AwaitsFetch,
-    /// The exchange has failed, and the host has to fetch why.
+    /// The exchange has failed, and the host must fetch the reason.
     Failing(Explanation),
-    /// The host knows its secret.
+    /// The host has proven that it knows its secret.
     Authenticated,
-    /// The exchange has failed, and the host was informed or did it itself.
+    /// The exchange has failed, and the host knows it.
     Failed(Explanation),
 }
 
-/// What AUTH_Negotiate and the challenge settle.
+/// Parameters selected by AUTH_Negotiate and the challenge.
 #[derive(Clone, Copy, Debug)]
 struct Selection {
     transaction: u16,
@@ -105,8 +105,8 @@ enum State {
     Failed(Explanation),
 }
 
-/// One exchange: [`ControllerExchange::send`] takes what the host sends,
-/// [`ControllerExchange::fetch`] gives what it fetches.
+/// One exchange: [`ControllerExchange::send`] takes the host's messages, and
+/// [`ControllerExchange::fetch`] returns the answers.
 #[derive(Debug)]
 pub struct ControllerExchange {
     options: ControllerOptions,
@@ -142,7 +142,7 @@ impl ControllerExchange {
         }
     }
 
-    /// How far the exchange is.
+    /// Progress of the exchange.
     pub fn progress(&self) -> Progress {
         match self.state {
             State::AwaitNegotiate | State::AwaitReply(_) | State::AwaitSuccess2 { .. } => {
@@ -163,13 +163,12 @@ impl ControllerExchange {
         }
     }
 
-    /// True if the host is authenticated, and this side has proven its own key to it.
+    /// True if the host is authenticated, and this side has authenticated itself to it.
     pub fn has_proven(&self) -> bool {
         matches!(self.state, State::Authenticated { proven: true, .. })
     }
 
-    /// Takes a message of the host, from AUTH Send. Whatever is wrong with it is kept for the
-    /// host's next AUTH Receive.
+    /// Takes a message of the host, from AUTH Send. The host's next AUTH Receive fetches any error.
     pub fn send(&mut self, bytes: &[u8]) {
         let mut transaction = match self.state {
             State::AwaitReply(Selection { transaction, .. })
@@ -224,8 +223,8 @@ impl ControllerExchange {
     }
 
     /// Selects the strongest hash function that both sides accept, and the host's first group that
-    /// this side accepts, as each costs the host more. The null group is the last resort wherever
-    /// the host lists it: Linux lists it first. Concatenation rules out the null group and SHA-512.
+    /// this side accepts, because the host prefers it. The null group is the last resort, wherever
+    /// the host lists it: Linux lists it first. Concatenation excludes the null group and SHA-512.
     fn select(
         &self,
         transaction: u16,
@@ -260,7 +259,7 @@ impl ControllerExchange {
         if reply.response.len() != hash.digest_bytes() {
             return Err(Explanation::IncorrectPayload);
         }
-        // A host that sends this side's challenge back wants an answer for another exchange.
+        // A host that returns this side's challenge wants a response for another exchange.
         if reply.challenge.as_deref() == Some(self.challenge(hash)) {
             return Err(Explanation::Failed);
         }
@@ -276,7 +275,7 @@ impl ControllerExchange {
             concatenation,
             shared_secret: shared_secret.as_ref(),
         };
-        // All secrets are tried, so that time does not say which one it was.
+        // Try all secrets, so that the time does not reveal the matching one.
         let known = self.options.host_secrets.iter().fold(false, |known, secret| {
             let expected = question.host_response(secret, names);
             known | bool::from(expected.ct_eq(&reply.response))
@@ -300,7 +299,7 @@ impl ControllerExchange {
         Ok(State::OweSuccess { transaction, hash, response, psk })
     }
 
-    /// The PSK, for which the host has to send a challenge, even if it wants no response.
+    /// Computes the PSK, for which the host must send a challenge, even if it wants no response.
     fn psk(
         &self,
         hash: Hash,
@@ -313,8 +312,8 @@ impl ControllerExchange {
             .ok_or(Explanation::ConcatenationMismatch)
     }
 
-    /// The message that the host fetches with AUTH Receive of `room` bytes. `None` if there is
-    /// nothing to fetch, or it does not fit; the exchange then stays as it is.
+    /// Message that the host fetches with AUTH Receive of `room` bytes. `None` if there is none, or
+    /// it does not fit; the exchange then stays unchanged.
     pub fn fetch(&mut self, room: usize) -> Option<Vec<u8>> {
         let (transaction, body, next) = match &self.state {
             &State::OweChallenge(selection) => {

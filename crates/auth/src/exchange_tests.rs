@@ -1,7 +1,7 @@
-//! Tests of whole exchanges, of an adversary between both sides, and of known answers.
+//! Tests of whole exchanges, with an adversary between both sides, and with known answers.
 //!
-//! Left out: the commands that carry the messages, time-outs and the queue's state, which the
-//! target and the host test.
+//! Not covered: the commands that carry the messages, timeouts and the state of the queue, which
+//! target and host test.
 
 use proptest::prelude::*;
 
@@ -61,7 +61,7 @@ fn host(
     HostExchange::new(options, 77, randomness(2))
 }
 
-/// Runs an exchange; the controller's and the host's view of its end.
+/// Runs an exchange; returns its result at the controller and at the host.
 fn run(
     host: &mut HostExchange,
     controller: &mut ControllerExchange,
@@ -105,7 +105,7 @@ fn null_group_is_the_last_resort() {
     assert_eq!(selected(vec![Group::Null]), Group::Null);
 }
 
-/// Answers of another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
+/// Known answers from another implementation of the formula (Base 8.3.5.5.5, 8.3.5.5.6), in Python.
 #[test]
 fn responses_match_known_answers() {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
@@ -183,7 +183,7 @@ fn controller_without_the_secret_is_not_trusted() {
     }
 }
 
-/// A host that wants proof must not accept a success without proof.
+/// A host that requires authentication of the controller must not accept success without it.
 #[test]
 fn success_without_the_wanted_proof_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
@@ -214,7 +214,7 @@ fn reflected_challenge_is_refused() {
     assert_eq!(controller.progress(), Progress::Failed(Explanation::Failed));
 }
 
-/// The reply of one exchange is worthless in the next.
+/// The reply of one exchange is not valid in the next.
 #[test]
 fn replayed_reply_is_refused() {
     let mut first = controller(vec![secret(7)], None);
@@ -275,7 +275,7 @@ fn selection_outside_the_offer_is_refused() {
 }
 
 #[test]
-fn message_that_does_not_fit_stays_to_be_fetched() {
+fn fetch_with_small_buffer_keeps_message() {
     let mut controller = controller(vec![secret(7)], None);
     let host = host(secret(7), None, Group::Null, Hash::Sha256);
     assert_eq!(controller.fetch(MESSAGE_BYTES), None);
@@ -285,7 +285,7 @@ fn message_that_does_not_fit_stays_to_be_fetched() {
     assert_eq!(controller.fetch(48).map(|message| message.len()), Some(48));
 }
 
-/// Host that asks for concatenation, and offers `hashes`.
+/// Host that requests concatenation, and offers `hashes`.
 fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> HostExchange {
     let options = ExchangeOptions {
         names: names(),
@@ -321,8 +321,8 @@ fn concatenation_gives_both_sides_the_same_psk() {
     assert!(!controller.has_proven());
 }
 
-/// Somebody in between who has no key: nothing of the host's secret is in the PSK, so a host that
-/// took the PSK without a proof would give this side its data.
+/// An attacker in between without a key. The PSK contains nothing of the host's secret, so a host
+/// that accepted the PSK without a proof would give its data to the attacker.
 #[test]
 fn host_without_a_controller_key_does_not_concatenate() {
     let mut impostor = controller(vec![secret(1)], Some(secret(2)));
@@ -356,15 +356,16 @@ fn linux_concatenates_without_a_proof_of_the_controller() {
     let success = controller.fetch(MESSAGE_BYTES).unwrap();
     assert_eq!(controller.progress(), Progress::Authenticated);
     assert!(controller.take_psk().is_some() && !controller.has_proven());
-    // To our host, somebody in between cannot do the same.
+    // An attacker in between cannot do the same to our host.
     let refused = host.fetched(&success).unwrap_err();
     assert!(matches!(refused, HostFailure::Distrusted { explanation: Explanation::Failed, .. }));
     assert_eq!(host.take_psk(), None);
 }
 
-/// What the queue does not permit, what SC_C does not mean, and what gives no PSK.
+/// Requests that the queue does not permit, invalid values of SC_C, and parameters that give no
+/// PSK.
 #[test]
-fn concatenation_that_cannot_be_is_refused() {
+fn concatenation_with_null_group_or_sha512_is_refused() {
     let negotiate = |concatenation, hashes: &[Hash], groups: &[Group]| {
         let mut controller = controller(vec![secret(7)], None);
         let body = Body::Negotiate { concatenation, hashes: hashes.into(), groups: groups.into() };
@@ -381,7 +382,7 @@ fn concatenation_that_cannot_be_is_refused() {
     assert_eq!(negotiate(2, &Hash::ALL, &Group::ALL), Progress::AwaitsFetch);
 }
 
-/// Somebody in between who removes SC_C, so that the host goes on without TLS, or withholds C2.
+/// An attacker in between removes SC_C (a downgrade to plain text), or drops C2.
 #[test]
 fn altered_concatenation_is_refused() {
     let mut controller = controller(vec![secret(7)], Some(secret(9)));
@@ -441,9 +442,9 @@ fn reply_to(host: &mut HostExchange, challenge: &[u8]) -> Vec<u8> {
 }
 
 proptest! {
-    /// An exchange with one changed byte authenticates no host, except where the byte is reserved.
+    /// An exchange with one changed byte authenticates no host, unless the byte is reserved.
     #[test]
-    fn altered_reply_authenticates_nobody(position in 0usize..80, flip in 1u8..=255) {
+    fn altered_reply_fails_authentication(position in 0usize..80, flip in 1u8..=255) {
         let mut controller = controller(vec![secret(7)], Some(secret(9)));
         let mut host = host(secret(7), Some(secret(9)), Group::Null, Hash::Sha256);
         controller.send(&host.negotiate());

@@ -1,4 +1,4 @@
-//! Exchange as the host sees it: one transaction of DH-HMAC-CHAP on one queue.
+//! Exchange at the host: one transaction of DH-HMAC-CHAP on one queue.
 
 use std::mem;
 
@@ -13,33 +13,32 @@ use crate::response::{Names, Question};
 use crate::secret::Secret;
 use crate::tls::Psk;
 
-/// Proof that a host gives, and proof that it demands.
+/// Secrets and rules by which a host authenticates.
 #[derive(Clone, Debug)]
 pub struct ExchangeOptions {
     /// Names of the host and of the subsystem, as in Connect.
     pub names: Names,
     /// Secret of the host.
     pub secret: Secret,
-    /// Secrets of the subsystem, if the controller must prove that it knows one of them; empty if
-    /// it need not.
+    /// Secrets of the subsystem, of which the controller must know one; empty if it need not
+    /// authenticate.
     pub controller_secrets: Vec<Secret>,
-    /// Hash functions that are offered.
+    /// Offered hash functions.
     pub hashes: Vec<Hash>,
-    /// Groups that are offered, the preferred first.
+    /// Offered groups, the preferred first.
     pub groups: Vec<Group>,
-    /// PSK that is asked for. It needs controller secrets, and rules out SHA-512 and the null
-    /// group.
+    /// Requested PSK. Needs controller secrets, and excludes SHA-512 and the null group.
     pub concatenation: Concatenation,
 }
 
-/// Why the exchange ended without success.
+/// Failure of the exchange.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostFailure {
-    /// The controller refused: most often, it has another secret for this host.
+    /// The controller refused, most often because it has another secret for this host.
     #[error("the controller refused: {0}")]
     Refused(Explanation),
-    /// The controller did something wrong, or does not know the subsystem's secret. The message is
-    /// AUTH_Failure2, to be sent.
+    /// The controller violated the protocol, or does not know the subsystem's secret. The host must
+    /// send AUTH_Failure2.
     #[error("the controller is not trusted: {explanation}")]
     Distrusted {
         /// Reason of the failure.
@@ -52,7 +51,7 @@ pub enum HostFailure {
 #[derive(Debug)]
 enum State {
     AwaitChallenge,
-    /// With the responses of which the controller has to give one; none if it need not.
+    /// With the responses of which the controller must send one; empty if it need not authenticate.
     AwaitSuccess {
         expected: Vec<Digest64>,
         digest_bytes: usize,
@@ -67,7 +66,7 @@ enum State {
 pub enum HostStep {
     /// Send this message, then fetch the next one.
     Reply(Vec<u8>),
-    /// Both sides are satisfied; send this message, if there is one.
+    /// Both sides have succeeded; send this message, if there is one.
     Authenticated(Option<Vec<u8>>),
 }
 
@@ -82,7 +81,7 @@ pub struct HostExchange {
 }
 
 impl HostExchange {
-    /// Exchange with identifier `transaction`, which no other exchange of the queue has.
+    /// Exchange with identifier `transaction`, which must be unique on the queue.
     pub fn new(mut options: ExchangeOptions, transaction: u16, randomness: Randomness) -> Self {
         let kind = options.concatenation;
         options.hashes.retain(|hash| kind.fits_hash(*hash));
@@ -99,7 +98,7 @@ impl HostExchange {
         })
     }
 
-    /// The PSK that was asked for, once both sides are satisfied.
+    /// The requested PSK, after both sides have succeeded.
     pub fn take_psk(&mut self) -> Option<Psk> {
         match &mut self.state {
             State::Authenticated(psk) => psk.take(),
@@ -110,7 +109,7 @@ impl HostExchange {
     /// Takes a message of the controller.
     ///
     /// # Errors
-    /// The exchange has ended; the connection is to be closed.
+    /// The exchange has failed; close the connection.
     pub fn fetched(&mut self, bytes: &[u8]) -> Result<HostStep, HostFailure> {
         let state = mem::replace(&mut self.state, State::Ended);
         let message = Message::parse(bytes).map_err(|explanation| self.distrust(explanation))?;
@@ -132,7 +131,7 @@ impl HostExchange {
                 State::AwaitChallenge,
                 Body::Challenge { hash, group, sequence, challenge, public_value },
             ) => {
-                // A controller may select only what was offered.
+                // The controller may select only offered functions.
                 if !self.options.hashes.contains(&hash) {
                     return Err(Explanation::HashNotUsable);
                 }
@@ -198,7 +197,8 @@ impl HostExchange {
         let expected: Vec<Digest64> =
             secrets.map(|secret| question.controller_response(secret, names)).collect();
         let mutual = !expected.is_empty();
-        // No secret is part of the PSK: without a proof, anybody could have made it.
+        // The PSK contains no secret: without authentication of the controller, anyone could have
+        // made it.
         if psk.is_some() && !mutual {
             return Err(Explanation::ConcatenationMismatch);
         }

@@ -2,7 +2,7 @@
 //! and both sides of the exchange, without I/O, clocks or randomness of their own. Beside it, the
 //! pre-shared keys of TLS ([`tls`]).
 //!
-//! Invariants: secrets and what is derived from them are erased when dropped and never printed.
+//! Invariants: secrets and derived keys are erased when dropped and never printed.
 //! Responses are compared in constant time. Every message is bounded by [`message::MESSAGE_BYTES`]
 //! and checked before it is used. An exchange succeeds once; anything unexpected ends it.
 //!

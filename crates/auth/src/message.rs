@@ -1,7 +1,7 @@
-//! Messages of authentication (Base 8.3.5.3, 8.3.5.5): what AUTH Send and AUTH Receive carry.
+//! Messages of authentication (Base 8.3.5.3, 8.3.5.5), carried by AUTH Send and AUTH Receive.
 //!
-//! Invariant: [`Message::parse`] accepts what [`Message::encode`] makes; lengths inside a message
-//! are checked against its bytes before anything is read.
+//! Invariant: [`Message::parse`] accepts every output of [`Message::encode`]; lengths inside a
+//! message are checked against its bytes before they are used.
 
 use crate::group::Group;
 use crate::hash::Hash;
@@ -10,7 +10,7 @@ use crate::hash::Hash;
 /// several protocols. AUTH Send and AUTH Receive of more bytes are refused.
 pub const MESSAGE_BYTES: usize = 4096;
 
-/// Why authentication failed, as sent to the other side (Base 8.3.5.5.10, reason code 1).
+/// Reason of a failed authentication, as sent to the other side (Base 8.3.5.5.10, reason code 1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Explanation {
@@ -18,7 +18,7 @@ pub enum Explanation {
     Failed = 1,
     /// No offered protocol can be used.
     ProtocolNotUsable = 2,
-    /// Secure channel concatenation is asked for and not supported, or missing.
+    /// Secure channel concatenation is requested and not supported, or missing.
     ConcatenationMismatch = 3,
     /// No offered hash function can be used.
     HashNotUsable = 4,
@@ -61,14 +61,14 @@ impl std::fmt::Display for Explanation {
 pub struct Message {
     /// Transaction identifier, chosen by the host.
     pub transaction: u16,
-    /// Its content.
+    /// Content.
     pub body: Body,
 }
 
 /// Content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// AUTH_Negotiate, from the host: identifiers that it offers, the preferred first.
+    /// AUTH_Negotiate, from the host: its offers, the preferred first.
     Negotiate {
         /// SC_C, as received: see [`Concatenation`](crate::Concatenation).
         concatenation: u8,
@@ -197,10 +197,10 @@ impl Message {
         bytes
     }
 
-    /// Reads a message. Bytes after its end are ignored, as buffers may be longer.
+    /// Decodes a message. Ignores bytes after its end, because buffers may be longer.
     ///
     /// # Errors
-    /// The explanation to answer with.
+    /// The explanation to send.
     pub fn parse(bytes: &[u8]) -> Result<Self, Explanation> {
         let mut fields = Fields(bytes.get(..bytes.len().min(MESSAGE_BYTES)).unwrap_or(bytes));
         let [auth_type, auth_id, _, _, low, high] = fields.array()?;
@@ -285,7 +285,7 @@ fn success1(fields: &mut Fields<'_>) -> Result<Body, Explanation> {
 
 fn explanation(fields: &mut Fields<'_>) -> Result<Explanation, Explanation> {
     let [_, code] = fields.array()?;
-    // An explanation that this program does not know is a failure all the same.
+    // An unknown explanation is a failure, too.
     let known = Explanation::ALL.into_iter().find(|known| *known as u8 == code);
     Ok(known.unwrap_or(Explanation::Failed))
 }
@@ -385,7 +385,7 @@ mod tests {
             let mut longer = bytes.clone();
             longer.resize(MESSAGE_BYTES, 0xaa);
             prop_assert_eq!(Message::parse(&longer), Ok(message));
-            // Success2 needs nothing after its header; every other message misses its last byte.
+            // Success2 needs nothing after its header; every other message needs its last byte.
             if bytes.get(1) != Some(&id::SUCCESS2) {
                 prop_assert!(Message::parse(&bytes[..bytes.len() - 1]).is_err());
             }

@@ -1,7 +1,7 @@
-//! Tests of secure channel concatenation with somebody in between, who exchanges parts of two
-//! exchanges that run at the same time, and of the names that a generated PSK belongs to.
+//! Tests of secure channel concatenation with an attacker in between, who swaps messages of two
+//! concurrent exchanges, and of the names that a generated PSK belongs to.
 //!
-//! Left out: altered SC_C and challenges, which `exchange_tests` has.
+//! `exchange_tests` covers altered SC_C and challenges.
 
 use crate::concatenation::Concatenation;
 use crate::controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
@@ -61,7 +61,7 @@ fn fetch(controller: &mut ControllerExchange) -> Message {
     Message::parse(&controller.fetch(MESSAGE_BYTES).expect("a message")).unwrap()
 }
 
-/// The host's reply, as it has to accept the challenge.
+/// The host's reply. The host must accept the challenge.
 fn reply_to(host: &mut HostExchange, challenge: &Message) -> Message {
     match host.fetched(&challenge.encode()) {
         Ok(HostStep::Reply(reply)) => Message::parse(&reply).unwrap(),
@@ -100,7 +100,7 @@ impl Exchange {
         }
     }
 
-    /// Delivers the reply. Nobody gets a PSK.
+    /// Delivers the reply. Neither side gets a PSK.
     fn gives_no_psk(mut self) {
         self.controller.send(&self.message.encode());
         assert!(
@@ -114,7 +114,7 @@ impl Exchange {
     }
 }
 
-/// Each host computes another session key than its controller, which its response covers.
+/// A host and its controller compute different session keys, and responses cover these.
 #[test]
 fn controller_values_swapped_between_exchanges_give_no_psk() {
     let [mut one, mut other] = [1, 2].map(|seed| Exchange::challenged(seed, &[Group::Ffdhe2048]));
@@ -124,9 +124,9 @@ fn controller_values_swapped_between_exchanges_give_no_psk() {
     other.replied().gives_no_psk();
 }
 
-/// Nor does a value of which somebody in between knows the exponent.
+/// A Diffie-Hellman value of the attacker, who knows its exponent, gives no PSK either.
 #[test]
-fn controller_value_of_somebody_in_between_gives_no_psk() {
+fn controller_value_of_an_attacker_gives_no_psk() {
     let mut one = Exchange::challenged(1, &[Group::Ffdhe2048]);
     *one.value() = Group::Ffdhe2048.public_value(&[0x33; 64]);
     one.replied().gives_no_psk();
@@ -142,7 +142,7 @@ fn host_values_swapped_between_exchanges_give_no_psk() {
     other.gives_no_psk();
 }
 
-/// Whole challenges, with their groups: each host gets one that it has not offered.
+/// Whole challenges are swapped, with their groups: each host gets a group that it did not offer.
 #[test]
 fn challenges_swapped_between_groups_are_refused() {
     let groups = [Group::Ffdhe2048, Group::Ffdhe3072];
@@ -161,7 +161,7 @@ fn challenges_swapped_between_groups_are_refused() {
     }
 }
 
-/// A host that has offered both groups takes the challenge of the other one.
+/// A host that has offered both groups accepts the other exchange's challenge.
 #[test]
 fn group_altered_in_between_gives_no_psk() {
     let groups = [Group::Ffdhe2048, Group::Ffdhe3072];
@@ -172,7 +172,7 @@ fn group_altered_in_between_gives_no_psk() {
     one.replied().gives_no_psk();
 }
 
-/// Without a group, everybody in between would know the PSK.
+/// Without a group, an attacker in between would know the PSK.
 #[test]
 fn null_group_set_in_between_is_refused() {
     let mut one = Exchange::challenged(1, &[Group::Null, Group::Ffdhe2048]);
@@ -213,7 +213,7 @@ fn generated_psk_is_of_its_names_alone() {
     }
 }
 
-/// Somebody in between who leads a host to another subsystem, or passes for another host.
+/// An attacker in between leads a host to another subsystem, or impersonates another host.
 #[test]
 fn exchange_of_other_names_gives_no_psk() {
     for other in other_names() {

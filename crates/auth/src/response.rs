@@ -1,4 +1,4 @@
-//! Responses of DH-HMAC-CHAP (Base 8.3.5.5.5, 8.3.5.5.6): the proof that a side knows its secret.
+//! Responses of DH-HMAC-CHAP (Base 8.3.5.5.5, 8.3.5.5.6): proof that a side knows its secret.
 
 use crate::concatenation::Concatenation;
 use crate::group::SharedSecret;
@@ -25,12 +25,12 @@ pub(crate) struct Question<'a> {
 }
 
 impl Question<'_> {
-    /// Response of the host, which has `secret`.
+    /// Response of the host with this secret.
     pub(crate) fn host_response(&self, secret: &Secret, names: &Names) -> Digest64 {
         self.respond(&secret.key(&names.host), b"HostHost", &names.host, &names.subsystem)
     }
 
-    /// Response of the controller, whose subsystem has `secret`.
+    /// Response of the controller whose subsystem has this secret.
     pub(crate) fn controller_response(&self, secret: &Secret, names: &Names) -> Digest64 {
         self.respond(&secret.key(&names.subsystem), b"Controller", &names.subsystem, &names.host)
     }

@@ -1,7 +1,7 @@
 //! Key ring: the secrets of one owner, which may be replaced while connections use them.
 //!
-//! Rotation: the verifying side gets the new secret beside the old one, then the proving side puts
-//! it first, then both drop the old one. Exchanges in progress keep the secrets they began with.
+//! Rotation: the verifying side adds the new secret to the old one, then the authenticating side
+//! puts it first, then both drop the old one. Exchanges in progress keep their secrets.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::tls::TlsKey;
 /// Most secrets of a ring: one, and its replacement.
 pub const RING_SECRETS: usize = 2;
 
-/// Secrets of one owner, shared by everything that uses them. The first is proven to others; all
-/// are accepted. Two rings are equal if they are the same ring.
+/// Secrets of one owner, shared by all users. The owner authenticates itself with the first secret,
+/// and accepts all. Two rings are equal if they are the same ring.
 pub struct Ring<S>(Arc<RwLock<Kept<S>>>);
 
 struct Kept<S> {
     secrets: Vec<S>,
-    /// Replacements by other secrets.
+    /// Number of replacements.
     replacements: u64,
 }
 
@@ -36,12 +36,12 @@ impl<S> Clone for Ring<S> {
 }
 
 impl<S: Clone + PartialEq> Ring<S> {
-    /// Ring of `secrets`, the first of which is proven.
+    /// Ring of `secrets`. The owner authenticates itself with the first.
     pub fn new(secrets: Vec<S>) -> Self {
         Self(Arc::new(RwLock::new(Kept { secrets, replacements: 0 })))
     }
 
-    /// Replaces the secrets, for exchanges that begin later. True if they differ.
+    /// Replaces the secrets, for later exchanges. True if they differ.
     pub fn replace(&self, secrets: Vec<S>) -> bool {
         let mut kept = self.0.write();
         let differs = kept.secrets != secrets;
@@ -50,12 +50,12 @@ impl<S: Clone + PartialEq> Ring<S> {
         differs
     }
 
-    /// The secrets, the first of which is proven.
+    /// The secrets; the first is used to authenticate the owner.
     pub fn secrets(&self) -> Vec<S> {
         self.0.read().secrets.clone()
     }
 
-    /// The secret that is proven.
+    /// Secret used to authenticate the owner.
     pub fn first(&self) -> Option<S> {
         self.0.read().secrets.first().cloned()
     }
@@ -82,32 +82,32 @@ impl<S> std::fmt::Debug for Ring<S> {
 /// Keys between one host and one subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPair {
-    /// The host proves that it knows one of them.
+    /// Secrets with which the host authenticates itself.
     pub host: KeyRing,
-    /// The controller proves that it knows one of them; `None` if it need not, or cannot.
+    /// Secrets with which the controller authenticates itself; `None` if it need not, or cannot.
     pub controller: Option<KeyRing>,
 }
 
 impl KeyPair {
-    /// One ring that both sides know and prove, as nodes of a mirror do. A response of one side is
-    /// no response of the other, because the formula contains who gives it.
+    /// One ring for both sides, as between the nodes of a mirror. The response of one side is not
+    /// valid for the other, because the formula includes the side.
     pub fn shared(ring: &KeyRing) -> Self {
         Self { host: ring.clone(), controller: Some(ring.clone()) }
     }
 
-    /// The present secrets of the pair, for what they make.
+    /// Version of the present secrets. Keys derived from them are valid only for this version.
     pub fn version(&self) -> KeyVersion {
         let replacements = |ring: &KeyRing| (ring.clone(), ring.replacements());
         KeyVersion([Some(&self.host), self.controller.as_ref()].map(|ring| ring.map(replacements)))
     }
 }
 
-/// Secrets of a pair at one time.
+/// Version of the secrets of a pair.
 #[derive(Clone, Debug)]
 pub struct KeyVersion([Option<(KeyRing, u64)>; 2]);
 
 impl KeyVersion {
-    /// True if none of them has been replaced since.
+    /// True if no secret has been replaced since.
     pub fn is_current(&self) -> bool {
         self.0.iter().flatten().all(|(ring, replacements)| ring.replacements() == *replacements)
     }
@@ -131,7 +131,7 @@ mod tests {
         let second = pair.version();
         assert!(second.is_current());
         assert!(controller.replace(secrets(4)) && !second.is_current());
-        // Not even by the same secrets again.
+        // Replacing secrets by equal ones changes the version, too.
         assert!(controller.replace(secrets(2)) && host.replace(secrets(1)));
         assert!(!first.is_current());
     }

@@ -21,10 +21,10 @@ pub struct Secret {
 /// Longest text of a secret: prefix, base64 of 68 bytes, colon.
 const MAX_TEXT_BYTES: usize = 10 + 92 + 1;
 
-/// Why a text is no secret. The message never holds a part of the text.
+/// Reason why a text is not a secret. The message never contains a part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// Another prefix, no final colon, or too long.
+    /// Wrong prefix, no final colon, or too long.
     #[error(
         "a secret has the form DHHC-1:00:BASE64: (00, 01, 02 or 03; see `flagstone key generate`)"
     )]
@@ -44,8 +44,8 @@ pub enum SecretError {
 }
 
 impl Secret {
-    /// Secret of `bytes` random bytes: 32, 48 or 64. With a `transformation`, it has as many bytes
-    /// as its digest.
+    /// Secret of `bytes` random bytes: 32, 48 or 64. With a `transformation`, the length of its
+    /// digest.
     ///
     /// # Errors
     /// Another length.
@@ -107,12 +107,12 @@ impl Secret {
         self.bytes.len()
     }
 
-    /// Bytes of the secret, for another representation. The caller erases its copies.
+    /// Bytes of the secret, for another representation. The caller must erase its copies.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The hash that turns the secret into a key, if one does.
+    /// Hash function that turns the secret into a key, if any.
     pub fn transformation(&self) -> Option<Hash> {
         self.transformation
     }

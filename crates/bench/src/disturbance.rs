@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::os::read_text;
 
-/// Share of the CPUs from which on figures do not show what the machine can do, in %.
+/// Utilization of the CPUs, in %, from which on the CPUs limit the figures.
 const DISTURBED_PERCENT: f64 = 15.0;
 /// Bytes of a file in `/proc`; `/proc/stat` has 10 kB for each thousand interrupts.
 const FILE_BYTES: u64 = 16 << 20;
@@ -26,7 +26,7 @@ pub struct Disturbance {
 }
 
 impl Disturbance {
-    /// Whether the machine was too busy to believe what was measured.
+    /// True if the machine was too busy for valid figures.
     pub fn is_too_much(self) -> bool {
         self.others_percent + self.steal_percent >= DISTURBED_PERCENT
     }

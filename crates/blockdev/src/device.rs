@@ -1,12 +1,11 @@
 //! [`BlockDevice`]: the trait of all devices and layers, and the promises of a completed call.
 //!
-//! | completed | promise |
-//! | --- | --- |
-//! | write | every later read, on any core, returns it |
-//! | flush, or write with `fua` | the data survives SIGKILL and power loss of this node |
-//! | discard | later reads of the range return zeroes or what was there before, the same each time; zeroes with [`Geometry::discard_zeroes`] |
-//! | write_zeroes | as a write of zeroes |
-//! | any error | only the range of the failed call is in doubt, never data that was promised |
+//! - write: every later read, on any core, returns it;
+//! - flush, or write with `fua`: the data survives SIGKILL and power loss of this node;
+//! - discard: later reads of the range return zeroes or the former content, the same each time;
+//!   zeroes with [`Geometry::discard_zeroes`];
+//! - `write_zeroes`: as a write of zeroes;
+//! - any error: only the range of the failed call is in doubt, never data that was promised.
 //!
 //! Calls that overlap in time may take effect in either order, block by block. A caller that needs
 //! an order waits for the first call before it makes the second.

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &CompletionsArgs) -> Result<Exit, Failure> {
     Ok(output::print(&String::from_utf8_lossy(&script), Exit::Success))
 }
 
-/// Answers a completion script and ends the process, if that is what the process was started for.
+/// Answers a completion script and ends the process, if a completion script started it.
 pub(crate) fn answer() {
     CompleteEnv::with_factory(args::command).var(VARIABLE).bin("flagstone").complete();
 }

@@ -125,7 +125,7 @@ pub struct SourceUse {
     pub key: String,
     pub address: String,
     pub date: String,
-    /// Confidence of the used part.
+    /// Confidence in the values of this source that the prediction uses.
     pub confidence: Confidence,
 }
 

@@ -392,7 +392,7 @@ proptest! {
         prop_assert_eq!(found.verdict, JudgmentVerdict::AsPredicted);
         prop_assert!((found.allowed.iops - predicted.allowed.iops).abs() < 1e-6 * predicted.allowed.iops);
         prop_assert!(found.hypotheses.is_empty());
-        // Twice or a third of the prediction is not.
+        // Twice the prediction is above it, a third of it below.
         let times = |factor: f64| {
             let scale = |part: MeasuredRates| MeasuredRates {
                 iops: part.iops * factor,

@@ -473,7 +473,7 @@ fn assert_near_by(value: f64, wanted: f64, measured: f64, part: f64) {
     assert!((measured / value - 1.0).abs() < part, "{value}, measured {measured}");
 }
 
-/// Experiment C: what was measured is twice, and 1.7 times, the formula.
+/// Experiment C: the measurements are 2 and 1.7 times the formula.
 #[test]
 fn published_experiment_of_sizes() {
     for (size, formula, measured, ratio) in [(200, 150.0, 309.0, 2.06), (600, 450.0, 745.0, 1.66)] {

@@ -21,11 +21,11 @@ const SOCKET_NAME: &str = "flagstone.sock";
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ApiSpec {
-    /// At the first of [`default_sockets`] that can be had, or else nowhere.
+    /// The first of [`default_sockets`] that can be created; no API if none can.
     #[default]
     Default,
     None,
-    /// On this Unix socket, or the server does not start.
+    /// This Unix socket. If it cannot be created, the server does not start.
     Socket(PathBuf),
 }
 

@@ -1,10 +1,13 @@
 //! Grammar of addresses to serve on:
 //!
 //! ```text
-//! nvme-tcp://ADDRESS[:4420][?tls=required|allowed|off]   ADDRESS is an IP address, IPv6 in brackets
-//! nbd://ADDRESS[:10809][?tls=…]  port 0: any free one, printed at the start
-//! nbd+unix:///path.sock         an absolute path
+//! nvme-tcp://ADDRESS[:4420][?tls=required|allowed|off]
+//! nbd://ADDRESS[:10809][?tls=…]
+//! nbd+unix:///path.sock
 //! ```
+//!
+//! ADDRESS is an IP address, IPv6 in brackets. Port 0 picks a free port, which is printed at the
+//! start. The path is absolute.
 //!
 //! The output of [`ListenSpec`] parses to the same address.
 

@@ -1,9 +1,9 @@
 //! Guard of data: whether a command may write to a device or file.
 //!
-//! What is in use (mounted, swap, part of another device) is never written to. What holds data is
-//! written to only with the user's explicit consent, which names it exactly. A file without a block
-//! of data, and a file that the caller made itself, are free. All commands that write use this
-//! guard, with one message and one option, `--destroy-data`.
+//! A device in use (mounted, swap, part of another device) is never written to. A device with data
+//! is written to only with the user's explicit consent, which names it exactly. A file without a
+//! block of data, and a file that the caller made itself, are free. All commands that write use
+//! this guard, with one message and one option, `--destroy-data`.
 
 use std::fs::File;
 use std::io::{self, Cursor};

@@ -128,7 +128,7 @@ pub(crate) struct Gauge {
 /// Values of a [`Gauge`], or the difference of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// Completed I/Os without flushes; the same below.
+    /// Completed I/Os, without flushes. The following fields exclude flushes, too.
     pub(crate) ios: u64,
     pub(crate) bytes: u64,
     pub(crate) latency_sum_ns: u64,

@@ -59,7 +59,7 @@ use crate::mirror::{Inner, LegState, Mirror};
 use crate::state::machine::{Following, following};
 use crate::state::status::GroupStatus;
 
-/// Numbers the writes of one session, or of a group session.
+/// Numbering of the writes of one session, or of all sessions of a group session.
 pub(crate) type SharedNumbering = Arc<Mutex<Numbering>>;
 
 /// A consistency group on this node.
@@ -69,7 +69,7 @@ pub struct ConsistencyGroup {
     names: Vec<String>,
     members: Mutex<Vec<Weak<Inner>>>,
     legs: [Mutex<Forming>; PEERS_MAX],
-    /// At a target: the group session that joined last, and its writes in order.
+    /// At a target: the latest group session that joined, and its reorder buffer.
     order: Mutex<(u64, Arc<Mutex<ReorderBuffer>>)>,
 }
 
@@ -83,29 +83,29 @@ pub struct Membership {
 /// The next group session to one peer.
 #[derive(Default)]
 struct Forming {
-    /// Members that wait for it, by bit.
+    /// Bit set of the members that wait for it.
     ready: u64,
-    /// The group session of each member, until it has taken it.
+    /// The group session for each member, until the member has taken it.
     formed: Vec<Option<Arc<GroupSession>>>,
     current: Option<Arc<GroupSession>>,
     wakers: Vec<Waker>,
 }
 
-/// Consistency group of mirrors.
+/// Common session of the members of a group with one peer.
 pub(crate) struct GroupSession {
-    /// Random, so that a target tells it from earlier ones.
+    /// Random number, by which a target distinguishes it from earlier ones.
     pub(crate) number: u64,
     pub(crate) numbering: SharedNumbering,
     /// Queued writes of all members, in the order of their numbers. Locked after the numbering.
     queue: Mutex<WriteQueue>,
-    /// Members whose targets are in sync or durably inconsistent, by bit.
+    /// Bit set of the members whose targets are in sync or durably inconsistent.
     begun: AtomicU64,
     ended: AtomicBool,
 }
 
 impl GroupSession {
     fn new(window_bytes: u64) -> Arc<GroupSession> {
-        // The queues of the members have the other limits.
+        // The members' own queues have the other limits.
         let (high_bytes, low_bytes, writes) = (u64::MAX, u64::MAX, usize::MAX);
         let limits = QueueLimits { high_bytes, low_bytes, writes, window_bytes };
         Arc::new(GroupSession {
@@ -117,7 +117,7 @@ impl GroupSession {
         })
     }
 
-    /// No member ends a resync in it from now on.
+    /// Ends the group session: no member completes a resync in it any more.
     pub(crate) fn set_ended(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
@@ -139,7 +139,7 @@ impl GroupSession {
     }
 }
 
-/// Place of a write in the queue of its group session.
+/// Entry of a write in the queue of its group session.
 #[derive(Clone)]
 pub(crate) struct GroupSlot {
     session: Arc<GroupSession>,
@@ -147,13 +147,13 @@ pub(crate) struct GroupSlot {
 }
 
 impl GroupSlot {
-    /// Counts the write as sent if it may be; otherwise `waker` is woken when its turn comes.
+    /// Counts the write as sent if it may be sent now. Otherwise wakes `waker` when it may.
     pub(crate) fn is_next(&self, waker: &Waker) -> bool {
         let decision = self.session.queue.lock().send(self.slot, waker);
         is_next(decision)
     }
 
-    /// The write was acknowledged, or given up.
+    /// Removes a write that was acknowledged or abandoned.
     pub(crate) fn leave(&self) {
         let next = {
             let mut queue = self.session.queue.lock();
@@ -210,7 +210,8 @@ impl ConsistencyGroup {
         Some(Membership { group: self.clone(), place })
     }
 
-    /// Tells whether both nodes mean the same group: of its name and its volumes. Not 0.
+    /// Number derived from the group's name and volumes, by which both nodes compare their groups.
+    /// Never 0.
     pub(crate) fn tag(&self) -> u16 {
         let text = [std::slice::from_ref(&self.name), &self.names].concat().join("\n");
         let sum = crate::session::checksums::checksum(text.as_bytes());
@@ -220,12 +221,12 @@ impl ConsistencyGroup {
     /// Mirrors of the members, in their order; `None` for a volume that is not open.
     pub(crate) fn members(&self) -> Vec<Option<Arc<Inner>>> {
         let open = |member: &Weak<Inner>| member.upgrade().filter(|inner| !inner.lock().closed);
-        // Not under the lock: a member looks for its leader while its own state is locked.
+        // Copy the list first: a member looks for its leader while its own state is locked.
         let members = self.members.lock().clone();
         members.iter().map(open).collect()
     }
 
-    /// Its state on this node.
+    /// State of the group on this node.
     pub fn status(&self) -> GroupStatus {
         let members = self.members();
         let missing = self.names.iter().zip(&members).filter(|(_, member)| member.is_none());
@@ -271,7 +272,7 @@ impl ConsistencyGroup {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Ends a group session: when this returns, no member sends a write in it. Not to be called
+    /// Ends a group session: after the call, no member sends a write in it. Must not be called
     /// under the lock of a member's state.
     pub(crate) fn end(&self, leg: usize, session: &Arc<GroupSession>) {
         session.set_ended();
@@ -282,11 +283,12 @@ impl ConsistencyGroup {
             forming.formed.iter_mut().for_each(|one| _ = one.take_if(|one| is_it(one)));
         }
         self.wake(leg);
-        // Also one that ended it earlier may still be about to do this.
+        // End the sessions again: a task that ended the group session earlier may not have done so
+        // yet.
         self.members().iter().flatten().for_each(|member| member.leave_group_session(leg, session));
     }
 
-    /// At a target: the order of the writes of this group session.
+    /// At a target: the reorder buffer of this group session.
     pub(crate) fn joined(&self, session: u64) -> Arc<Mutex<ReorderBuffer>> {
         let mut order = self.order.lock();
         if order.0 != session {
@@ -296,7 +298,7 @@ impl ConsistencyGroup {
     }
 }
 
-/// Withdraws a member that stops waiting.
+/// Withdraws a member that no longer waits.
 struct Ready<'a> {
     group: &'a ConsistencyGroup,
     leg: usize,
@@ -319,7 +321,7 @@ impl Membership {
         &self.group
     }
 
-    /// Puts the mirror into its place, which its predecessor has left.
+    /// Registers the mirror as this member. Its predecessor has left.
     pub(crate) fn take_place(&self, inner: &Arc<Inner>) {
         self.group.members.lock()[self.place] = Arc::downgrade(inner);
     }
@@ -333,8 +335,8 @@ impl Membership {
         1 << self.place
     }
 
-    /// Waits until every member has attached to the peer of this leg. A group session that there
-    /// was ends. In the next one, at most `window_bytes` are sent and not acknowledged. `None` if a
+    /// Waits until every member has attached to the peer of this leg. An earlier group session
+    /// ends. In the new one, at most `window_bytes` are sent and not acknowledged. `None` if a
     /// member is missing for too long.
     pub(crate) async fn gather(&self, leg: usize, window_bytes: u64) -> Option<Arc<GroupSession>> {
         let group = &self.group;
@@ -357,12 +359,13 @@ impl Membership {
         group.wake(leg);
         let formed = group.wait(leg, |forming| forming.formed[self.place].take());
         let formed = time::timeout(Duration::from_millis(GATHER_MS), formed).await.ok();
-        // It may have formed at the last moment, and then the others count on this member.
+        // The group session may have formed at the last moment, and the other members then count on
+        // this one.
         formed.or_else(|| group.legs[leg].lock().formed[self.place].take())
     }
 
-    /// This member's target is in sync, or durably inconsistent. Waits until all are. False if the
-    /// group session has ended.
+    /// Records that this member's target is in sync or durably inconsistent, and waits for the
+    /// other members. False if the group session has ended.
     pub(crate) async fn all_begun(&self, leg: usize, session: &GroupSession) -> bool {
         session.begun.fetch_or(self.bit(), Ordering::SeqCst);
         self.group.wake(leg);
@@ -382,7 +385,7 @@ impl Membership {
     }
 }
 
-/// Keeps a member where the leader is, by rule 8, until its mirror is closed.
+/// Keeps a member on the node of its leader, by rule 8, until its mirror is closed.
 pub(crate) async fn follow_leader(member: Weak<Inner>) {
     let pause = Duration::from_millis(FOLLOW_LEADER_MS);
     let mut pauses = Backoff::new(pause, 10 * pause);
@@ -400,8 +403,8 @@ pub(crate) async fn follow_leader(member: Weak<Inner>) {
 }
 
 impl Mirror {
-    /// Ends the group sessions of which this mirror is a member, because it ends for good. A stop
-    /// does not, as no write follows that.
+    /// Ends the group sessions of this mirror, which ends for good. A stop does not end them,
+    /// because no write follows it.
     pub fn leave_group_sessions(&self) {
         let Some(membership) = &self.0.group else { return };
         let sessions: Vec<_> = {
@@ -430,8 +433,8 @@ impl Inner {
         }
     }
 
-    /// Ends the session of this member, and records that the peer lacks all later writes, even
-    /// before the first: otherwise the members could decide differently after a crash.
+    /// Ends the session of this member, and records the peer as out of date for all later writes,
+    /// even before the first one: otherwise the members could decide differently after a crash.
     fn leave_group_session(self: &Arc<Self>, leg: usize, session: &Arc<GroupSession>) {
         let (session_id, opened) = {
             let state = self.lock();
@@ -450,8 +453,7 @@ impl Inner {
         }
     }
 
-    /// Before a write without a peer is acknowledged: the other members have ended their sessions
-    /// to it.
+    /// Ends the other members' sessions to a peer, before a write without the peer is acknowledged.
     pub(crate) fn freeze_group(&self) {
         let Some(membership) = &self.group else { return };
         let ended: Vec<_> = {
@@ -469,8 +471,8 @@ impl Inner {
                 member.wait_for_queue(leg).await;
             }
         }
-        // A write of another member that failed to reach the peer ended the group session before it
-        // left the queue.
+        // A write of another member that failed to reach the peer ended the group session before
+        // the write left the queue.
         let ended = |own: &LegState| own.group_session.as_ref().is_some_and(|one| one.has_ended());
         self.catch_up(leg, session_id).await && !ended(&self.lock().legs[leg])
     }

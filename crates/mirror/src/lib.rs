@@ -4,12 +4,12 @@
 //!
 //! 1. [`ondisk`]: superblock, log header, bitmap pages, and their layout. `docs/mirror-format.md`
 //!    has the byte maps.
-//! 2. [`agree`]: generation histories, and which replica's data is kept after a handshake. Pure.
+//! 2. [`agree`]: generation histories, and the decision after a handshake whose data is kept. Pure.
 //! 3. [`intent_log`]: the log's contents in memory, its storage, its writer and its recovery.
 //! 4. [`manage`]: creating, opening and resizing replicas; roles and the operator's commands.
 //! 5. [`mirror`] and [`io`]: a host's write from admission to completion on both legs.
-//! 6. [`group`]: volumes that are kept at one moment and change their role together.
-//! 7. [`failover`]: the arbiter decides who serves when the nodes part.
+//! 6. [`group`]: volumes that share one order of writes and change their role together.
+//! 7. [`failover`]: the arbiter decides which node serves when the nodes lose contact.
 //! 8. [`session`]: connecting to a peer, resync, verify, and the target's side. [`wire`]: requests.
 
 pub mod agree;

@@ -46,9 +46,9 @@ pub const EVICT_SHARE: usize = 8;
 /// Maximum number of adjacent bitmap pages per write: 256 KiB of memory.
 pub const PAGES_PER_WRITE: u64 = 64;
 
-/// Positions at which a device that has grown may have ended: multiples of each step in bytes, and
-/// how many of them to try from the end downwards (all if `None`). About 4,400 reads plus two per
-/// GiB: one second on an SSD of 1 TiB, half a minute on a hard disk.
+/// Where to look for the old end of a grown device. Each entry: a step in bytes, and the number of
+/// its multiples to try, from the new end downwards; `None` tries all. About 4,400 reads plus two
+/// per GiB: one second on an SSD of 1 TiB, half a minute on a hard disk.
 pub const SEARCH_STEPS: [(u64, Option<u64>); 7] = [
     (4096, Some(SEARCH_PER_STEP)),
     (1 << 20, Some(SEARCH_PER_STEP)),
@@ -80,7 +80,7 @@ pub const LOG_PROGRESS_MS: u64 = 60_000;
 pub const PEERS_MAX: usize = 2;
 /// Earlier generations that a superblock stores. Replicas that diverged before count as unrelated.
 pub const HISTORY_LEN: usize = 16;
-/// Generations that a peer may hold and still be brought up to date from the bitmap: the one it had
+/// Most generations per peer from which the bitmap can bring it up to date: the one that it had
 /// when it was lost, and those announced to it at the end of a resync without an answer.
 pub const BASES_LEN: usize = 4;
 
@@ -104,10 +104,10 @@ pub const LOG_PLACE_MAX: usize = 1024;
 pub const MEMBERS_MAX: usize = 2 * PEERS_MAX;
 /// Longest name and address of a member together, in bytes.
 pub const MEMBER_TEXT_MAX: usize = 250;
-/// Time for the last step of moving a log, in milliseconds: writes to inactive regions wait for it.
-/// It writes what has changed since the step before, on a sound device within milliseconds.
+/// Time limit for the last step of moving a log, in milliseconds: writes to inactive regions wait
+/// for it. It writes the changes since the previous pass, within milliseconds on a sound device.
 pub(crate) const MOVE_LOG_MS: u64 = 2000;
-/// Passes over the pages before that step: each copies what has changed during the one before.
+/// Passes over the pages before that step. Each copies the changes made during the previous one.
 pub(crate) const MOVE_LOG_PASSES: u32 = 8;
 /// Interval at which a resync retries one bad range, in milliseconds.
 pub const BAD_RANGE_RETRY_MS: u64 = 1000;
@@ -126,12 +126,12 @@ pub const CHECK_BYTES: u64 = 1 << 20;
 
 /// Maximum volumes of a consistency group. Each has a session, a queue and a set of buffers.
 pub const GROUP_MEMBERS_MAX: usize = 16;
-/// How long a member of a group waits until the others have attached to the peer, in milliseconds:
-/// more than the pause between two attempts to reach it. Then its own session ends, and it tries
-/// again.
+/// Longest time for which a member of a group waits until the others have attached to the peer, in
+/// milliseconds. Longer than the pause between two connection attempts. After that, the member's
+/// own session ends, and it tries again.
 pub const GATHER_MS: u64 = 10_000;
-/// Interval at which a member looks where the leader of its group is, in milliseconds. After a
-/// failed attempt to follow it, the interval grows to ten times this.
+/// Interval at which a member checks the role of its group's leader, in milliseconds. After a
+/// failed attempt to follow, the interval grows to ten times this.
 pub const FOLLOW_LEADER_MS: u64 = 500;
 
 /// Window of sequence numbers at the target, from the oldest incomplete one. Each member of a group
@@ -162,23 +162,25 @@ pub const REJECT_DELAY_MS: u64 = 10_000;
 pub const RETRY_MIN_MS: u64 = 100;
 /// See [`RETRY_MIN_MS`].
 pub const RETRY_MAX_MS: u64 = 5000;
-/// Time limit of a call to a device of the replica, in milliseconds, while a peer is in sync or an
-/// order to change the role waits for it: then the local leg counts as failed. Above the pauses of
-/// a live migration, and below the 30 s after which Linux gives up a command.
+/// Time limit of a call to a device of the replica, in milliseconds, after which the local leg
+/// counts as failed. Applies while a peer is in sync, or an order to change the role waits for the
+/// call. Above the pauses of a live migration, and below the 30 s after which Linux gives up a
+/// command.
 pub const LOCAL_IO_MS: u64 = 20_000;
-/// How long a transfer to another mirror waits for the calls in flight and for the devices to
-/// answer while nothing has changed, in milliseconds. Host calls wait meanwhile.
+/// Longest time for which a transfer to another mirror waits for calls in flight and for an answer
+/// of the devices, in milliseconds. Nothing has changed until then. Host calls wait meanwhile.
 pub const TRANSFER_CHECK_MS: u64 = 5000;
 /// How long host calls wait for the rest of a transfer, in milliseconds. Together with
 /// [`TRANSFER_CHECK_MS`] below the 30 s after which Linux gives up a command.
 pub const TRANSFER_MS: u64 = 20_000;
-/// How long a peer is asked who serves before this node begins to serve, in milliseconds: at a
-/// start from old records, and before a failover. As long as the default timeout of a link.
+/// Longest time for which peers are asked which node serves before this node begins to serve, in
+/// milliseconds: at a start from old records, and before a failover. Equal to the default timeout
+/// of a link.
 pub const ASK_MS: u64 = 5000;
 /// How long a failover tries to reach a peer, and then waits for its answer, in milliseconds.
 pub const DEPOSE_MS: u64 = 2000;
-/// How long a node that refuses hosts tries to record that before it answers, in milliseconds: its
-/// disk may hang.
+/// Longest time for which a node that refuses hosts tries to record this before it answers, in
+/// milliseconds: its disk may hang.
 pub const REFUSAL_MS: u64 = 500;
 
 /// Pause before a peer is fenced again after the command failed, in milliseconds.
@@ -191,12 +193,12 @@ pub const LEAVE_MS: u64 = 10_000;
 /// Interval at which a source compares the arbiter's record while its peer is in sync, in
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;
-/// Time within which a target reads what its source has just recorded, for a
+/// Longest time from the write of the source's record to the target's read of it for a
 /// [`StoreProof`](crate::failover::StoreProof) of one store, in milliseconds: one call, and the
-/// durable record of what the source said.
+/// durable note of the source's announcement.
 pub const PROOF_MS: u64 = 2 * flagstone_arbiter::limits::CALL_MS;
-/// Pause before the arbiter is asked again after it granted nothing, in milliseconds: below the
-/// shortest lease.
+/// Pause before the arbiter is asked again after a denial, in milliseconds. Below the shortest
+/// lease.
 pub const ARBITER_RETRY_MS: u64 = 250;
 
 /// Minimum time before a peer that was detached because of a full queue is brought up to date, in

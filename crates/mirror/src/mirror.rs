@@ -1,12 +1,16 @@
 //! Mirror: a [`BlockDevice`] over a local leg and the legs of up to two peers.
 //!
-//! | completed call | guarantee |
-//! | --- | --- |
-//! | write, synchronous | The data is on every leg that counts as up to date. A leg that missed it was durably recorded as out of date before the completion. |
-//! | write, asynchronous | The data is on the local leg, and the log covers it until the peer has it. |
-//! | flush, FUA | The data is durable on the local leg. On legs that acknowledge from memory, as for a synchronous write. |
-//! | read | Returns the latest completed data, and never data that the failure of one node could take back. |
-//! | discard | Treated as a write of zeroes that may deallocate, because legs must not differ in what a discard leaves. |
+//! Guarantees of a completed call:
+//!
+//! - synchronous write: the data is on every leg that counts as up to date. A leg that missed it
+//!   was durably recorded as out of date before the completion.
+//! - asynchronous write: the data is on the local leg, and the log covers it until the peer has it.
+//! - flush, FUA: the data is durable on the local leg. On legs that acknowledge from memory, as for
+//!   a synchronous write.
+//! - read: returns the latest completed data, and never data that the failure of one node could
+//!   revert.
+//! - discard: treated as a write of zeroes that may deallocate, because legs must not differ after
+//!   a discard.
 //!
 //! One state, behind a lock that is held for a few instructions at a time, holds the role, the legs
 //! that receive writes, and the blocked calls. Every host call inspects it, or its core's view of
@@ -131,7 +135,7 @@ pub(crate) struct LegCounters {
     pub(crate) discards: AtomicU64,
     pub(crate) discarded_bytes: AtomicU64,
     /// Queued writes that were acknowledged to hosts and did not reach the peer, and their size,
-    /// since it was last in sync.
+    /// since the peer was last in sync.
     pub(crate) lost_writes: AtomicU64,
     pub(crate) lost_bytes: AtomicU64,
 }
@@ -257,13 +261,13 @@ impl Mirror {
     }
 }
 
-/// A single peer in synchronous mode: what automatic failover is for.
+/// True for a single peer in synchronous mode, as automatic failover requires.
 fn is_pair(peers: &[PeerOptions]) -> bool {
     matches!(peers, [peer] if peer.mode == Mode::Sync)
 }
 
-/// Fails the local leg when a call to its devices hangs and something else can continue without it:
-/// hosts, through a peer that is in sync, or an order to change the role, which has to end.
+/// Fails the local leg when a call to its devices hangs and this lets something continue: hosts,
+/// through a peer in sync, or an order to change the role.
 async fn watch_local_io(inner: Weak<Inner>) {
     let limit = Duration::from_millis(LOCAL_IO_MS);
     loop {
@@ -277,7 +281,7 @@ async fn watch_local_io(inner: Weak<Inner>) {
         let io = inner.local.local_io().clone();
         if closed {
             drop(inner);
-            // A read that hangs is repeated at the mirror that has taken over the replica.
+            // A hung read is repeated at the mirror that has taken over the replica.
             time::sleep(limit).await;
             return io.fail();
         }
@@ -346,8 +350,8 @@ impl Inner {
         .await
     }
 
-    /// Waits until no such call is in flight. The caller has changed the state so that no new one
-    /// is admitted.
+    /// Waits until no such call is in flight. The caller has changed the state so that none is
+    /// admitted any more.
     pub(crate) async fn wait_for_calls(&self, counted: Counted) {
         let _awaited = self.calls.await_calls();
         self.wait(|_| (self.calls.in_flight(counted) == 0).then_some(())).await;
@@ -365,7 +369,7 @@ impl Inner {
         self.next_session.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Ends the session of a leg because it was lost or given up.
+    /// Ends the session of a leg that was lost or abandoned.
     pub(crate) fn disconnect(&self, leg: usize, session_id: u64) {
         self.end_session(leg, session_id, true);
     }
@@ -378,8 +382,8 @@ impl Inner {
     fn end_session(&self, leg: usize, session_id: u64, lost: bool) {
         let ended = self.change(|state| {
             let serves = state.serving;
-            // No write follows it, and none was lost.
-            // A mirror that moves to another one has one: its successor serves at once.
+            // No write follows, and none was lost. A moving mirror is an exception: its successor
+            // serves at once.
             let in_order = !state.is_moving()
                 && (!serves || state.admission_blocks > 0)
                 && self.legs[leg].queue().writes() == 0;
@@ -388,7 +392,7 @@ impl Inner {
                 return None;
             }
             if own.receives_writes {
-                // An end that the operator asked for does not count as a disconnect.
+                // An end by the operator's order is not a disconnect.
                 let asked_for =
                     !serves || own.desired_state != DesiredState::Connected || own.full_resync;
                 if lost && !asked_for {
@@ -412,7 +416,8 @@ impl Inner {
             let freezes = own.receives_writes && !in_order;
             let member_of = own.group_session.clone();
             let group_session = member_of.clone().filter(|_| freezes);
-            // Before its queued writes fail: another member may wait for them to end its resync.
+            // Before its queued writes fail: another member may wait for their end to complete its
+            // resync.
             group_session.iter().for_each(|session| session.set_ended());
             own.is_admitted = false;
             (own.receives_writes, own.inconsistent, own.phase) =
@@ -436,8 +441,8 @@ impl Inner {
         time::now().as_nanos()
     }
 
-    /// Current time of automatic failover, in nanoseconds of a clock that runs on while the machine
-    /// is suspended: a lease ends meanwhile, too.
+    /// Current time for automatic failover, in nanoseconds of a clock that also runs while the
+    /// machine is suspended: leases expire then, too.
     pub(crate) fn boot_ns() -> u64 {
         time::boot_nanos()
     }

@@ -97,11 +97,11 @@ named! {
 /// Options of one peer.
 #[derive(Clone)]
 pub struct PeerOptions {
-    /// Makes connections to it.
+    /// Makes connections to the peer.
     pub connector: SharedConnector,
-    /// When a write completes.
+    /// Condition for the completion of a write.
     pub mode: Mode,
-    /// When the peer counts as having a write.
+    /// Condition for the peer to count as having a write.
     pub ack: Ack,
     /// Policy for a lost peer; always [`OnPeerLoss::Degrade`] in asynchronous mode.
     pub on_peer_loss: OnPeerLoss,

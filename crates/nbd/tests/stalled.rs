@@ -168,17 +168,17 @@ fn with_each_count(kind: Stalled) {
 }
 
 #[test]
-fn clients_that_do_not_read_slow_nobody() {
+fn unread_replies_do_not_delay_other_clients() {
     with_each_count(Stalled::Reader(true));
 }
 
 #[test]
-fn simple_clients_that_do_not_read_slow_nobody() {
+fn unread_simple_replies_do_not_delay_others() {
     with_each_count(Stalled::Reader(false));
 }
 
 #[test]
-fn clients_that_do_not_send_slow_nobody() {
+fn unfinished_writes_do_not_delay_other_clients() {
     with_each_count(Stalled::Writer);
 }
 
@@ -204,7 +204,7 @@ fn late_client_is_served_beside_stalled_ones() {
 
 /// No client waits for memory, so a client may take all of the time that the server allows.
 #[test]
-fn stalled_client_stays_while_nobody_waits() {
+fn stalled_client_is_kept_without_waiters() {
     let _alone = ALONE.lock();
     let cluster = Cluster::new(64 << 20);
     let address = cluster.address.clone();

@@ -48,7 +48,7 @@ fn one_way(host: KeyRing) -> KeyPair {
 }
 
 #[test]
-fn right_keys_connect_and_others_do_not() {
+fn only_hosts_with_the_right_keys_connect() {
     on_cores(2, async || {
         let key = ring(1);
         let server = server(KeyPair::shared(&key));

@@ -174,7 +174,7 @@ fn two_hosts_have_psks_of_their_own() {
 }
 
 #[test]
-fn concatenation_without_its_conditions_says_why() {
+fn refused_concatenation_reports_reason() {
     on_cores(1, async || {
         let off = listening(TlsMode::Off);
         let refused = off.connect(1, keys(1)).await.unwrap_err();
@@ -227,7 +227,7 @@ fn target_that_restarts_in_between_is_tried_again() {
         assert!(forgotten.may_pass(), "{forgotten}");
         let device = listening.connect(1, keys(1)).await.unwrap();
         check_io(&device, 4).await;
-        // While it is attached: the host authenticates anew by itself.
+        // While it is attached: the host authenticates again by itself.
         listening.event_after.set(Some((0, Event::Restart)));
         listening.target().disconnect_all();
         check_io(&device, 5).await;

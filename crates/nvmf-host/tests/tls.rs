@@ -381,7 +381,7 @@ fn closure_within_a_pdu_ends_the_connection() {
 
 /// Relay between two hosts, and a host that proves its key for one subsystem and asks for another.
 #[test]
-fn connect_names_whom_tls_has_proven() {
+fn connect_must_name_the_tls_identity() {
     const INVALID_HOST: u16 = 0x184;
     on_cores(1, async || {
         let secured = Secured::start(TlsMode::Required, vec![key(1)], true);
@@ -415,7 +415,7 @@ fn connect_names_whom_tls_has_proven() {
 
 /// A subsystem with keys for authentication of some hosts, and keys for TLS of others.
 #[test]
-fn tls_key_proves_a_host_that_has_no_other() {
+fn tls_key_alone_authenticates_host() {
     on_cores(1, async || {
         let secured = Secured::start(TlsMode::Allowed, vec![key(1)], false);
         let target = &secured.server.target;

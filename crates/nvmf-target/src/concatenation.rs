@@ -1,12 +1,12 @@
-//! Rules of secure channel concatenation (Base 8.3.5.5.9): the PSK that a queue accepts, why it
-//! refuses another, and what a PSK demands of the controller's I/O queues.
+//! Rules of secure channel concatenation (Base 8.3.5.5.9): the kind of PSK that a queue accepts,
+//! reasons for refusals, and requirements of a PSK on the controller's I/O queues.
 //!
 //! Invariants:
-//! - a host is told that it has a PSK only if the target keeps it: the PSK is promised, or refused
+//! - a host learns that it has a PSK only if the target keeps it: the PSK is promised, or refused
 //!   with AUTH_Failure1, before DH-HMAC-CHAP_Success1 is fetched;
 //! - from the promise on, no I/O queue without TLS joins the controller.
 //!
-//! A refusal names what the host asked for, what the queue accepts, and what to do.
+//! A refusal names the host's request, the accepted kind, and the remedy.
 
 use flagstone_auth::Concatenation;
 
@@ -25,7 +25,7 @@ pub(crate) enum ConcatenationRefusal {
     ConfiguredKey,
     /// The controller has I/O queues without TLS.
     PlainIoQueues,
-    /// A new PSK is asked for, where the one of the connection can be replaced.
+    /// A new PSK is asked for, but only the connection's PSK can be replaced.
     NotNew,
     /// A replacement is asked for, where the connection has no PSK.
     NothingToReplace,
@@ -80,7 +80,7 @@ impl std::fmt::Display for ConcatenationRefusal {
     }
 }
 
-/// What one queue accepts.
+/// Rule of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ConcatenationRule {
     /// The kind of PSK.
@@ -89,7 +89,7 @@ pub(crate) struct ConcatenationRule {
     otherwise: ConcatenationRefusal,
 }
 
-/// What the rule of a queue depends on.
+/// State that determines the rule of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConcatenationScope<'a> {
     pub(crate) qid: u16,
@@ -133,7 +133,7 @@ impl ConcatenationRule {
     }
 }
 
-/// What secure channel concatenation demands of a controller's I/O queues.
+/// Requirement of secure channel concatenation on a controller's I/O queues.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Concatenated {
     /// Nothing.
@@ -141,13 +141,13 @@ pub(crate) enum Concatenated {
     No,
     /// TLS: on the plain admin queue, the host is about to have a PSK.
     Promised,
-    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
-    /// to connect anew.
+    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It has to
+    /// reconnect with TLS.
     Made(Vec<u8>),
     /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues
     /// yet.
     Secured(Vec<u8>),
-    /// TLS: so do I/O queues, now or before.
+    /// TLS: I/O queues use generated PSKs, or have used them.
     InUse(Vec<u8>),
 }
 
@@ -167,7 +167,7 @@ impl Concatenated {
         }
     }
 
-    /// The promised PSK is kept; the identity of the one that it replaces.
+    /// Keeps the promised PSK. Returns the identity of the PSK that it replaces.
     pub(crate) fn keep(&mut self, identity: Vec<u8>) -> Option<Vec<u8>> {
         let (next, last) = match std::mem::take(self) {
             Self::Secured(last) => (Self::Secured(identity), Some(last)),
@@ -227,7 +227,7 @@ mod tests {
         ] {
             assert_eq!(ConcatenationRule::of(scope).refusal(asked), reason, "{scope:?}");
             let text = reason.to_string();
-            // Asked, accepted, and what to do.
+            // Request, accepted kind and remedy.
             let parts = ["the host asks for", "accept", ": "];
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         }

@@ -92,9 +92,9 @@ impl From<Status> for ConnectRefusal {
     }
 }
 
-/// Connects a queue. `local` is the address that the host connected to, and `source` its own.
-/// `channel` says what the host has proven by TLS, and `connection` is the handle that closes
-/// the connection from any thread.
+/// Connects a queue. `local` is the address that the host connected to, and `source` the host's
+/// own. `channel` is the host's proof of identity by TLS, and `connection` is the handle that
+/// closes the connection from any thread.
 ///
 /// # Errors
 /// The completion to send.

@@ -1,14 +1,14 @@
 //! Generated PSKs: the TLS PSKs of secure channel concatenation (Base 8.3.5.5.9), by identity.
 //!
 //! Invariants:
-//! - a PSK opens queues of the host and subsystem that made it by authentication, and is valid in
-//!   the handshake as well as in Connect. It ends with the first controller that has I/O queues by
-//!   it, after [`GENERATED_PSK_LIFETIME`], and when the keys of that authentication are replaced.
-//!   The controller that made it ends before, as its host connects anew; one whose I/O queues fail
-//!   leaves it for the host's next attempt;
-//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the one that
-//!   was made, or has last opened a queue, the longest ago. So a PSK whose queues are just being
-//!   connected goes last. Only hosts with a configured key make any;
+//! - a PSK opens queues of the host and subsystem whose authentication made it, and is checked in
+//!   the handshake and in Connect. It ends with the first controller that has I/O queues with it,
+//!   after [`GENERATED_PSK_LIFETIME`], and when the keys of that authentication are replaced. It
+//!   outlives the controller that made it, because the host reconnects with TLS, and a controller
+//!   whose I/O queues fail to connect;
+//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the PSK whose
+//!   last use (creation, or opening of a queue) is the oldest. So a PSK whose queues are being
+//!   connected is displaced last. Only hosts with a configured key make PSKs;
 //! - PSKs are erased when they end, and never printed.
 
 use std::collections::{BTreeMap, VecDeque};

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_delay_their_source_alone() {
+    fn failed_authentication_delays_only_its_address() {
         block_on(async {
             let all = Arc::new(Handshakes::default());
             let mut delays = Vec::new();

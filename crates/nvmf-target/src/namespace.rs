@@ -28,7 +28,7 @@ pub struct NamespaceConfig {
     pub read_only: bool,
 }
 
-/// Who uses a namespace.
+/// User of a namespace.
 pub(crate) enum NamespaceAccess {
     /// Hosts, with reservations or without.
     Hosts { reservations: Option<Arc<NamespaceReservations>> },

@@ -149,15 +149,15 @@ pub(crate) struct ProvenNames {
     pub(crate) subsystem: Nqn,
 }
 
-/// What a connection's channel proves of its host.
+/// Proof of a host's identity by the channel of its connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Channel<'a> {
-    /// Nothing: there is no TLS.
+    /// No proof: the connection has no TLS.
     Plain,
-    /// That it has a configured TLS key.
+    /// The host has a configured TLS key.
     ConfiguredKey,
-    /// That it has authenticated before: by secure channel concatenation, which made the PSK with
-    /// this identity.
+    /// The host authenticated earlier, by secure channel concatenation, which generated the PSK
+    /// with this identity.
     GeneratedPsk(&'a [u8]),
 }
 
@@ -278,12 +278,12 @@ pub(crate) enum KeyOrigin {
     Generated,
 }
 
-/// Keys of one handshake, which knows afterwards where the one came from that the host has proven.
+/// Keys for one handshake. Records the origin of the key that the host used.
 #[derive(Debug)]
 pub(crate) struct HandshakeKeys {
     keys: Arc<TlsKeys>,
-    /// Generated PSKs that are valid at this time; `None` for none, as a listener with required TLS
-    /// rules out the plain connections that they come from.
+    /// Time at which generated PSKs must be valid. `None` excludes them: with required TLS, there
+    /// are no plain connections that could generate PSKs.
     generated: Option<Instant>,
     used: Mutex<Option<KeyOrigin>>,
 }

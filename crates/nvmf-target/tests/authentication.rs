@@ -167,7 +167,7 @@ async fn is_sound(server: &Server) {
 }
 
 #[test]
-fn locked_queues_execute_authentication_alone() {
+fn unauthenticated_queue_executes_only_authentication() {
     on_each_driver(async || {
         let server = server(TargetConfig::default(), one_key());
         let (mut client, id) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;

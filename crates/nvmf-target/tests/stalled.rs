@@ -155,17 +155,17 @@ fn with_each_count(kind: Stalled) {
 }
 
 #[test]
-fn hosts_that_do_not_read_slow_nobody() {
+fn unread_responses_do_not_delay_other_hosts() {
     with_each_count(Stalled::Reader);
 }
 
 #[test]
-fn hosts_that_do_not_send_slow_nobody() {
+fn unfinished_writes_do_not_delay_other_hosts() {
     with_each_count(Stalled::Writer);
 }
 
 #[test]
-fn hosts_with_unfinished_capsules_slow_nobody() {
+fn unfinished_capsules_do_not_delay_other_hosts() {
     with_each_count(Stalled::CapsuleWriter);
 }
 

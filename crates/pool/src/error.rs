@@ -1,4 +1,4 @@
-//! Errors of pools: what was refused, on which device, and the way out.
+//! Errors of pools: the reason for a refusal, the device, and the way out.
 
 use flagstone_blockdev::IoError;
 
@@ -12,7 +12,7 @@ pub enum PoolError {
     Device {
         /// Name of the device.
         device: String,
-        /// Its error.
+        /// Error of the call.
         error: IoError,
     },
     /// The device has no superblock of a pool.
@@ -41,7 +41,7 @@ pub enum PoolError {
         /// Why.
         reason: FormatError,
     },
-    /// Two devices are the same device of the pool.
+    /// Two given devices are copies of one device of the pool.
     #[error(
         "{first} and {second} are copies of the same device of a pool; detach the copy before the \
          pool is opened"
@@ -52,7 +52,7 @@ pub enum PoolError {
         /// Name of the other.
         second: String,
     },
-    /// Devices of two pools.
+    /// Two given devices belong to different pools.
     #[error("{first} belongs to pool {first_pool}, {second} to pool {second_pool}")]
     OtherPool {
         /// Name of one device.
@@ -73,7 +73,7 @@ pub enum PoolError {
         pool: String,
         /// Position in the table, from 0.
         index: usize,
-        /// Its identifier.
+        /// Identifier of the missing device.
         id: crate::id::PoolId,
         /// Number of devices in the table.
         count: usize,
@@ -83,12 +83,12 @@ pub enum PoolError {
     Cut {
         /// Name of the device.
         device: String,
-        /// Size now.
+        /// Present size, in bytes.
         is_bytes: u64,
-        /// Size in the table.
+        /// Size in the device table, in bytes.
         was_bytes: u64,
     },
-    /// A device missed updates of the others.
+    /// A device lacks updates that the others have.
     #[error(
         "{device} has update {found} of the pool, the other devices have {newest}: it was absent or \
          is an old copy; attach the current device"
@@ -96,22 +96,22 @@ pub enum PoolError {
     Outdated {
         /// Name of the device.
         device: String,
-        /// Its update.
+        /// Update of the device.
         found: u64,
         /// The newest update.
         newest: u64,
     },
-    /// Devices of another pool than expected.
+    /// The devices are another pool than expected.
     #[error("{devices} hold pool {found}, not {expected}")]
     Unexpected {
         /// Names of the devices.
         devices: String,
-        /// The pool they are.
+        /// Pool on the devices.
         found: String,
-        /// The pool they should be.
+        /// Expected pool.
         expected: String,
     },
-    /// All devices are older than the pool was.
+    /// All devices are older than a known state of the pool.
     #[error(
         "{devices}: pool {pool} has update {found} there, but had {seen} already: it is an old copy; \
          attach the current device"
@@ -121,9 +121,9 @@ pub enum PoolError {
         devices: String,
         /// Name of the pool.
         pool: String,
-        /// Update of the devices.
+        /// Update on the devices.
         found: u64,
-        /// An update that the pool had.
+        /// Update that the pool had earlier.
         seen: u64,
     },
     /// Devices with the same update describe different pools.
@@ -136,7 +136,7 @@ pub enum PoolError {
         /// The update.
         update: u64,
     },
-    /// A chunk that was durable cannot be read.
+    /// A chunk that was durable is damaged.
     #[error(
         "{device}: chunk {sequence} of the log is damaged, although chunk {later} after it says that \
          it was durable: flushed data would be lost"
@@ -149,7 +149,7 @@ pub enum PoolError {
         /// Sequence of the chunk that proves the loss.
         later: u64,
     },
-    /// The log device is not there, and has changes that the other devices lack.
+    /// The log device is missing, and has changes that the other devices lack.
     #[error(
         "pool {pool}: the log device with id {id} is missing ({device}), and has up to {at_most_bytes} bytes \
          of the newest writes that no other device has; attach it, or give these writes up"
@@ -159,16 +159,17 @@ pub enum PoolError {
         pool: String,
         /// Identifier of the log device.
         id: crate::id::PoolId,
-        /// What was found instead.
+        /// Description of the device found in its place.
         device: String,
-        /// Most bytes of the log that it holds.
+        /// Capacity of the log device, in bytes: the most that may be lost.
         at_most_bytes: u64,
         /// Newest update of the superblock.
         update: u64,
-        /// The device that was named is blank. It can be used if the log device is nowhere else.
+        /// True if the named device is blank: it can become the log device if the former one is
+        /// nowhere else.
         is_blank: bool,
     },
-    /// The log device lacks changes that it had.
+    /// The log device lacks changes that it had earlier.
     #[error(
         "{device}: the log ends before chunk {sequence}, but was durable up to chunk {reached}: the \
          log device is damaged or an old copy; attach the current device, or give these writes up"
@@ -176,12 +177,12 @@ pub enum PoolError {
     TailMissing {
         /// Name of the log device.
         device: String,
-        /// Sequence of the first chunk that is missing.
+        /// Sequence of the first missing chunk.
         sequence: u64,
-        /// Sequence that the log had reached.
+        /// Sequence up to which the log was durable.
         reached: u64,
     },
-    /// No room for a new log and the first checkpoint in it.
+    /// There is no room for a new log and its first checkpoint.
     #[error(
         "pool {pool} has {free} free segments, too few for an opening, which begins a new log and writes \
          a checkpoint: its data and its old log use all others"
@@ -203,10 +204,10 @@ pub enum PoolError {
     Unsuitable {
         /// Name of the device.
         device: String,
-        /// Why.
+        /// Reason.
         reason: &'static str,
     },
-    /// The options are not possible.
+    /// An option is out of range.
     #[error("a pool cannot have these options: {0}")]
     Options(&'static str),
 }
@@ -238,7 +239,7 @@ pub enum VolumeError {
         /// The full name.
         name: String,
     },
-    /// The name is taken, or the volume was named twice.
+    /// The snapshot's name is taken, or a volume was named twice.
     #[error("pool {pool} has a snapshot `{name}` already")]
     SnapshotExists {
         /// Name of the pool.
@@ -257,12 +258,12 @@ pub enum VolumeError {
         /// Their number.
         snapshots: usize,
     },
-    /// More than one volume or snapshot continues from the snapshot.
+    /// The snapshot is the parent of more than one volume or snapshot.
     #[error("{users} continue from snapshot `{snapshot}`; delete all but one of them first")]
     InUse {
         /// Full name of the snapshot.
         snapshot: String,
-        /// Their names.
+        /// Names of its children.
         users: String,
     },
     /// Only clones can be promoted.
@@ -271,13 +272,13 @@ pub enum VolumeError {
         /// Name of the volume.
         name: String,
     },
-    /// The snapshots that a promotion takes over have names that are in use.
+    /// Snapshots that the clone would own have names that are in use.
     #[error("two snapshots of `{name}` would have the same name; delete one of them first")]
     PromotedNames {
         /// Name of the volume.
         name: String,
     },
-    /// Changes of the volume were lost with the log device.
+    /// The volume lacks changes that were lost with the log device.
     #[error(
         "volume `{name}` lacks writes that were lost with the log device of its pool; give them up to \
          use the volume as it is"
@@ -289,42 +290,42 @@ pub enum VolumeError {
     /// A field is out of range.
     #[error("a volume or snapshot cannot have this {0}")]
     Field(&'static str),
-    /// Volumes do not shrink.
+    /// A volume cannot shrink.
     #[error("the volume has {is_bytes} bytes; volumes grow only")]
     Shrink {
-        /// Size now.
+        /// Present size, in bytes.
         is_bytes: u64,
     },
     /// The reservation does not fit.
     #[error("the pool has {free_bytes} bytes free, the volume needs {needed_bytes}")]
     NoSpace {
-        /// Free space.
+        /// Free space, in bytes.
         free_bytes: u64,
-        /// Needed space.
+        /// Needed space, in bytes.
         needed_bytes: u64,
     },
-    /// The pool has its most volumes.
+    /// The pool has the most volumes and snapshots.
     #[error(
         "the pool has {} volumes and snapshots, the most it can have",
         crate::limits::VOLUMES_MAX
     )]
     TooMany,
-    /// The volume table has its greatest length.
+    /// The volume table has its largest size.
     #[error(
         "the settings of all volumes and snapshots need more than the {bytes_max} bytes that a pool \
          of this size has for them; delete some, or use fewer settings"
     )]
     VolumeTableFull {
-        /// The greatest length.
+        /// Largest size, in bytes.
         bytes_max: usize,
     },
-    /// No segment can be spared for the order.
+    /// No segment is free for the order.
     #[error("pool {pool} is full; delete some volumes or snapshots, or discard data, first")]
     Full {
         /// Name of the pool.
         pool: String,
     },
-    /// The pool's devices failed; the outcome of the order is found when it is opened again.
+    /// The devices of the pool failed. The next opening decides whether the order took effect.
     #[error("the pool cannot write: {0}")]
     Io(#[from] IoError),
 }

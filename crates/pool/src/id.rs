@@ -10,7 +10,7 @@ use uuid::{Builder, Uuid};
 pub struct PoolId(pub [u8; 16]);
 
 impl PoolId {
-    /// A new identifier from the runtime's random generator.
+    /// Random identifier.
     pub fn random() -> PoolId {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&flagstone_runtime::random_u64().to_le_bytes());
@@ -22,8 +22,10 @@ impl PoolId {
 impl FromStr for PoolId {
     type Err = uuid::Error;
 
+    /// Parses a UUID.
+    ///
     /// # Errors
-    /// For anything but a UUID.
+    /// For any other text.
     fn from_str(text: &str) -> Result<PoolId, uuid::Error> {
         text.parse::<Uuid>().map(|uuid| PoolId(uuid.into_bytes()))
     }

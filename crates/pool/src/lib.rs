@@ -7,10 +7,11 @@
 //! 2. [`log`]: the log's position, the chunks in flight, and the writer that gathers the writes of
 //!    a core into chunks.
 //! 3. [`map`]: recent changes in memory, and the tree on the devices below them.
-//! 4. `checkpoint`: merging recent changes into the tree, and freeing segments. `cleaner`.
-//! 5. `recover`: from devices to the state of a pool. [`manage`]: creating and opening it, its
-//!    volumes, and orders. [`verify`]: scrub of an open pool, check of a closed one.
-//!    [`stream`]: snapshots sent to another pool.
+//! 4. `checkpoint`: merges recent changes into the tree, and frees segments. `cleaner`: copies live
+//!    blocks out of old segments.
+//! 5. `recover`: builds the state of a pool from its devices. [`manage`]: creation, opening,
+//!    volumes and orders. [`verify`]: scrub of an open pool, check of a closed one. [`stream`]:
+//!    snapshots sent to another pool.
 
 mod checkpoint;
 mod cleaner;

@@ -14,40 +14,39 @@ pub const SEGMENT_BLOCKS: std::ops::RangeInclusive<u32> = 16..=8192;
 /// Default blocks per segment: 8 MiB.
 pub const SEGMENT_BLOCKS_DEFAULT: u32 = 2048;
 
-/// Fewest segments of a pool: the reserve takes eight.
+/// Fewest segments of a pool: eight of them are the reserve.
 pub const SEGMENTS_MIN: u32 = 32;
 
-/// Most segments of a pool: 128 TiB of 8 MiB. The tables of live blocks take 8 B each.
+/// Most segments of a pool: 128 TiB in segments of 8 MiB. The tables of live blocks take 8 B each.
 pub const SEGMENTS_MAX: u32 = 1 << 24;
 
-/// Most payload blocks of a chunk: with its header 1 MiB, the largest buffer for which there is a
-/// reserve.
+/// Most payload blocks of a chunk. With its header it takes 1 MiB, the largest reserved buffer.
 pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 
-/// Chunks of a core whose device writes are in flight. Writes that arrive meanwhile gather in the
-/// next chunk. 8 × 1 MiB per core is the most memory that they hold.
+/// Most chunks of a core in flight. Writes that arrive meanwhile join the next chunk. They hold at
+/// most 8 × 1 MiB per core.
 pub const CHUNKS_IN_FLIGHT: usize = 8;
 
-/// Lists of records and checksums of chunks that are kept for the next ones: 16 × 13 KiB.
+/// Empty lists of records and checksums that are kept for later chunks: 16 × 13 KiB.
 pub const RECYCLED_MAX: usize = 16;
 
-/// Segments that a log device holds: at least two more than are written to and written out at a
-/// time, at most 16 GiB of 8 MiB.
+/// Segments on a log device: at least four, two more than are written and written out at a time; at
+/// most 16 GiB in segments of 8 MiB.
 pub const LOG_SLOTS: std::ops::RangeInclusive<u32> = 4..=2048;
 
 /// Blocks of one copy from the log device to a device of the pool: 1 MiB.
 pub const WRITE_OUT_BLOCKS: u32 = 256;
 
-/// Such copies in flight. Together they are the default segment.
+/// Most of these copies in flight. Together they are as large as the default segment.
 pub const WRITE_OUT_COPIES: usize = 8;
 
 /// Volumes that the superblock lists by identifier: 2,800 B.
 pub const TAIL_VOLUMES_MAX: usize = 700;
 
-/// Pause of the writers after which the log device is written out, although no segment is full.
+/// Pause of the writers after which an incomplete segment is written out, too.
 pub const WRITE_OUT_PAUSE: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Chunks of all cores that are written and wait for their turn to take effect.
+/// Most written chunks of all cores that wait for earlier ones to take effect.
 pub const CHUNKS_UNAPPLIED: usize = 256;
 
 /// Most recent changes in memory: 262,144 of 48 B in a table at most half full take 24 MiB, twice
@@ -56,24 +55,24 @@ pub const RECENT_MAX: usize = 1 << 18;
 /// Most map pages that one checkpoint copies for the cleaner.
 pub const MOVING_MAX: usize = RECENT_MAX / 4;
 
-/// Zeroed ranges in memory between checkpoints, beyond those that are recorded block by block. Each
-/// lookup compares with them.
+/// Most zeroed ranges in memory between checkpoints, without those recorded block by block. Each
+/// lookup scans them.
 pub const RANGES_MAX: usize = 64;
 
 /// Zeroed ranges up to this length are recorded block by block.
 pub const ZERO_BY_BLOCK: u64 = 64;
 
-/// Longest zeroed range of one record, in blocks: 16 GiB, whose 16,645 leaves are merged at once.
+/// Longest zeroed range of one record, in blocks: 16 GiB, whose 16,645 leaves one checkpoint
+/// merges.
 pub const ZERO_RECORD_BLOCKS: u64 = 4 << 20;
 
-/// Map pages in memory, unless another number is asked for: 16,384 of 4 KiB are 64 MiB, and map
-/// 15.75 GiB.
+/// Default number of cached map pages: 16,384 of 4 KiB are 64 MiB, and map 15.75 GiB.
 pub const CACHE_PAGES: usize = 16_384;
 
-/// Memory of map pages that can be asked for, in bytes: 1 MiB to 64 GiB, which map 15.75 TiB.
+/// Possible memory for cached map pages, in bytes: 1 MiB to 64 GiB, which map 15.75 TiB.
 pub const MAP_CACHE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=1 << 36;
 
-/// Most volumes and snapshots of a pool, those being deleted included.
+/// Most volumes and snapshots of a pool, including those being deleted.
 pub const VOLUMES_MAX: usize = 16_384;
 
 /// Most volumes of one snapshot order: 4 B each in a chunk header.
@@ -93,42 +92,42 @@ pub const VOLUME_TABLE_BYTES_MAX: usize = 36 << 20;
 /// Largest volume, in blocks: 16 PiB.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 42;
 
-/// Map pages of deleted volumes and snapshots that one checkpoint reads and frees.
+/// Map pages that one checkpoint reaps.
 pub const REAP_PAGES: usize = 4096;
 
 /// Pages of a map in one chunk of a checkpoint: 256 KiB.
 pub const PAGES_PER_CHUNK: usize = 64;
 
-/// Segments of the log after which a checkpoint is due: 64 of 8 MiB are 512 MiB to replay.
+/// Segments of the log after which a checkpoint is due: 512 MiB to replay, in segments of 8 MiB.
 pub const LOG_SEGMENTS_MAX: usize = 64;
 
-/// For how long a checkpoint or an opening repeats the read of one block: a controller that is
-/// reset, or a path that changes, answers within seconds.
+/// Longest time for which a checkpoint or an opening repeats the read of one block. A controller
+/// reset or a path change takes seconds.
 pub const READ_RETRY_TIME: Duration = Duration::from_secs(10);
 
-/// For how long it repeats reads of all blocks.
+/// Longest time for retries of all blocks together.
 pub const READ_RETRY_TOTAL: Duration = Duration::from_secs(60);
 
-/// Pause between two attempts.
+/// Pause between two attempts of a read.
 pub const READ_PAUSE: Duration = Duration::from_millis(250);
 
-/// Checkpoints until the cleaner tries a segment again that it could not clean.
+/// Checkpoints after which the cleaner tries a segment again that it could not clean.
 pub const DAMAGED_CHECKPOINTS: u64 = 64;
 
-/// Passes of the cleaner without a gain after which the pool counts as clean.
+/// Passes of the cleaner without a gain after which cleaning is over.
 pub const FRUITLESS_PASSES: u32 = 8;
 
-/// Steps without progress after which an evacuation ends: each is a pass of the cleaner.
+/// Steps without progress after which an evacuation fails. Each step is a pass of the cleaner.
 pub const EVACUATION_STEPS: u32 = 1000;
 
-/// Segments from which on the others of a pool can be filled by an evacuation. With fewer, the
-/// checkpoint of a pass may take what the pass frees, and the evacuation ends without room: in
-/// tests from 80 % of the capacity of 32 to 64 segments, and never of 100.
+/// Fewest segments with which an evacuation can fill the other devices. With fewer, a checkpoint
+/// may take as much as the pass before it frees, and the evacuation fails: in
+/// tests with 32 to 64 segments from 80 % of the capacity on, with 100 segments never.
 pub const EVACUATION_SEGMENTS: u32 = 100;
 
-/// Checkpoints for which a write waits in a full pool: one may be in progress when it begins, one
-/// may merge what a snapshot sealed, and the next merges everything that was written before it.
+/// Checkpoints that a write waits for in a full pool: the running one, one for sealed changes of a
+/// snapshot, and one that merges all earlier writes.
 pub const MERGES_WAITED: u64 = 3;
 
-/// Checkpoints for which a write waits for the cleaner, which frees space that others may take.
+/// Checkpoints that a write waits for while the cleaner frees space, which other writes may take.
 pub const PASSES_WAITED: u64 = 64;

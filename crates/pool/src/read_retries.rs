@@ -1,9 +1,10 @@
-//! Read retries: reads that decide whether data is lost are repeated while the device may come
-//! back.
+//! Read retries: repetition of reads whose failure decides whether data is lost, because the device
+//! may come back.
 //!
-//! Invariant: a block counts as defective only if reads of it failed for [`READ_RETRY_TIME`], or
-//! for what is left of [`READ_RETRY_TOTAL`], and once more after the device had read a superblock.
-//! Every other failure is one of the device: what is on it may be whole.
+//! Invariant: a block is treated as defective only after three steps: reads failed for
+//! [`READ_RETRY_TIME`] (less if [`READ_RETRY_TOTAL`] is used up), the device then read its
+//! superblock, and one more read of the block failed. Every other failure is a failure of the
+//! device, whose content may be intact.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -16,24 +17,24 @@ use crate::limits::{READ_PAUSE, READ_RETRY_TIME, READ_RETRY_TOTAL};
 use crate::ondisk::superblock::{COPIES, copy_offset};
 use crate::storage::{NamedDevice, Storage, read_block};
 
-/// A read that the device failed.
+/// Read that a device failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unread {
-    /// A block of it.
+    /// A block of the read.
     pub(crate) location: u64,
     pub(crate) error: IoError,
 }
 
-/// Why repeated reads gave nothing.
+/// Reason why repeated reads failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// The device reads, but not this block.
+    /// The block is defective: the device reads other blocks.
     Defect,
     /// The device fails.
     Device(Unread),
 }
 
-/// Time left for retries of one checkpoint or opening.
+/// Retry state of one checkpoint or opening.
 #[derive(Debug)]
 pub(crate) struct ReadRetries {
     left: Cell<Duration>,
@@ -47,7 +48,7 @@ impl Default for ReadRetries {
 }
 
 impl ReadRetries {
-    /// Repeats a read until it succeeds, time is over, or `is_stopped`.
+    /// Repeats a read until it succeeds, the time is over, or `is_stopped`.
     ///
     /// # Errors
     /// [`Unreadable`].
@@ -60,7 +61,7 @@ impl ReadRetries {
         self.read_of(|location| storage.device_of(location), is_stopped, attempt).await
     }
 
-    /// Same, of the devices that have the blocks.
+    /// As [`ReadRetries::read`], with a function that finds the device of a block.
     ///
     /// # Errors
     /// [`Unreadable`].
@@ -95,7 +96,7 @@ impl ReadRetries {
         }
     }
 
-    /// The last attempt.
+    /// Makes the last attempt, and tells a defective block from a failed device.
     async fn judge<T>(
         &self,
         device: &NamedDevice,
@@ -114,7 +115,7 @@ impl ReadRetries {
     }
 }
 
-/// True if a device reads a copy of its superblock.
+/// True if the device can read a copy of its superblock.
 async fn reads(named: &NamedDevice) -> bool {
     for copy in 0..COPIES {
         if read_block(&named.device, copy_offset(copy)).await.is_ok() {

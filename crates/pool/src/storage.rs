@@ -16,7 +16,7 @@ use crate::ondisk::superblock::{
 };
 use crate::ondisk::{Block, FormatError};
 
-/// A device and the name under which messages mention it.
+/// A device, with its name in messages.
 #[derive(Clone, Debug)]
 pub struct NamedDevice {
     /// Path, or another name that the operator knows.
@@ -25,8 +25,8 @@ pub struct NamedDevice {
     pub device: SharedDevice,
 }
 
-/// Devices in the order of the device table, to which further ones may be added at any time.
-/// Removed ones keep their positions.
+/// Devices in the order of the device table. Devices may be added at any time; removed ones keep
+/// their positions.
 #[derive(Debug, Default)]
 pub(crate) struct Devices([OnceLock<Slot>; DEVICES_MAX]);
 
@@ -35,7 +35,7 @@ pub(crate) struct Devices([OnceLock<Slot>; DEVICES_MAX]);
 struct Slot {
     /// Refers to `handle`.
     named: NamedDevice,
-    /// Closed when the device was removed.
+    /// Closed after the device was removed.
     handle: Arc<ReopenableDevice>,
     removed: AtomicBool,
 }
@@ -52,7 +52,7 @@ impl Devices {
         present.map(|(index, slot)| (index, &slot.named))
     }
 
-    /// Adds a device after the others. One task at a time does.
+    /// Adds a device after the others. Only one task at a time may call this.
     pub(crate) fn push(&self, named: NamedDevice) {
         let NamedDevice { name, device } = named;
         let handle = ReopenableDevice::new(device);
@@ -62,7 +62,7 @@ impl Devices {
         set.expect("one task at a time adds devices");
     }
 
-    /// Adds the place of a device that was removed.
+    /// Adds the position of a removed device.
     pub(crate) fn push_removed(&self) {
         let geometry = NullDevice::new(BLOCK_BYTES as u64, BLOCK_BYTES as u32);
         let device = Arc::new(geometry.expect("it is a possible device"));
@@ -70,7 +70,7 @@ impl Devices {
         self.release(self.slots().count() - 1);
     }
 
-    /// Closes a device that nothing refers to.
+    /// Closes a device to which no segment or read refers.
     pub(crate) fn release(&self, index: usize) {
         let slot = self.0[index].get().expect("it is in the table");
         slot.removed.store(true, Ordering::Release);
@@ -125,7 +125,7 @@ impl Storage {
     /// The same devices with another log device.
     ///
     /// # Errors
-    /// [`FormatError`] for a device table that is none.
+    /// [`FormatError`] for an invalid device table.
     pub(crate) fn with_log(
         &self,
         superblock: &Superblock,
@@ -142,7 +142,7 @@ impl Storage {
         Ok(Storage { devices, layout, log })
     }
 
-    /// The device from which a block is read.
+    /// Device from which a block is read.
     pub(crate) fn device_of(&self, block: u64) -> &NamedDevice {
         match &self.log {
             Some(log) if log.held(block).is_some() => &log.named,
@@ -150,7 +150,7 @@ impl Storage {
         }
     }
 
-    /// Reads blocks that lie in one segment, from the log device while it has them.
+    /// Reads blocks of one segment, from the log device while it has them.
     pub(crate) fn read(&self, block: u64, buf: BufMut) -> IoFuture<BufMut> {
         let place = self.layout.place(block);
         let device = &self.devices[place.device].device;
@@ -160,7 +160,7 @@ impl Storage {
         IoFuture::later(async move {
             match log.read_held(held, block, buf).await? {
                 (read, true) => Ok(read),
-                // It was written out meanwhile, and its slot may have been reused.
+                // The segment was written out during the read, and its slot may have been reused.
                 (read, false) => device.read(place.offset, read).await,
             }
         })
@@ -174,10 +174,10 @@ impl Storage {
         Ok(block)
     }
 
-    /// Writes a chunk: to the log device, if there is one.
+    /// Writes a chunk to the log device if there is one, otherwise to its place.
     ///
     /// # Errors
-    /// Of the device.
+    /// Errors of the device.
     pub(crate) async fn write_chunk(&self, start: &LogStart, data: Buf) -> Result<(), IoError> {
         match &self.log {
             Some(log) => log.write_chunk(start, data).await,
@@ -191,7 +191,7 @@ impl Storage {
         self.devices[place.device].device.write(place.offset, data, false)
     }
 
-    /// Makes durable what was written to the log.
+    /// Makes completed writes of the log durable.
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
         match &self.log {
             Some(log) => log.flush().await,
@@ -213,22 +213,22 @@ impl Storage {
         }
     }
 
-    /// The devices that have superblocks, by position in the device table, then the log device.
+    /// Devices with superblocks: by position in the device table, then the log device.
     pub(crate) fn members(&self) -> impl Iterator<Item = (u16, &NamedDevice)> {
         let log = self.log.iter().map(|log| (LOG_INDEX, &log.named));
         self.devices.present().map(|(index, named)| (index as u16, named)).chain(log)
     }
 
-    /// Writes an update of the superblock to copies 0 and 1 of every device, then to copies 2 and
-    /// 3. On each device one copy may fail.
+    /// Writes an update of the superblock to copies 0 and 1 of every device, then to the other two.
+    /// One copy per device may fail.
     ///
     /// # Errors
-    /// Of the device whose second copy failed. The update may be found after a power failure.
+    /// Errors of the device whose second copy failed. A later opening may find the update or not.
     pub(crate) async fn write_superblock(&self, superblock: &Superblock) -> Result<(), IoError> {
         self.write_superblock_after(superblock, None).await
     }
 
-    /// Same, but a new device has the update in copies 0 and 1 already.
+    /// As [`Storage::write_superblock`], for a new device that already has copies 0 and 1.
     ///
     /// # Errors
     /// As [`Storage::write_superblock`].
@@ -242,7 +242,7 @@ impl Storage {
             let is_first = copies.start == 0;
             let copies: Vec<usize> = copies.collect();
             for ((index, _), failed) in self.members().zip(&mut failed) {
-                // A device that the update removes is still open.
+                // A device that the update removes is still among the open devices.
                 let record = superblock.devices.get(usize::from(index));
                 let is_removed = record.is_some_and(DeviceRecord::is_removed);
                 if is_removed || is_first && new == Some(usize::from(index)) {
@@ -254,10 +254,10 @@ impl Storage {
         Ok(())
     }
 
-    /// Writes copies of one device, in this order, and counts the failures.
+    /// Writes copies of one device, in this order; returns the number of failures.
     ///
     /// # Errors
-    /// Of the second copy that failed.
+    /// Errors of the second copy that failed.
     pub(crate) async fn write_copies(
         &self,
         index: u16,

@@ -9,16 +9,16 @@ use flagstone_runtime::{IoEngine, RuntimeConfig, buf, run};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2048;
-/// The threads driver itself allocates for each wait.
+/// The threads driver allocates for each wait.
 const DRIVER: IoEngine = IoEngine::IoUring;
 const DEPTH: usize = 8;
-/// Containers that grow by doubling may do so late; one allocation per call would be thousands.
+/// Allowance for containers that grow by doubling; one allocation per call would be thousands.
 const SLACK: u64 = 16;
 
 async fn volume() -> (Pool, SharedDevice) {
     let device = Arc::new(MemoryDevice::new(1 << 30, 512).unwrap());
     let devices = vec![NamedDevice { name: "memory".to_owned(), device: device.clone() }];
-    // What the device allocates at first writes does not count.
+    // Exclude allocations of the device at first writes.
     for offset in (0..1 << 30).step_by(1 << 20) {
         let mut data = buf::alloc(1 << 20).await;
         data.fill(0);
@@ -30,7 +30,7 @@ async fn volume() -> (Pool, SharedDevice) {
     (pool, volume)
 }
 
-/// Rounds of `DEPTH` calls in flight, each of `blocks`; all of them writes, or reads.
+/// Rounds of `DEPTH` calls in flight, of `blocks` each: all writes, or all reads.
 async fn calls(volume: &SharedDevice, rounds: usize, blocks: usize, writes: bool) {
     let mut rng = Rng::new(7);
     let len = blocks * BLOCK;

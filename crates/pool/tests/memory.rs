@@ -1,4 +1,4 @@
-//! Memory limit: the process-wide limit is exhausted, so this test has a process of its own.
+//! Memory limit: this test exhausts the limit of the process, so it has a process of its own.
 
 mod common;
 
@@ -14,7 +14,8 @@ use flagstone_runtime::{Buf, buf, time};
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 400;
 
-/// Writers hold their payload while they wait for the cleaner, which waited for memory.
+/// Regression: writers hold their payload while they wait for the cleaner, and the cleaner waited
+/// for memory.
 #[test]
 fn cleaner_works_while_writers_hold_all_memory() {
     let simulation = Simulation::new(1, SimConfig::default());

@@ -317,7 +317,7 @@ mod tests {
         assert!(is_granted(&mut schedule, TrafficClass::Hosts, first, 0));
         let [second, third] = [0, 1].map(|_| schedule.enter(TrafficClass::Hosts, 1, 0));
         assert!(!is_granted(&mut schedule, TrafficClass::Hosts, third, 2 * SECOND));
-        // An entry that is abandoned lets the next one go.
+        // An abandoned entry must not block the next one.
         schedule.leave(TrafficClass::Hosts, second);
         assert!(is_granted(&mut schedule, TrafficClass::Hosts, third, 2 * SECOND));
     }

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn large_futures_work_too() {
+    fn large_future_runs_to_completion() {
         let big = [7_u8; 9000];
         let mut future =
             LocalBox::new(async move { big.iter().map(|x| u32::from(*x)).sum::<u32>() });

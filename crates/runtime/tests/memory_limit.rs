@@ -300,7 +300,7 @@ fn idle_blocks_of_other_core_are_used() {
         let state = Arc::new(AtomicUsize::new(0));
         let theirs = state.clone();
         cores()[1].spawn(move || async move {
-            // These stay idle on that core.
+            // These buffers stay idle on that core.
             drop((0..8).map(|_| buf::try_alloc(64 << 10).unwrap()).collect::<Vec<_>>());
             let held = buf::try_alloc(4 * MIB).unwrap();
             theirs.store(1, SeqCst);

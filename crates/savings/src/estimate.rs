@@ -192,7 +192,7 @@ impl Share {
         let unread = (1.0 - chosen).max(0.0).sqrt();
         let margin = Z * unread * (squares / (wide - 1.0) / wide).sqrt() / mean;
         let shifted = estimate + (middle - estimate) * unread;
-        // What was read is certain.
+        // The blocks that were read are certain.
         let (least, most) = (estimate * chosen, estimate * chosen + 1.0 - chosen);
         Share {
             estimate,

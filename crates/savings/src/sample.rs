@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_is_each_run_once() {
+    fn full_survey_reads_each_run_once() {
         let all = Selection::of(1000 * RUN_BYTES + 1, SampleSize::All, 3).unwrap();
         assert!(all.is_everything());
         assert!((0..1001).all(|at| all.run(at) == at));

@@ -163,7 +163,7 @@ fn intervals_cover_the_truth_in_seeded_samples() {
     let dedup = dedup.estimate.expect("everything was read");
     let exact = (120.0 + 40.0 + 16.0 - 1.0 / 64.0) / 512.0;
     assert!((dedup - exact).abs() < 1e-9, "{dedup} {exact}");
-    // The bounds of duplicates assume nothing of what was not read, which may repeat what was.
+    // The bounds of duplicates assume nothing about unread blocks, which may repeat read ones.
     for (percent, widest) in [(15.0, 0.85), (40.0, 0.75)] {
         let (mut hits, mut width) = ([0; 4], [0.0; 2]);
         let seeds = 300;

@@ -49,15 +49,15 @@ pub const POOL_PAUSE: Duration = Duration::from_secs(5);
 /// Longest pause between attempts to open a complete pool: each reads all disks of the machine.
 pub const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Pause between two records of the identities of open pools: what a copy of their disks may be
-/// younger and still be found after a crash.
+/// Interval at which the identities of open pools are recorded. After a crash of the server, a copy
+/// of their disks that was made since the last record is not recognized as old.
 pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
 
 /// Longest wait at the start for the devices of pools.
 pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest wait of an order for the order before it: more than that one waits for commands of
-/// hosts, and less than clients wait for an answer.
+/// Longest wait of an order for the order before it. Longer than [`RETIRE_TIMEOUT`], and shorter
+/// than the timeout of clients.
 pub const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest wait for a change that closes and opens a pool. It continues when its devices answer.

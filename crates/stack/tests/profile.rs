@@ -206,7 +206,7 @@ fn ios(depth: u64) -> f64 {
 /// I/Os a second of the volume, after its first moments.
 fn measured(config: &Config, workload: &Workload, depth: u64, about: f64) -> f64 {
     let mut rate = 0.0;
-    // So many I/Os that those in flight at either end are few of them: reads and writes that do not
+    // Enough I/Os that those in flight at either end do not matter: reads and writes that do not
     // share a limit queue up one behind the other at first.
     let span = Duration::from_secs_f64((ios(depth) / about).clamp(0.05, 600.0));
     let sim = Simulation::new(1, sim::SimConfig::default());

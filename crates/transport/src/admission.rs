@@ -2,11 +2,11 @@
 //! the sources that fail.
 //!
 //! Invariants:
-//! - a source waits for its delay before its handshake takes a place among all;
-//! - while more than half of all places are taken, a handshake has [`CROWDED_TIMEOUT`]. So peers
-//!   that stall keep others out for a moment, not for the whole time limit;
+//! - a source waits for its delay before its handshake takes one of the common places;
+//! - while more than half of the places are taken, the time limit of a handshake is
+//!   [`CROWDED_TIMEOUT`]. So stalled peers block others only for a moment;
 //! - every handshake that made this side compute and did not succeed counts as a failure of its
-//!   source, also one that took too long, was evicted or was dropped.
+//!   source, even if it timed out, was evicted or was dropped.
 
 use std::future::poll_fn;
 use std::net::IpAddr;

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn queued_handshakes_count_for_their_source_alone() {
+    fn queued_handshakes_count_only_for_their_address() {
         let all = InFlight::new(4, 2);
         let queued: Vec<_> =
             (1..=8).flat_map(|last| [last; 2]).map(|last| all.queue(source(last))).collect();

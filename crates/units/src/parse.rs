@@ -1,5 +1,5 @@
-//! Exact text of sizes, throughputs and durations, one grammar for files and options: what is
-//! parsed prints as the same value.
+//! Exact text of sizes, throughputs and durations, one grammar for files and options. A parsed
+//! value prints as text with the same value.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

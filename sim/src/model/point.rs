@@ -29,7 +29,7 @@ impl Shared {
         Point { visible, next: model.next_version, end: None }
     }
 
-    /// The order that began at `point` has ended: what is written from now on is not in it.
+    /// Ends the order that began at `point`: later writes are not in it.
     pub fn end_point(&self, point: &mut Point) {
         let model = self.0.borrow();
         let zeroed = model.sectors.iter().map(|sector| sector.zeroed >= point.next).collect();

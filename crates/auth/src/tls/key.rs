@@ -64,7 +64,7 @@ const MAX_TEXT_BYTES: usize = 13 + 3 + 72 + 1;
 /// Why a text is no key. The message never holds a part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsKeyError {
-    /// Another prefix, no final colon, or too long.
+    /// Wrong prefix, no final colon, or too long.
     #[error(
         "a TLS key has the form NVMeTLSkey-1:01:BASE64: (00, 01 or 02; see `nvme gen-tls-key`)"
     )]

@@ -1,8 +1,8 @@
 //! Steps: shell commands of the user that run between the jobs of a campaign, such as taking a
 //! snapshot.
 //!
-//! Only the command line and the stored plan have them, never the file of a suite, which may be
-//! somebody else's.
+//! Only the command line and the stored plan have them, never the file of a suite, which may come
+//! from another author.
 
 use std::process::Command;
 

@@ -74,7 +74,7 @@ fn geometry(info: &FileInfo, options: &FileOptions) -> Result<Geometry, String> 
     })
 }
 
-/// A size that is not served as it is would lose its end, or what the owner meant.
+/// Refuses a size that would have to be rounded: the end of the data would be lost.
 fn check_size(size_bytes: u64, block: u32) -> Result<(), String> {
     let unit = u64::from(block);
     let fits = size_bytes.max(FILE_BYTES_MIN.max(unit)).next_multiple_of(unit);

@@ -1,4 +1,4 @@
-//! `flagstone snapshot`: orders on snapshots, and what they have.
+//! `flagstone snapshot`: orders on snapshots, and their output.
 
 use std::fmt::Write as _;
 

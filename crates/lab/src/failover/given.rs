@@ -34,7 +34,7 @@ pub struct GivenFailover {
     pub commands: NodeCommands,
 }
 
-/// Commands for `sh -c`; the user is asked to do what has no command.
+/// Commands for `sh -c`; without a command, the user is asked to act.
 #[derive(Clone, Debug, Default)]
 pub struct NodeCommands {
     /// Powers node A off, or kills its server.

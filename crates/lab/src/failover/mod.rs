@@ -2,12 +2,12 @@
 //! is resynced, and gets its role back.
 //!
 //! Invariants: the host (`load`) uses both nodes and must not see an error. It compares each block
-//! that it reads with what it wrote, and at the end all blocks are read back. It runs until the
+//! that it reads with its own writes, and at the end all blocks are read back. It runs until the
 //! drill ends, however long that takes. Wrong data is a result ([`VerifiedLoad::is_right`]), not an
 //! error.
 //!
-//! The emulated bed has two processes on this machine; the given bed has the user's nodes, on which
-//! the user's commands, or the user, do what the drill needs.
+//! The emulated bed has two processes on this machine. The given bed has the user's nodes, which
+//! the user's commands, or the user, stop and start.
 
 pub mod automatic;
 mod emulated;

@@ -25,15 +25,15 @@ pub struct ReplicaView {
     pub block_bytes: u32,
     /// Generation history of its data.
     pub generations: GenerationHistory,
-    /// The highest role epoch that it has durably seen.
+    /// Highest role epoch that the replica has durably seen.
     pub epoch: u64,
-    /// Hosts use its data: it is the source now, or has served on its own since a crash.
+    /// True if hosts use its data: it is the source now, or has served on its own since a crash.
     pub serving: bool,
-    /// It was the source when it crashed: writes may have reached one of the two legs only.
+    /// True if it was the source when it crashed: writes may have reached only one of the two legs.
     pub crashed: bool,
-    /// A resync to it began and has not completed: its data matches no point in time.
+    /// True if a resync to it began and has not completed: its data matches no point in time.
     pub inconsistent: bool,
-    /// Its log names blocks that may differ from the peer.
+    /// True if its log names blocks that may differ from the peer.
     pub dirty: bool,
 }
 

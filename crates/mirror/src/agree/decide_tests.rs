@@ -141,7 +141,7 @@ fn row_8_replica_with_peer_as_base_is_the_source() {
     expect(&view(1, 6, &[5], &[]), &view(2, 5, &[], &[]), FROM_MINE(ResyncAmount::Partial));
     // The answer at the end of a resync was lost: the peer may hold any of the bases.
     expect(&view(1, 7, &[5, 6], &[]), &view(2, 6, &[], &[5]), FROM_MINE(ResyncAmount::Partial));
-    // The stale node is not chosen, whatever it reports about itself.
+    // The outdated node is not chosen, whatever it reports about itself.
     let stale = ReplicaView { serving: true, epoch: 9, dirty: true, ..view(2, 5, &[], &[]) };
     expect(&view(1, 6, &[5], &[]), &stale, FROM_MINE(ResyncAmount::Partial));
     let torn = ReplicaView { inconsistent: true, ..view(1, 6, &[5], &[]) };

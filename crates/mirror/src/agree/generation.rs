@@ -1,11 +1,11 @@
-//! Generation history: where a replica's data comes from, and its few transitions.
+//! Generation history: the origin of a replica's data, and its transitions.
 //!
-//! | event | current | bases (for the peer) | history |
-//! | --- | --- | --- | --- |
-//! | created with data | new | none | none |
-//! | first write, or flush that the peer needed, after the peer was lost | new | the old current is added | – |
-//! | end of resync, on the source | – | none | the bases are added |
-//! | end of resync, on the target | the source's | none | the old current and bases are added |
+//! - created with data: new current generation, no bases, no history;
+//! - first write, or flush that the peer needed, after the peer was lost: new current generation;
+//!   the old one becomes a base for the peer;
+//! - end of resync, on the source: the bases move to the history;
+//! - end of resync, on the target: the source's generation becomes the current one, no bases; the
+//!   old current generation and bases move to the history.
 //!
 //! *Base generations* are the generations that the peer may hold and from which the bitmap covers
 //! every difference to the local data. The first is the generation that the peer had when it was
@@ -31,7 +31,7 @@ impl<const N: usize> Default for GenerationList<N> {
 }
 
 impl<const N: usize> GenerationList<N> {
-    /// Its generations, in order.
+    /// Generations, in order.
     pub fn iter(&self) -> impl Iterator<Item = Generation> + '_ {
         self.0.iter().copied().filter(|generation| !generation.is_none())
     }
@@ -121,7 +121,7 @@ impl GenerationHistory {
         // The first base is the most likely one: later ones give way to it.
         match self.bases.0.iter().position(|held| held.is_none()) {
             Some(free) => self.bases.0[..=free].rotate_right(1),
-            // Its place is needed, and a peer with that generation will not have it any longer.
+            // Its slot is needed, and no peer will have this generation any more.
             None => self.history.remember(self.bases.0[0]),
         }
         self.bases.0[0] = name;
@@ -221,7 +221,7 @@ mod tests {
             !past.merge(&list(&[8, 7, 6, 5]), none),
             "old entries of the other list are dropped"
         );
-        // The same past with one more generation here, which is kept.
+        // The same history with one more generation here, which is kept.
         past = list(&[5, 4, 3, 2]);
         assert!(!past.merge(&list(&[4, 3, 2, 1]), none));
         assert_eq!(past, list(&[5, 4, 3, 2]));

@@ -60,7 +60,7 @@ struct Rules {
     flush_before_resync: bool,
     /// Replicas that are in sync forget an earlier crash of the source.
     forget_old_crashes: bool,
-    /// A target stores the epoch that it admits.
+    /// True if a target stores the epoch that it admits.
     store_epochs: bool,
     /// Blocks named by the target's log are copied as well.
     unite_logs: bool,
@@ -245,7 +245,8 @@ impl World {
                 }
                 let here = &mut self.nodes[node];
                 if here.crashed && here.generations.bases.is_empty() {
-                    // Only by force: the peer may have what this replica lost in a power failure.
+                    // Only by force: the peer may have data that this replica lost in a power
+                    // failure.
                     for region in 0..REGIONS {
                         self.promised[region] = self.promised[region].min(here.data[region]);
                     }
@@ -331,7 +332,7 @@ impl World {
             }
         }
         if out_of_sync != [false; REGIONS] {
-            // The source flushes first. Blocks that it loses in a power failure could be restored
+            // The source flushes first. Blocks that it loses in a power failure can be restored
             // from the target only while the target is consistent.
             if rules.flush_before_resync {
                 self.nodes[source].durable = self.nodes[source].data;

@@ -23,7 +23,7 @@ pub enum HandshakePlan {
     AwaitStepDown,
     /// The peer attaches to this side.
     Follow {
-        /// This side serves hosts and has to stop first. It wrote nothing alone.
+        /// True if this side serves hosts, and must stop first. It wrote nothing without the peer.
         step_down: bool,
     },
     /// Both are targets and equal: the operator chooses the source.
@@ -152,7 +152,7 @@ mod tests {
         old.is_serving = false;
         let amount = Some(ResyncAmount::Partial);
         assert_eq!(plan(&new, &old), HandshakePlan::Lead { amount, promote: false });
-        // Once it has written alone, neither side steps down.
+        // After it wrote without the peer, neither side steps down.
         old = ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 7, 5) };
         assert_eq!(plan(&old, &new), HandshakePlan::SplitBrain);
     }

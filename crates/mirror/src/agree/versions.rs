@@ -1,9 +1,11 @@
 //! Versions of the replication link. Two nodes use the highest version in common.
 //!
-//! | version | content |
-//! | --- | --- |
-//! | 2 | everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions are not supported |
-//! | 3 | adds [zeroing the space that the volume grows into](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica, [the ranges that a resync could not copy](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and [renewing](PeerRequest::Renew) |
+//! - 2: everything in [`peer`](crate::wire::peer) except for the additions below; earlier versions
+//!   are not supported.
+//! - 3: adds [zeroing new space](PeerRequest::ZeroNewSpace), [deposing](PeerRequest::Depose) a
+//!   source, [claiming](PeerRequest::Claim) its role, [removing](PeerRequest::Remove) a replica,
+//!   [bad ranges](PeerRequest::BadRange), [consistency groups](PeerRequest::JoinGroup), and
+//!   [renewing](PeerRequest::Renew).
 //!
 //! Each node announces the lowest and highest version that it speaks in its identity. A node of
 //! version 2 announces none. The asking side chooses, and states the version when it attaches. The
@@ -25,7 +27,7 @@ impl LinkVersion {
     /// First version in which a source can be [deposed](PeerRequest::Depose), and its role
     /// [claimed](PeerRequest::Claim).
     pub const DEPOSES: LinkVersion = LinkVersion(3);
-    /// First version in which a replica is told that it was [removed](PeerRequest::Remove).
+    /// First version in which a replica is informed that it was [removed](PeerRequest::Remove).
     pub const REMOVES: LinkVersion = LinkVersion(3);
     /// First version in which a source reports the ranges that a resync could not copy.
     pub const REPORTS_BAD_RANGES: LinkVersion = LinkVersion(3);
@@ -137,7 +139,7 @@ mod tests {
             // One is upgraded and still speaks the other's version.
             ((2, 3), (2, 2), Some(2)),
             ((2, 4), (2, 3), Some(3)),
-            // The newer one has dropped the oldest version.
+            // The newer node has dropped the oldest version.
             ((3, 4), (2, 3), Some(3)),
             ((3, 5), (2, 9), Some(5)),
             // Too far apart, by one and by many.

@@ -1,15 +1,14 @@
-//! Fencing: a node to which the arbiter has granted the role stops the other machine before it
-//! serves, if it has a command for that.
+//! Fencing: after a grant by the arbiter, stops the other machine before this node serves, if there
+//! is a command for that.
 //!
-//! Neither consistency nor the end of the other node's service depends on it, except for what no
-//! lease covers: a hypervisor that pauses a machine together with its clocks. So a command that
-//! fails is repeated, and this node serves no hosts before it has succeeded, or before the other
-//! node answers that it serves none: then it has learned that it lost, and needs a grant of its own
-//! to serve again.
+//! Consistency does not depend on fencing, and neither does the end of the other node's service,
+//! with one exception that no lease covers: a hypervisor that pauses a machine together with its
+//! clocks. So a failed command is repeated. This node serves no hosts until the command has
+//! succeeded, or until the other node answers that it serves none: that node has then learned that
+//! it lost, and needs a grant of its own to serve again.
 //!
-//! While the command runs, the other node is not admitted as the source: it would be stopped while
-//! it serves. A run that is abandoned, because this node serves or the operator decided otherwise,
-//! ends.
+//! While the command runs, the other node cannot attach as the source: it would be stopped while it
+//! serves. A run ends early if this node already serves, or the operator decided otherwise.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -28,14 +27,14 @@ pub type FenceFuture = Pin<Box<dyn Future<Output = Result<(), FenceError>>>>;
 
 /// A command that stops the peer's machine.
 pub trait Fence: Send + Sync + 'static {
-    /// Runs it. It ends within its own time limit, or when the future is dropped.
+    /// Runs the command. It ends within its own time limit, or when the future is dropped.
     fn fence(&self) -> FenceFuture;
 }
 
 /// A command that several cores may share.
 pub type SharedFence = Arc<dyn Fence>;
 
-/// Why a fencing command has failed.
+/// Failure of a fencing command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct FenceError(pub String);
@@ -46,21 +45,21 @@ pub enum Fencing {
     /// This node has not taken over since it last had a source.
     #[default]
     Idle,
-    /// The command runs.
+    /// The command is running.
     Running {
-        /// Why the run before has failed.
+        /// Failure of the previous run.
         before: Option<FenceError>,
     },
     /// The command has succeeded.
     Succeeded,
-    /// The command had failed, and the peer answers that it serves no hosts.
+    /// The command failed, and the peer then answered that it serves no hosts.
     NotNeeded,
-    /// The command has failed, and is repeated.
+    /// The command failed, and will be repeated.
     Failed(FenceError),
 }
 
 impl Fencing {
-    /// Why the last run that has ended has failed.
+    /// Failure of the last run that has ended.
     pub fn failure(&self) -> Option<&FenceError> {
         match self {
             Fencing::Failed(error) | Fencing::Running { before: Some(error) } => Some(error),
@@ -72,10 +71,11 @@ impl Fencing {
     }
 }
 
-/// What the arbiter has granted to this node, which has yet to fence its peer.
+/// Grant of the arbiter to this node, whose peer is not fenced yet.
 pub(super) struct Grant {
     record: ArbiterRecord,
-    /// Attachments of a source before: one that has attached since may have replaced the record.
+    /// Number of attachments of a source before the grant. A later attachment may have replaced the
+    /// record.
     attachments: u64,
 }
 
@@ -88,9 +88,9 @@ impl Failover {
         *self.grant.lock() = None;
     }
 
-    /// The record that this node was granted before. Each run of the command is preceded by a race,
-    /// so that an operator's order at the other node is noticed; but an arbiter that is silent
-    /// takes nothing back. Any other denial does.
+    /// Record of an earlier grant. Each run of the command is preceded by a race, so that an
+    /// operator's order at the other node is noticed. A silent arbiter revokes nothing; any other
+    /// denial does.
     pub(super) fn grant_despite(
         &self,
         now: Step,
@@ -107,8 +107,8 @@ impl Failover {
 }
 
 impl Inner {
-    /// Fences the peer, if there is a command, for this step. False if it has failed, or another
-    /// step is due.
+    /// Fences the peer for this step, if there is a command. False if it failed, or another step is
+    /// due.
     pub(super) async fn fence_peer(self: &Arc<Self>, now: Step) -> bool {
         let fence = self.failover.options.as_ref().and_then(|options| options.fence.clone());
         let Some(fence) = fence else { return true };
@@ -141,8 +141,8 @@ impl Inner {
         }
     }
 
-    /// From now on no source attaches: a change of role either comes first, or finds that the
-    /// command runs.
+    /// Begins fencing, after which no source attaches. A change of role is either complete, or
+    /// finds that the command runs.
     fn begin_fencing(&self, now: Step, before: Option<FenceError>) -> bool {
         let state = self.lock();
         let is_due = step(&self.situation_in(&state)) == now;

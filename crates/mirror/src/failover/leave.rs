@@ -1,8 +1,8 @@
-//! Planned stop: a source that fails over by itself hands its role to its peer before it stops, so
-//! that hosts need not wait until the peer misses it.
+//! Planned stop: a source with automatic failover hands its role to its peer before it stops, so
+//! that hosts need not wait for the peer's timeout.
 //!
-//! A hand-over that fails does not keep the node from stopping: the peer then takes over as after a
-//! crash. In maintenance nothing moves by itself, so the volume waits for this node.
+//! A failed hand-over does not keep the node from stopping: the peer then takes over as after a
+//! crash. During maintenance no role moves by itself, so the volume waits for this node.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::mirror::Mirror;
 use crate::state::machine::{Event, OperatorOrder, next};
 use crate::state::outlook::Obstacle;
 
-/// Why a source has not handed over its role before it stops.
+/// Reason why a source did not hand over its role before it stopped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LeaveError {
     /// The operator has suspended automatic failover.
@@ -24,7 +24,7 @@ pub enum LeaveError {
     /// The peer would serve without an arbiter.
     #[error("an operator decides at the peer (failover = \"manual\")")]
     PeerManual,
-    /// The hand-over continues, and the stop waits only for the local part of it.
+    /// The hand-over continues. The stop waits only for its local part.
     #[error("the hand-over has not ended within {} s", LEAVE_MS / 1000)]
     Slow,
     /// See [`CommandError`].
@@ -34,7 +34,7 @@ pub enum LeaveError {
 
 impl Mirror {
     /// Hands the role to the peer before this node stops, within [`LEAVE_MS`], if this node serves
-    /// hosts and fails over by itself. True if it has.
+    /// hosts and has automatic failover. True if the role was handed over.
     ///
     /// # Errors
     /// See [`LeaveError`]. The node may stop nevertheless.
@@ -49,7 +49,7 @@ impl Mirror {
         if *inner.failover.peer_report.lock() == Some(Obstacle::Manual) {
             return Err(LeaveError::PeerManual);
         }
-        // Not cancelled when the time is up: half a hand-over would leave no node that serves.
+        // Not canceled at the time limit: after half a hand-over, neither node would serve.
         let leaving = spawn(async move {
             let _order = inner.running_order();
             let _role_change = inner.begin_role_change().await;

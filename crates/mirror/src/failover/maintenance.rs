@@ -1,8 +1,8 @@
-//! Maintenance: the operator suspends automatic failover, and resumes it.
+//! Maintenance: the operator suspends and resumes automatic failover.
 //!
-//! The arbiter's record says so, and the source tells its attached peer, which records it durably.
-//! So neither a peer that is attached nor one that returns later takes over. The source itself may
-//! still run degraded.
+//! The arbiter's record has the suspension, and the source reports it to its attached peer, which
+//! records it durably. So neither an attached peer nor one that returns later takes over. The
+//! source itself may still run degraded.
 
 use flagstone_arbiter::race::{Ask, Denial, Goal};
 use flagstone_runtime::random_u64;
@@ -11,16 +11,16 @@ use super::task::{id, run_race};
 use crate::mirror::{Inner, Mirror};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight};
 
-/// Why automatic failover is neither suspended nor resumed.
+/// Reason why automatic failover was neither suspended nor resumed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MaintenanceError {
     /// The mirror has no arbiter.
     #[error("an operator decides on failovers of this mirror (failover = \"manual\")")]
     Manual,
-    /// Only the node that serves hosts may.
+    /// This node does not serve hosts: only the serving node may do this.
     #[error("this node does not serve hosts")]
     NotServing,
-    /// The arbiter has not agreed.
+    /// The arbiter denied it.
     #[error("{0}")]
     Denied(Denial),
     /// The superblock cannot be written.
@@ -29,10 +29,10 @@ pub enum MaintenanceError {
 }
 
 impl Mirror {
-    /// Suspends automatic failover, or resumes it. Takes as long as one race.
+    /// Suspends or resumes automatic failover. Takes as long as one race.
     ///
     /// # Errors
-    /// See [`MaintenanceError`]. After [`Denial::Silent`] either may be in effect.
+    /// See [`MaintenanceError`]. After [`Denial::Silent`] failover may be suspended or not.
     pub async fn suspend_failover(&self, on: bool) -> Result<(), MaintenanceError> {
         self.0.suspend_failover(on).await
     }
@@ -56,7 +56,7 @@ impl Inner {
         };
         let raced = run_race(&options.arbiter, ask).await.outcome;
         let record = raced.map_err(MaintenanceError::Denied)?;
-        // The source has a record that was lost or restored say so again.
+        // If the record is lost or restored, the source writes the suspension again.
         let mark = move |before: ArbiterMark| ArbiterMark {
             revision: before.revision.max(record.revision),
             suspended: on,

@@ -1,17 +1,17 @@
-//! Automatic failover: the part of a mirror that asks an arbiter when its nodes part.
+//! Automatic failover: the part of a mirror that asks an arbiter when its nodes lose contact.
 //!
-//! [`step`] decides what to do, [`task`] does it, and
-//! [`flagstone_arbiter::race`] asks. This module holds the read lease and the right of a source to
-//! serve alone, which the data path consults:
+//! [`step`] decides the next step, [`task`] takes it, and [`flagstone_arbiter::race`] asks the
+//! arbiter. This module has the read lease and the right of a source to serve alone, which the data
+//! path consults:
 //!
 //! - a read or flush of a contested source waits when the lease has ended
 //!   ([`Failover::lease_has_ended`]);
 //! - no new generation is started before the peer is excluded from the arbiter's record
 //!   ([`Inner::may_go_alone`]), so no write that the peer lacks is acknowledged;
-//! - the peer never runs degraded for this node. A node whose disk fails leaves the service and
-//!   hands over: after a restart, it could otherwise ask for the role with old data.
+//! - the peer never runs degraded for this node. A node whose disk fails stops serving and hands
+//!   over: otherwise it could ask for the role with old data after a restart.
 //!
-//! Without an arbiter nothing here has an effect.
+//! Without an arbiter, this module has no effect.
 
 mod fence;
 mod leave;
@@ -54,8 +54,8 @@ use crate::wire::peer::{LossPermission, RequestError};
 pub struct FailoverOptions {
     /// The arbiter.
     pub arbiter: SharedArbiter,
-    /// A target asks the arbiter for the role this long after it last answered its source: at least
-    /// the timeout of the link, and [`FAILOVER_AFTER_MIN`].
+    /// Time after its last answer to the source at which a target asks the arbiter for the role: at
+    /// least the timeout of the link, and [`FAILOVER_AFTER_MIN`].
     pub failover_after: Duration,
     /// Stops the peer's machine before this node takes over; `None` without such a command.
     pub fence: Option<SharedFence>,
@@ -64,14 +64,15 @@ pub struct FailoverOptions {
 /// Shortest permitted [`FailoverOptions::failover_after`].
 pub const FAILOVER_AFTER_MIN: Duration = Duration::from_secs(1);
 
-/// The arbiter's record lists the peer as in sync.
+/// Session whose peer the arbiter's record lists as in sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Published {
     /// Session of the peer.
     pub(crate) session_id: u64,
     /// Revision of the record.
     pub(crate) revision: u64,
-    /// When that was read or written: a store may be restored from a backup at any time.
+    /// Time when the record was last read or written. It is compared again and again, because a
+    /// store may be restored from a backup.
     checked_ns: u64,
 }
 
@@ -80,12 +81,12 @@ impl Published {
         Published { session_id, revision, checked_ns: Inner::boot_ns() }
     }
 
-    /// It has to be compared at once.
+    /// Marks the record as due for comparison.
     fn outdated(self) -> Published {
         Published { checked_ns: 0, ..self }
     }
 
-    /// When the record is compared again.
+    /// Time of the next comparison.
     fn compare_at_ns(self) -> u64 {
         compared_again_at(self.checked_ns)
     }
@@ -94,25 +95,25 @@ impl Published {
 /// Task that runs the races of one mirror.
 pub(crate) struct Failover {
     options: Option<FailoverOptions>,
-    /// Reads that begin before this time are served. The maximum if they need no lease.
+    /// Time until which a read may begin; the maximum if reads need no lease.
     read_until_ns: AtomicU64,
     /// End of the lease that the peer has confirmed.
     renewed_until_ns: AtomicU64,
-    /// A node that does not serve asks no earlier.
+    /// Earliest time at which a node that does not serve asks the arbiter.
     ask_not_before_ns: AtomicU64,
-    /// Why the last race granted nothing.
+    /// Denial of the last race.
     denial: Mutex<Option<Denial>>,
-    /// What the source has allowed last; `None` before it attached.
+    /// Last offer of the source; `None` before it attached.
     offer: Mutex<Option<LossPermission>>,
     /// As [`ArbiterMark::source_after_ms`].
     source_after_ms: AtomicU64,
     /// See [`Situation::watched_ns`].
     watched_ns: AtomicU64,
-    /// Why the peer does not take over, as it has answered last.
+    /// Last answer of the peer why it would not take over.
     peer_report: Mutex<Option<Obstacle>>,
-    /// Of a target: its source and this node use one store.
+    /// At a target: proof that source and target use one store.
     proof: Mutex<StoreProof>,
-    /// When the source has said last that it has recorded something new.
+    /// Time when the source last reported a new record.
     recorded_ns: AtomicU64,
     fencing: Mutex<Fencing>,
     grant: Mutex<Option<Grant>>,
@@ -135,7 +136,7 @@ impl Failover {
             fencing: Mutex::default(),
             grant: Mutex::default(),
         };
-        // A node that starts gives its peer the same time to be heard.
+        // A node that starts waits for its peer as long as after an answer.
         failover.answered();
         failover
     }
@@ -154,15 +155,15 @@ impl Failover {
         Timing { failover_after_ns: after.max(FAILOVER_AFTER_MIN).as_nanos() as u64 }
     }
 
-    /// True when a read that begins now may find older data than hosts have seen. Without a lease,
-    /// the clock is not read.
+    /// True if a read that begins now may return data older than hosts have seen. Does not read the
+    /// clock if reads need no lease.
     #[inline]
     pub(crate) fn lease_has_ended(&self) -> bool {
         let until_ns = self.read_until_ns.load(Ordering::Acquire);
         until_ns != u64::MAX && Inner::boot_ns() >= until_ns
     }
 
-    /// The source that is attached here has got an answer: see [`Timing`].
+    /// Counts an answer to the attached source: see [`Timing`].
     pub(crate) fn answered(&self) {
         if self.is_automatic() {
             // The lease of the source may be longer.
@@ -173,7 +174,7 @@ impl Failover {
         }
     }
 
-    /// A source has attached.
+    /// Resets the offer and the proof when a source attaches.
     pub(crate) fn attached(&self) {
         self.watched_ns.store(0, Ordering::Release);
         self.set_fencing(Fencing::Idle);
@@ -191,8 +192,9 @@ impl Failover {
         *proof
     }
 
-    /// The source has recorded nothing that this replica may rely on. Called before the mark in the
-    /// superblock changes, so that a race that ends meanwhile does not change it back.
+    /// Withdraws the proof: the source has recorded nothing that this replica may rely on. Called
+    /// before the mark in the superblock changes, so that a race that ends in between does not
+    /// restore it.
     pub(crate) fn withdraw_proof(&self) {
         self.change_proof(|_| StoreProof::NotNeeded);
     }
@@ -201,7 +203,7 @@ impl Failover {
         *self.fencing.lock() = fencing;
     }
 
-    /// The command that stops the peer's machine runs.
+    /// True while the command runs that stops the peer's machine.
     pub(crate) fn is_fencing(&self) -> bool {
         matches!(*self.fencing.lock(), Fencing::Running { .. })
     }
@@ -227,11 +229,11 @@ impl Failover {
             }
             Promotion::Alone | Promotion::Overriding => ServingRight::Alone(PeerExclusion::Ordered),
             _ if !has_met => ServingRight::Alone(PeerExclusion::Unshared),
-            // The order stands until it is recorded.
+            // The operator's order remains in effect until it is recorded.
             Promotion::Resumed if before.arbiter.serving_right == RecordedRight::Ordered => {
                 ServingRight::Alone(PeerExclusion::Ordered)
             }
-            // Also if the record excluded the peer once: it may say otherwise by now.
+            // Also if the record excluded the peer earlier: it may have changed since.
             Promotion::Resumed | Promotion::Agreed | Promotion::HandedOver { .. } => {
                 let peer_left = matches!(promotion, Promotion::HandedOver { leaves: true, .. });
                 ServingRight::Contested { since_ns: Inner::boot_ns(), peer_left }
@@ -239,7 +241,7 @@ impl Failover {
         }
     }
 
-    /// The mark of a node that begins to serve.
+    /// Mark in the superblock of a node that begins to serve.
     pub(crate) fn mark_after(&self, promotion: Promotion, before: ArbiterMark) -> ArbiterMark {
         self.withdraw_proof();
         let served = ArbiterMark { source_asks: false, ..before };
@@ -253,7 +255,7 @@ impl Failover {
             Promotion::Alone | Promotion::Overriding => {
                 ArbiterMark { serving_right: RecordedRight::Ordered, ..served }
             }
-            // Nothing was granted since the former source had seen this revision.
+            // Nothing was granted after the revision that the former source had seen.
             Promotion::HandedOver { revision, .. }
                 if revision > 0 && revision >= before.revision =>
             {
@@ -267,7 +269,7 @@ impl Failover {
         }
     }
 
-    /// The mark of a target that a source attaches to.
+    /// Mark in the superblock of a target when a source attaches.
     pub(crate) fn mark_attached(&self, before: ArbiterMark, source_asks: bool) -> ArbiterMark {
         self.withdraw_proof();
         match self.is_automatic() {
@@ -285,19 +287,21 @@ impl Failover {
 pub struct FailoverStatus {
     /// Right of this node to serve without its peer.
     pub serving_right: ServingRight,
-    /// What the superblock says about the arbiter's record.
+    /// The superblock's note about the arbiter's record.
     pub mark: ArbiterMark,
-    /// The record lists the peer as in sync, and the peer knows.
+    /// True if the record lists the peer as in sync, and the peer knows it.
     pub is_peer_recorded: bool,
-    /// What this node does next.
+    /// Next step of this node.
     pub step: Step,
-    /// Why this node does not serve, or take over, when it loses its peer now; `None` if it does.
+    /// Reason why this node would not serve, or take over, if it lost its peer now; `None` if it
+    /// would.
     pub obstacle: Option<Obstacle>,
-    /// On a source: why the peer does not take over when this node is lost now; `None` if it does.
+    /// On a source: reason why the peer would not take over if this node were lost now; `None` if
+    /// it would.
     pub peer_obstacle: Option<Obstacle>,
-    /// The operator has suspended automatic failover, as far as this node has seen.
+    /// True if the operator has suspended automatic failover, as far as this node knows.
     pub is_suspended: bool,
-    /// Why the arbiter granted nothing the last time it was asked, unless it has granted since.
+    /// Last denial of the arbiter, unless it has granted since.
     pub denial: Option<Denial>,
     /// Fencing of the peer by this node; `None` without a command.
     pub fencing: Option<Fencing>,
@@ -325,7 +329,7 @@ impl Mirror {
 }
 
 impl Mirror {
-    /// Hosts are served here, and a read that begins now may be answered.
+    /// True if hosts are served here, and a read that begins now may be answered.
     pub fn may_answer_reads(&self) -> bool {
         self.0.lock().serving && !self.0.failover.lease_has_ended()
     }
@@ -334,7 +338,7 @@ impl Mirror {
 impl Inner {
     /// See [`FailoverStatus::obstacle`].
     fn failover_obstacle(&self) -> Option<Obstacle> {
-        // One after the other: the state is locked before the offer elsewhere.
+        // One after the other: elsewhere, the state is locked before the offer.
         let (situation, is_attached) = {
             let state = self.lock();
             (self.situation_in(&state), state.attached.is_some())
@@ -372,8 +376,8 @@ impl Inner {
             state: self.machine_state_in(state),
             serving_right: state.serving_right,
             is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
-            // Only one that ends in service abandons a run: an attempt to attach is refused
-            // meanwhile.
+            // A running fencing command is not interrupted by a change of role, unless this node
+            // then serves. Attempts of a source to attach are refused meanwhile.
             changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.serving_right,
             revision: mark.revision,
@@ -391,7 +395,8 @@ impl Inner {
         }
     }
 
-    /// Changes the right to serve, and with it what reads need. Called under the state's lock.
+    /// Changes the right to serve, and the lease that reads need. Called under the lock of the
+    /// state.
     pub(crate) fn set_serving_right(&self, state: &mut State, serving_right: ServingRight) {
         state.serving_right = serving_right;
         let until = match serving_right.is_contested() {
@@ -406,14 +411,14 @@ impl Inner {
         let serving_right = self.failover.serving_right_after(promotion, &self.local.superblock());
         self.failover.forget_grant();
         if self.failover.fencing_has_failed() {
-            // By the operator's order.
+            // By the operator's order, without fencing.
             self.failover.set_fencing(Fencing::Idle);
         }
         state.published = None;
         self.set_serving_right(state, serving_right);
     }
 
-    /// The peer has answered a renewal that was sent at `sent_ns`.
+    /// Extends the lease after the peer's answer to a renewal that was sent at `sent_ns`.
     pub(crate) fn renewed(&self, sent_ns: u64) {
         let until = sent_ns.saturating_add(self.failover.timing().lease_ns());
         let had_ended = {
@@ -426,13 +431,13 @@ impl Inner {
             before <= Inner::boot_ns()
         };
         if had_ended {
-            // Reads and flushes wait.
+            // Wakes reads and flushes that wait for the lease.
             self.change(|_| {});
         }
     }
 
     /// Waits until a write that a peer lacks may be acknowledged. False if no peer lacks it any
-    /// more, or may serve before it has been copied.
+    /// more, or a peer may serve before the write has been copied to it.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when hosts are no longer served here.
@@ -445,7 +450,7 @@ impl Inner {
         self.wait(decided).await
     }
 
-    /// Durably records what this replica knows of the arbiter's record.
+    /// Durably changes the note about the arbiter's record.
     async fn store_mark(
         &self,
         change: impl Fn(ArbiterMark) -> ArbiterMark + 'static,
@@ -454,21 +459,21 @@ impl Inner {
         if change(before) == before {
             return Ok(());
         }
-        // Another change may come first.
+        // Computed at the time of the write, because another change may come first.
         self.local.update(move |superblock| superblock.arbiter = change(superblock.arbiter)).await
     }
 
-    /// Leaves the service because the local leg has failed, and hands the role to the peer of this
+    /// Stops serving after a failure of the local leg, and hands the role to the peer of this
     /// session, which has every acknowledged write. The peer asks the arbiter before it
-    /// acknowledges a write, so this node cannot come back with old data. Without its answer, the
-    /// peer takes over by itself if it may.
+    /// acknowledges a write, so this node cannot come back with old data. If the peer does not
+    /// answer, it takes over by itself if it may.
     pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
         let left = self.change(|state| {
             let serving = state.serving;
             state.local_device_failed = true;
             if serving {
                 state.stop_serving();
-                // The session is needed for the hand-over.
+                // Keep the session for the hand-over.
                 state.legs[leg].handing_over = state.legs[leg].is_current(session_id);
             }
             serving
@@ -479,8 +484,7 @@ impl Inner {
         let replica = self.local.superblock().replica;
         tracing::error!(%replica, "the local leg has failed ({error}): handing over to the peer");
         let inner = self.clone();
-        // Not under the lock of roles here: this is a host call, and a change of role may wait for
-        // it.
+        // Without the role lock here: this is a host call, and a change of role may wait for it.
         spawn_detached(async move {
             let _role_change = inner.begin_role_change().await;
             if let Err(error) = inner.hand_over_failed(leg, session_id).await {

@@ -1,21 +1,22 @@
-//! Proof of one store: this target has read at its arbiter what its source has just recorded there.
+//! Proof of one store: this target has read at its arbiter the record that its source has just
+//! written.
 //!
 //! Two nodes may reach two stores that copy each other's objects, and each would win a race at its
-//! own one. While the copies are in progress, the source's word over the link is faster: a target
-//! that looks at once finds an older record, or none. Later the copy has arrived and proves
-//! nothing, so the source records again, also after an answer that took longer than
-//! [`PROOF_MS`](crate::limits::PROOF_MS). One store always shows a record that was stored before
-//! the read began.
+//! own store. While a copy is in progress, the source's report over the link is faster: a target
+//! that reads at once finds an older record, or none. After the copy has arrived, a read proves
+//! nothing. So the source writes a new record, also after an answer that took longer than
+//! [`PROOF_MS`](crate::limits::PROOF_MS). A single store always shows a record that was stored
+//! before the read began.
 //!
 //! Invariants:
 //! - a target is marked [`InSync`](crate::ondisk::superblock::RecordedRight::InSync), and so may
-//!   ask for the role, only after a proof for what its source has recorded last;
+//!   ask for the role, only after a proof for the latest record of its source;
 //! - a refuted revision is never proven.
 //!
-//! Copies that arrive before the target has heard of the record and made that durable are not
-//! noticed: this takes tens of milliseconds, or up to a second if the answer to the source's write
-//! was slow; after a lost one, the source records again. Nor are copies that a store waits for as
-//! long as it can.
+//! Not detected: copies that arrive before the target has received the report and made it durable.
+//! This takes tens of milliseconds, or up to a second after a slow answer to the source's write;
+//! after a lost answer, the source writes again. Also not detected: stores that wait for each
+//! other's copies only while they can.
 
 use flagstone_arbiter::race::Denial;
 use flagstone_arbiter::{ArbiterRecord, ReplicaId};
@@ -23,20 +24,20 @@ use flagstone_arbiter::{ArbiterRecord, ReplicaId};
 /// State of the proof that both nodes use one store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoreProof {
-    /// The source that is attached has not recorded this target as in sync.
+    /// The attached source has not recorded this target as in sync.
     #[default]
     NotNeeded,
-    /// The source has recorded this revision, and the target has not read the store since.
+    /// The source has written this revision, and the target has not read the store since.
     Pending(u64),
     /// The target has read this revision, or a later one.
     Given(u64),
-    /// The store did not have this revision when the source had stored it, or has answered too late
-    /// to tell.
+    /// The store lacked this revision after the source had stored it, or answered too late to
+    /// decide.
     Refuted(u64),
 }
 
 impl StoreProof {
-    /// The source says that it has recorded this target as in sync, by this revision.
+    /// The source reports that it has recorded this target as in sync, in this revision.
     pub(crate) fn recorded(self, revision: u64) -> StoreProof {
         match self {
             StoreProof::Pending(known) | StoreProof::Given(known) | StoreProof::Refuted(known)
@@ -66,9 +67,9 @@ impl StoreProof {
         }
     }
 
-    /// What a race that watched the store has read first, begun when revision `expected` was known.
-    /// Whether the store accepts writes is no matter of the proof. `is_late`: a copy of the record
-    /// may have arrived meanwhile, so the source has to record again.
+    /// Evaluates the first read of a race that watches the store, begun when revision `expected`
+    /// was known. Whether the store accepts writes does not matter. `is_late`: a copy of the record
+    /// may have arrived meanwhile, so the source must write again.
     pub(crate) fn compared(
         self,
         outcome: &Result<ArbiterRecord, Denial>,
@@ -77,8 +78,8 @@ impl StoreProof {
         is_late: bool,
     ) -> StoreProof {
         match outcome {
-            // The attached source did not record it: this node did, when it took over at another
-            // store.
+            // Not the record of the attached source: this node wrote it, when it took over at
+            // another store.
             Ok(record) if self.is_pending() && (is_late || record.source == own) => {
                 self.missed(expected)
             }
@@ -88,12 +89,12 @@ impl StoreProof {
         }
     }
 
-    /// The target has something to find out at once.
+    /// True if the target must read the store at once.
     pub(crate) fn is_pending(self) -> bool {
         matches!(self, StoreProof::Pending(_))
     }
 
-    /// The target may be marked as in sync.
+    /// True if the target may be marked as in sync.
     pub(crate) fn is_given(self) -> bool {
         matches!(self, StoreProof::Given(_))
     }
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_read_after_it_was_recorded_is_a_proof() {
+    fn proof_requires_read_after_record() {
         let pending = StoreProof::default().recorded(7);
         assert_eq!(pending, StoreProof::Pending(7));
         assert_eq!(pending.seen(6), pending, "the read began before");
@@ -114,10 +115,10 @@ mod tests {
         assert_eq!(StoreProof::default().seen(7), StoreProof::NotNeeded);
     }
 
-    /// A target had taken over at its own store, where its source has no record, and read its own
-    /// record as the proof.
+    /// Regression: a target that had taken over at its own store, where its source has no record,
+    /// took its own record for the proof.
     #[test]
-    fn only_record_of_the_source_in_time_is_a_proof() {
+    fn own_or_late_record_is_no_proof_of_one_store() {
         let (own, source) = (ReplicaId([1; 16]), ReplicaId([2; 16]));
         let record = |source| ArbiterRecord {
             volume: ReplicaId([9; 16]),

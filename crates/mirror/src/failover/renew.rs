@@ -1,5 +1,5 @@
-//! Renewals: a source asks its attached peer to wait, and says whether it may ask the arbiter at
-//! all. The peer records that durably, and confirms.
+//! Renewals: a source asks its attached peer not to ask the arbiter yet, and reports whether the
+//! peer may ask it at all. The peer records this durably, and confirms.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,19 +17,20 @@ use crate::wire::peer::{
 };
 
 impl Inner {
-    /// What the peer of this session may do when this node is lost.
+    /// Offer to the peer of this session for the loss of this node.
     pub(super) fn offer(&self, state: &State, session_id: u64) -> LossPermission {
         let current = state.published.filter(|published| published.session_id == session_id);
         match (self.local.superblock().arbiter.suspended, current) {
-            // Also before the record says so: the peer must know it, should it become the source.
+            // Also before the record has the suspension: the peer must know of it in case it
+            // becomes the source.
             (true, _) => LossPermission::Suspended,
             (false, Some(published)) => LossPermission::Recorded { revision: published.revision },
             (false, None) => LossPermission::Unrecorded { asks: self.asks(state) },
         }
     }
 
-    /// This node, or the source that it is about to be, runs degraded only if the arbiter's
-    /// record allows it.
+    /// True if this node, or the source that it is about to become, runs degraded only with a grant
+    /// of the arbiter.
     pub(crate) fn asks(&self, state: &State) -> bool {
         let allowed = match state.serving_right {
             // A grant is recorded, and excludes the peer.
@@ -92,7 +93,8 @@ impl Inner {
             let serving_right = RecordedRight::Unknown;
             match offer {
                 LossPermission::Recorded { revision } if in_sync => {
-                    // Not before the task has seen it at the arbiter: see [`StoreProof`].
+                    // Not before the target's task has seen the record at the arbiter: see
+                    // [`StoreProof`].
                     let serving_right = if proof.is_given() {
                         before.serving_right
                     } else {
@@ -122,7 +124,7 @@ impl Inner {
         if before.arbiter.serving_right != self.local.superblock().arbiter.serving_right
             || before_proof != proof
         {
-            // The task that watches the record waits for changes.
+            // Wakes the task that watches the record.
             self.change(|_| {});
         }
         Ok(PeerReply::Renewed(obstacle))

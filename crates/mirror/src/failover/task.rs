@@ -1,8 +1,8 @@
-//! Owner of a mirror's arbitration: one task that takes the steps which
-//! [`step`] decides, one after the other.
+//! Owner of a mirror's arbitration: one task that takes the steps decided by [`step`], one after
+//! the other.
 //!
 //! A race is abandoned as soon as another step is due. Its last write may still take effect at the
-//! arbiter, so nothing is concluded from it: the node stays contested, and the next race reads
+//! arbiter, so the node concludes nothing from it: it stays contested, and the next race reads
 //! first.
 
 use std::future::{Future, poll_fn};
@@ -39,7 +39,7 @@ pub(super) fn id(replica: MirrorId) -> ReplicaId {
 /// Takes steps until the mirror is closed.
 pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
     inner.begin_at(arbiter.store()).await;
-    // A step whose race was denied is repeated no earlier.
+    // A step whose race was denied, and the earliest time to repeat it.
     let mut paused: Option<((Step, StoreProof), u64)> = None;
     loop {
         let (closed, changes) = {
@@ -50,7 +50,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             return;
         }
         let next_step = step(&inner.situation());
-        // A new record of the source is read at once.
+        // A new record of the source is read without this pause.
         let attempt = (next_step, inner.failover.proof());
         if !next_step.takes_role() {
             inner.failover.forget_grant();
@@ -63,7 +63,7 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
             _ => {
                 paused = inner.take_step(next_step, &arbiter).await.is_err().then(|| {
                     let pause_ms = match next_step {
-                        // Nothing but an answer that was lost is in the way.
+                        // Only a lost answer to an earlier grant can make this succeed.
                         Step::Reclaim => ARBITER_CHECK_MS,
                         _ if inner.failover.fencing_has_failed() => FENCE_RETRY_MS,
                         _ => ARBITER_RETRY_MS,
@@ -84,17 +84,16 @@ pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
     }
 }
 
-/// Why a step is not repeated at once.
+/// The race of a step was denied: the step is repeated after a pause.
 struct Denied;
 
 /// Another step is due.
 struct Abandoned;
 
 impl Inner {
-    /// Records which store is asked from now on. No step is taken before that is durable. A source
-    /// keeps the store that has its record, where its peer may ask, until it has recorded its
-    /// attached peer at the other one: see
-    /// [`Situation::is_other_store`](crate::state::arbitration::Situation).
+    /// Durably records the store that is asked from now on, before any step. A source keeps the
+    /// store that has its record, where its peer may ask, until it has recorded its attached peer
+    /// at the other store: see [`Situation::is_other_store`](crate::state::arbitration::Situation).
     async fn begin_at(&self, store: StoreId) {
         let superblock = self.local.superblock();
         let (before, replica) = (superblock.arbiter, superblock.replica);
@@ -123,7 +122,7 @@ impl Inner {
         }
     }
 
-    /// When a step has to be decided again at the latest, because time passes.
+    /// Latest time at which the step must be decided again.
     fn tick(&self) -> u64 {
         Inner::boot_ns().saturating_add(self.failover.timing().margin_ns() / 4)
     }
@@ -271,12 +270,12 @@ impl Inner {
         }
     }
 
-    /// From now on the record may list the peer as in sync. False if this cannot be recorded, or
-    /// the role has changed.
+    /// Records durably that the arbiter's record may list the peer as in sync from now on. False if
+    /// this failed, or the role has changed.
     async fn contest(&self) -> bool {
         let mark = |before: ArbiterMark| ArbiterMark {
             serving_right: match before.serving_right {
-                // It is relied on for an exact revision only.
+                // This right is valid for one exact revision only.
                 RecordedRight::Succeeded => RecordedRight::Succeeded,
                 _ => RecordedRight::Unknown,
             },
@@ -312,8 +311,9 @@ impl Inner {
             Step::Publish { in_sync: true } => {
                 self.store_mark(mark(RecordedRight::Unknown)).await.map_err(|_| Denied)?;
                 if read_back {
-                    // It may have been stored seconds ago, and copied to another store since, where
-                    // the peer would take it for a proof. So it is recorded once more.
+                    // The record may have been stored seconds ago. It may have been copied to
+                    // another store since, where the peer would take it for a proof. So it is
+                    // written once more.
                     self.change(|state| state.published = state.published.map(Published::outdated));
                     return Err(Denied);
                 }
@@ -337,7 +337,7 @@ impl Inner {
                     }
                 });
                 if now == Step::RunDegraded {
-                    // Also without a write: after a restart this node then needs no arbiter.
+                    // Also without a write, so that this node needs no arbiter after a restart.
                     let _ = self.ensure_new_generation().await;
                 }
             }
@@ -386,7 +386,7 @@ impl Inner {
             let was_alone = self.local.superblock().arbiter.serving_right.is_alone()
                 || matches!(self.lock().serving_right, ServingRight::Alone(_));
             self.step_aside(match was_alone {
-                // What it acknowledged without its peer is kept for the operator.
+                // Writes that it acknowledged without its peer are kept for the operator.
                 true => Event::Deposed { epoch: epoch.max(least_epoch(role.epoch())) },
                 false => Event::Outvoted { epoch },
             })
@@ -400,7 +400,8 @@ impl Inner {
         let _ = self.store_mark(mark).await;
     }
 
-    /// What this target has read proves that its source uses the same store, or that it does not.
+    /// Compares this target's read with the source's report: a proof that both use one store, or a
+    /// refutation.
     async fn compared(self: &Arc<Self>, ask: &Ask, read: &FirstRead) -> Result<(), IoError> {
         let found = match race::decide(ask, read.stored.as_ref()) {
             Decision::Keep(record) => Ok(record),
@@ -408,7 +409,7 @@ impl Inner {
             Decision::Write(_) => return Ok(()),
         };
         let before = self.failover.proof();
-        // A copy may have arrived meanwhile, so the source has to record again.
+        // A copy may have arrived meanwhile, so the source must write again.
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
         let is_late =
             read.is_repeated || read.at_ns.saturating_sub(since_ns) > PROOF_MS * 1_000_000;
@@ -429,7 +430,7 @@ impl Inner {
         let inner = self.clone();
         let mark = move |superblock: &mut Superblock| {
             let own = &mut superblock.arbiter;
-            // The source may have said something else meanwhile.
+            // The source may have reported another record meanwhile.
             match inner.failover.proof() {
                 StoreProof::Given(revision) => {
                     own.serving_right = RecordedRight::InSync;
@@ -442,12 +443,13 @@ impl Inner {
         self.local.update(mark).await
     }
 
-    /// This target has compared the record.
+    /// Records that this target has compared the record.
     fn watched(&self) {
         self.failover.watched_ns.store(Inner::boot_ns(), Ordering::Release);
     }
 
-    /// Stops serving. Hosts are refused at once; the rest waits for a change of role in progress.
+    /// Stops serving. Hosts are refused at once; the other actions wait for a change of role in
+    /// progress.
     async fn step_aside(self: &Arc<Self>, event: Event) {
         let Ok((after, actions)) = next(&self.machine_state(), event) else { return };
         if actions.iter().any(|action| action == Action::RefuseHosts) {
@@ -468,22 +470,22 @@ impl Inner {
     }
 }
 
-/// A race that has ended.
+/// Result of a race.
 pub(super) struct EndedRace {
     pub(super) outcome: Result<ArbiterRecord, Denial>,
-    /// The record was found when a lost answer to its write was read back: it may have been stored
-    /// long before.
+    /// True if the record was found when the race read back after a lost answer: it may have been
+    /// stored long before.
     read_back: bool,
-    /// What the first answer to a read said; `None` if there was none.
+    /// First answer to a read; `None` if there was none.
     first_read: Option<FirstRead>,
 }
 
 /// The first answer to a read of a race.
 struct FirstRead {
     stored: Option<Stored>,
-    /// When it arrived, as [`Inner::boot_ns`].
+    /// Time of its arrival, as [`Inner::boot_ns`].
     at_ns: u64,
-    /// Reads before it had no answer.
+    /// True if earlier reads had no answer.
     is_repeated: bool,
 }
 

@@ -102,11 +102,11 @@ impl RegionTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ticket {
     Queued,
-    /// Its call counts in the regions, which the record in flight will activate.
+    /// The call counts in its regions, which the record in flight will activate.
     Admitted,
     /// As `Admitted`, but its call has stopped waiting.
     Abandoned,
-    /// Its call counts in the regions, and they are active.
+    /// The call counts in its regions, which are active.
     Granted,
     /// The record could not be written.
     Failed(IoError),
@@ -144,7 +144,7 @@ pub(crate) enum FailureStage {
 #[derive(Clone, Copy, Debug)]
 struct ActiveRegion {
     region: u32,
-    /// Ticks since it was last used.
+    /// Ticks since the last use.
     idle: u32,
 }
 
@@ -182,7 +182,8 @@ impl ActiveSet {
         id
     }
 
-    /// Takes a ticket's result; `None` while it waits. After a success, its call counts.
+    /// Takes the result of a ticket; `None` while the ticket waits. After a success, its call
+    /// counts.
     pub(crate) fn answer(&mut self, id: u64) -> Option<Result<(), IoError>> {
         let result = match self.tickets.get(&id)?.1 {
             Ticket::Granted => Ok(()),
@@ -325,7 +326,7 @@ impl ActiveSet {
         }
     }
 
-    /// The plan failed, and so do its tickets, or the tickets that wait for the room it made.
+    /// Fails the tickets of a failed plan, or those that wait for the room that it would have made.
     pub(crate) fn failed(
         &mut self,
         table: &RegionTable,
@@ -345,7 +346,7 @@ impl ActiveSet {
         if plan.tickets.is_empty() {
             self.refuse_all(error);
         }
-        // They are named at most by one of the two records that may be the latest.
+        // At most one of the two records that may be the latest names them.
         self.members.retain(|member| !plan.activated.contains(&member.region));
         for region in &plan.activated {
             table.deactivate_if_empty(*region);

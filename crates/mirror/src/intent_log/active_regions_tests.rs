@@ -1,5 +1,5 @@
-//! Tests of the active set against a model of a disk that keeps the latest record, and possibly one
-//! whose write failed.
+//! Tests of the active set, with a model of a disk that keeps the latest record, and possibly a
+//! record whose write failed.
 
 use proptest::prelude::*;
 

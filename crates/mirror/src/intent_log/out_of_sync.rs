@@ -203,8 +203,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is marked, copied and abandoned in any order: a block is clear only if a copy
-        /// of it that began after it was last marked has ended.
+        /// After any sequence of marks, copies and abandoned copies, a block is clear only if a
+        /// copy that began after its last mark has completed.
         #[test]
         fn copy_clears_only_blocks_not_marked_again(
             steps in prop::collection::vec(any_step(), 0..60),

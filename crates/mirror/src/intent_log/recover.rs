@@ -26,17 +26,17 @@ pub enum LogLost {
     /// There is no log, or both copies of its header are damaged.
     #[error("there is no log, or its header is damaged: {0}")]
     Header(FormatError),
-    /// It is a log of this replica that was replaced.
+    /// The log is of this replica, but was replaced.
     #[error("the log was replaced by a newer one")]
     Foreign,
-    /// It is this replica's log from another time than the superblock: one of the two, or a part of
-    /// the log, was restored from a backup.
+    /// The log is of this replica, but does not fit the superblock: one of them, or a part of the
+    /// log, was restored from a backup.
     #[error("the log and the superblock are from different times: one was restored from a backup")]
     Stale,
     /// Both copies of its activity record are damaged.
     #[error("the log's activity record is damaged: {0}")]
     Record(FormatError),
-    /// Its header or activity record could not be read. The unreadable copy may be the latest.
+    /// The header or activity record could not be read. The unreadable copy may be the latest.
     #[error("the log cannot be read: {0}")]
     Unreadable(IoError),
 }
@@ -44,9 +44,9 @@ pub enum LogLost {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnusableLog {
     Lost(LogLost),
-    /// Whether it can be trusted is unknown.
+    /// It is unknown whether the log can be trusted.
     Unknown(IoError),
-    /// It belongs to another replica, which may still need it.
+    /// The log belongs to another replica, which may still need it.
     Foreign(MirrorId),
     /// This replica's log was moved from here to another place.
     Moved,

@@ -87,7 +87,7 @@ pub(crate) struct IntentLog {
     fifo: Arc<FifoLock>,
     state: Mutex<State>,
     ticking: AtomicBool,
-    /// No writes any more: another mirror owns the devices.
+    /// True if no more writes are allowed: another mirror owns the devices.
     retired: AtomicBool,
     /// No writes any more: which of two logs the superblock names is unknown.
     frozen: AtomicBool,
@@ -397,7 +397,7 @@ async fn write_records(log: Arc<IntentLog>) {
             (plan, state.changes)
         };
         if plan.is_empty() {
-            // All regions are busy, some were closed: the last call to leave one notifies.
+            // All regions are busy, and some were closed: the last call to leave one notifies.
             drop(guard);
             log.wait(|state| (state.changes != seen).then_some(())).await;
             continue;
@@ -484,7 +484,7 @@ impl IntentLog {
         to.area.write_record(sequence, to.name, &regions).await
     }
 
-    /// From now on the log is at `to`, which has all that it had before. The caller holds the lock.
+    /// Moves the log to `to`, which has the same content. The caller holds the lock.
     pub(crate) fn moved(&self, to: LogLocation) {
         *self.place.lock() = to;
     }

@@ -77,7 +77,7 @@ pub(crate) struct Dispatch {
     version: u64,
 }
 
-/// A call's part for one peer.
+/// Part of a call for one peer.
 #[derive(Default)]
 pub(crate) enum LegDispatch {
     /// No I/O: there is no session, and the range is marked as out of sync.
@@ -102,7 +102,7 @@ pub(crate) struct LegCall {
     pub(crate) durable: bool,
     /// The half of the unflushed bitmap in which the call is marked.
     pub(crate) half: Option<usize>,
-    /// Its place in the order of the session, or of the group session, if there is one.
+    /// Numbers of the write in the order of its session, or of the group session.
     pub(crate) numbers: Option<(SharedNumbering, WriteNumbers)>,
 }
 
@@ -222,8 +222,8 @@ impl Inner {
         Dispatch { local, version, ..Dispatch::default() }
     }
 
-    /// Admits the call to one leg. While a peer serves the volume because the local leg has failed,
-    /// its calls are waited for even in asynchronous mode.
+    /// Admits the call to one leg. If a peer serves the volume because the local leg has failed,
+    /// its calls are awaited even in asynchronous mode.
     fn admit_leg(
         &self,
         own: &LegState,
@@ -269,7 +269,7 @@ impl Inner {
         if let Some(stop) = state.barrier() {
             return stop;
         }
-        // What a flush covers may be on another source by now.
+        // Flushed writes may be on another source by now.
         if self.failover.lease_has_ended() {
             return MirrorAdmission::Wait(state.changes);
         }
@@ -347,7 +347,8 @@ impl State {
         refused.then_some(MirrorAdmission::Refused(IoError::Unreachable))
     }
 
-    /// What a host call does when the replica is moving to another mirror: wait, or follow it.
+    /// Action of a host call while the replica moves to another mirror: wait, or follow the
+    /// replica.
     pub(crate) fn moved(&self) -> Option<MirrorAdmission> {
         match &self.transfer {
             Transfer::None => None,

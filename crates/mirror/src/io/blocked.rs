@@ -42,7 +42,7 @@ impl Inner {
         BlockedCount(self)
     }
 
-    /// Waits until it makes sense to ask for admission again.
+    /// Waits until another request for admission may succeed.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when the caller's connection has ended.

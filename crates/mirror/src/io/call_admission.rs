@@ -33,8 +33,8 @@ pub(crate) enum Counted {
     Leg(usize, Option<usize>),
 }
 
-/// Calls of one core. In cache lines of its own. A call may end on another core than it began, so
-/// that only the sum of all cores is meaningful.
+/// Calls of one core, in cache lines of its own. A call may end on another core than it began, so
+/// only the sum of all cores is meaningful.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CallCounters {
@@ -158,8 +158,8 @@ impl<View: 'static> CallAdmission<View> {
         self.awaited.load(Ordering::SeqCst) > 0
     }
 
-    /// Calls in flight. Complete for the caller only if it changed the state before, so that no
-    /// call is admitted under an earlier version.
+    /// Number of calls in flight. The caller must have changed the state first, so that no call is
+    /// admitted under an earlier version.
     pub(crate) fn in_flight(&self, counted: Counted) -> usize {
         let cores = self.counters.lock();
         let sum = cores.iter().map(|core| core.get(counted)).fold(0, usize::wrapping_add);

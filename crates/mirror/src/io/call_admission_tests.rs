@@ -16,7 +16,7 @@ const CALL_STEPS: usize = 3;
 /// The steps of a change: invalidate, look for calls, look for marks, publish.
 const CHANGE_STEPS: usize = 4;
 
-/// Plays one order of the steps; bit `i` of `order` tells whose step comes next.
+/// Plays one order of the steps; bit `i` of `order` selects whose step comes next.
 fn play(order: u32) {
     let (calls, mark) = (Calls::default(), Cell::new(false));
     let (version, _) = calls.view(|| (calls.version(), 1));

@@ -28,7 +28,7 @@ pub struct Undelivered {
 
 impl Inner {
     /// Waits until the peers' queues are empty and the peers have flushed. `_block` keeps new
-    /// writes out. Returns what could not be delivered.
+    /// writes out. Returns the undelivered writes.
     pub(crate) async fn deliver_queues(
         &self,
         _block: &AdmissionBlock,

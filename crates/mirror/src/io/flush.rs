@@ -27,7 +27,7 @@ pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
             MirrorAdmission::Admitted(dispatch) => break dispatch,
             MirrorAdmission::NeedsGeneration => {
                 let begun = inner.ensure_new_generation().await;
-                // It is given up when the replica begins to move to another mirror.
+                // Abandoned when the replica begins to move to another mirror.
                 if inner.lock().moved().is_none() {
                     begun?;
                 }

@@ -23,8 +23,8 @@ pub(crate) fn at_most(len: usize) -> BufMut {
     buf::try_alloc(len).unwrap_or_else(|| buf::alloc_small(len.min(PAGE_BYTES)))
 }
 
-/// Repeats a local call until it does not fail for lack of memory: that says nothing about the leg.
-/// Bounded by [`NO_MEMORY_ATTEMPTS`].
+/// Repeats a local call while it fails for lack of memory, which is no failure of the leg. Bounded
+/// by [`NO_MEMORY_ATTEMPTS`].
 pub(crate) async fn with_memory<T>(call: impl Fn() -> IoFuture<T>) -> Result<T, IoError> {
     for _ in 1..NO_MEMORY_ATTEMPTS {
         match call().await {

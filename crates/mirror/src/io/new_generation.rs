@@ -187,7 +187,7 @@ impl NewGeneration {
             let mut legs = state.legs.iter();
             let leg = legs.find(|leg| !leg.peer.is_none() && leg.peer == peer.replica);
             leg.map_or(PeerContact::NONE, |leg| PeerContact {
-                // Not if it was lost before the last generation started and has not been met since.
+                // Not if it was lost before the last generation started, without a handshake since.
                 may_hold_current: leg.receives_writes
                     || !leg.generation_bumped
                     || peer.bases.is_empty(),
@@ -204,9 +204,8 @@ impl NewGeneration {
         NewGeneration { new: Generation::random(), configured: inner.legs.len(), contacts }
     }
 
-    /// Records that every known peer may hold the previous generation. So may a peer that this
-    /// source has not met as its target yet: it was a target of the previous source, as this
-    /// replica was, and that source's data at the hand-over equals the data here.
+    /// Records that every known peer may have the previous generation. So may a peer without a
+    /// handshake since both were targets: its data at the hand-over equals the data here.
     pub(crate) fn apply(&self, superblock: &mut Superblock) {
         let before = superblock.current;
         let known = superblock.peers.iter().filter(|peer| !peer.replica.is_none()).count();

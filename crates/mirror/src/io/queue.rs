@@ -33,8 +33,8 @@ pub(crate) struct QueueSlot(u64);
 #[derive(Debug)]
 #[must_use]
 pub(crate) enum SendDecision {
-    /// The write may be sent. Wake the next waiting write too if it fits the window: waking only
-    /// one per completion would never let more be in flight than at the lowest point.
+    /// The write may be sent. Also wake the next waiting write if it fits the window: with only one
+    /// wake-up per completion, the number in flight could never rise again.
     Send {
         next: Option<Waker>,
     },
@@ -119,7 +119,7 @@ impl WriteQueue {
         self.entries.get_mut(slot.0.checked_sub(self.first)? as usize)
     }
 
-    /// Counts a write as sent if it may be; otherwise `waker` is woken when its turn comes.
+    /// Counts a write as sent if it may be sent now. Otherwise wakes `waker` when it may.
     pub(crate) fn send(&mut self, slot: QueueSlot, waker: &Waker) -> SendDecision {
         let is_next = self.unsent == slot.0;
         let Some(bytes) = self.entry(slot).map(|entry| entry.bytes) else {
@@ -196,7 +196,7 @@ impl WriteQueue {
         past
     }
 
-    /// A waker of a task whose position the queue has passed. Call until it returns `None`.
+    /// Waker of a task whose position the queue has passed. Call until it returns `None`.
     pub(crate) fn next_past(&mut self) -> Option<Waker> {
         let first = self.first;
         let at = self.position_wakers.iter().position(|(slot, _)| first >= slot.0)?;

@@ -26,7 +26,7 @@ pub const CONCURRENT_MAX: u32 = 127;
 pub struct WriteOrder {
     /// Sequence number, modulo 2^32. The first of an attachment is 1.
     pub number: u32,
-    /// Earlier writes that it need not wait for: bit `i` is number `number - 1 - i`.
+    /// Earlier writes that need not complete first: bit `i` is number `number - 1 - i`.
     pub concurrent: u128,
 }
 

@@ -81,7 +81,7 @@ fn invalid_orders_are_refused() {
     buffer.completed(1).unwrap();
     assert_eq!(buffer.arrived(order(1, 0)), Err(OutOfOrder), "it has completed");
     assert_eq!(buffer.completed(1), Err(OutOfOrder));
-    // Beyond the window of the oldest: it waits, whatever it lists.
+    // Beyond the window of the oldest: the write waits, whatever it lists.
     let far = order(2 + CONCURRENT_MAX + 1, u128::MAX);
     buffer.arrived(far).unwrap();
     assert!(!starts(&mut buffer, far));

@@ -74,7 +74,7 @@ pub(crate) struct WritePart {
 /// How far a leg is.
 #[derive(Default)]
 enum LegStatus {
-    /// It is not called, or has the write in its queue.
+    /// The leg is not called, or has the write in its queue.
     #[default]
     NotCalled,
     Running(IoFuture<()>),

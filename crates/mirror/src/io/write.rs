@@ -226,7 +226,7 @@ async fn admit_write(
             }
             MirrorAdmission::NeedsGeneration => {
                 if let Err(error) = inner.ensure_new_generation().await {
-                    // It is given up when the replica begins to move to another mirror.
+                    // Abandoned when the replica begins to move to another mirror.
                     let moved = inner.lock().moved();
                     if let Some(moved) = moved {
                         return Ok(WriteAdmission::Wait(moved));
@@ -254,7 +254,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// A session whose peer can run degraded: it has every completed write, or queued them.
+    /// Session whose peer can run degraded: it has every completed write, or has queued it.
     pub(crate) fn successor_candidate(&self) -> Option<(usize, u64)> {
         let queued_peer = || {
             let state = self.lock();
@@ -335,7 +335,7 @@ pub(crate) async fn send_queued(
     }
 }
 
-/// Whether a write is the next to be sent. Wakes the one after it if it fits, too.
+/// True if a write is the next to be sent. Also wakes the following one if it fits.
 pub(crate) fn is_next(decision: SendDecision) -> bool {
     let SendDecision::Send { next } = decision else { return false };
     next.into_iter().for_each(std::task::Waker::wake);

@@ -1,10 +1,10 @@
-//! Announcements: a node that takes the role asks its peers and informs them, and a peer follows.
+//! Announcements: a node that takes the role asks its peers and informs them, and a peer answers.
 //!
 //! Invariants:
-//! - from an announcement that this node accepts until it has acted on it, no change of role ends
+//! - from the acceptance of an announcement until this node has acted on it, no change of role ends
 //!   with this node serving;
-//! - a source that is deposed refuses hosts at once, and confirms only when that is durable;
-//! - while this node's own announcement stands, announcements with a lower epoch are refused.
+//! - a deposed source refuses hosts at once, and confirms only when that is durable;
+//! - while this node's own announcement stands, it refuses announcements with a lower epoch.
 //!
 //! A peer that does not answer in time counts as silent; its late answer has no effect.
 
@@ -36,7 +36,7 @@ fn claim(identity: &ReplicaIdentity) -> (u64, MirrorId) {
     (identity.view.epoch, identity.view.replica)
 }
 
-/// How a peer is asked.
+/// Attempts to reach a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attempts {
     /// With a single attempt.
@@ -45,13 +45,13 @@ pub(crate) enum Attempts {
     Retry,
 }
 
-/// A peer that answered, with the connection on which it did.
+/// A peer that answered, and its connection.
 pub(crate) struct Reached {
     session: CloseOnDrop,
     identity: ReplicaIdentity,
 }
 
-/// The announcement that this node takes the role, until it is dropped.
+/// This node's announcement that it takes the role; ends on drop.
 pub(crate) struct Announcement(Arc<Inner>);
 
 impl Drop for Announcement {
@@ -98,8 +98,9 @@ impl Inner {
         (answers, reached)
     }
 
-    /// Whether a peer other than `leg`'s answers and serves hosts. A node that returns would
-    /// otherwise take the role beside it, because the met peer is equal.
+    /// True if a peer other than `leg`'s answers that it serves hosts. Without this check, a
+    /// returning node would take the role besides that peer, because its data equals that of
+    /// `leg`'s peer.
     pub(crate) async fn is_served_elsewhere(self: &Arc<Self>, leg: usize) -> bool {
         if self.legs.len() < 2 {
             return false;
@@ -126,9 +127,8 @@ impl Inner {
         }
     }
 
-    /// Announces to every peer that can be reached that this node takes the role, and waits for its
-    /// answer. From here on until the order ends, peers' announcements with a lower epoch are
-    /// refused.
+    /// Announces to every reachable peer that this node takes the role, and waits for the answers.
+    /// Until the order ends, this node refuses announcements with a lower epoch.
     pub(crate) async fn announce(
         self: &Arc<Self>,
         forced: bool,
@@ -190,14 +190,14 @@ impl Inner {
         })
     }
 
-    /// Whether a peer understands [`PeerRequest::Depose`], and it concerns the peer.
+    /// True if a peer supports [`PeerRequest::Depose`], and must be deposed.
     fn deposes(&self, peers: &ReplicaIdentity) -> bool {
         let common = self.versions.highest_common(peers.versions);
         let related = peers.view.volume == self.local.superblock().volume;
         related && common.is_ok_and(|version| version >= LinkVersion::DEPOSES)
     }
 
-    /// Orders a peer that still serves at a handshake to stop, if this node's claim is later.
+    /// At a handshake, orders a peer that still serves to stop, if this node's claim is later.
     pub(crate) async fn depose_peer(
         &self,
         session: &SharedSession,
@@ -214,8 +214,8 @@ impl Inner {
         }
     }
 
-    /// As [`Inner::depose_peer`], where the outcome of the handshake does not depend on it: the
-    /// peer may never connect by itself, because its leg is paused or its connections fail.
+    /// As [`Inner::depose_peer`], independent of the outcome of the handshake: the peer may never
+    /// connect by itself, because its leg is paused or its connections fail.
     pub(crate) async fn depose_if_serving(&self, session: &SharedSession, peers: &ReplicaIdentity) {
         if let Err(error) = self.depose_peer(session, peers).await {
             let peer = peers.view.replica;
@@ -227,7 +227,7 @@ impl Inner {
     fn check_asker(&self, asker: MirrorId, volume: MirrorId) -> Result<(), PeerRefusal> {
         let superblock = self.local.superblock();
         let state = self.lock();
-        // Two targets need not have met.
+        // Two targets may never have had a handshake.
         let known = state.role != ReplicaRole::Source
             || state.legs.iter().any(|leg| leg.peer == asker)
             || superblock.peers.iter().any(|peer| peer.replica == asker);
@@ -256,8 +256,8 @@ impl Inner {
         done.map(|_| PeerReply::Done).map_err(|_| PeerRefusal::Failed)
     }
 
-    /// Answers [`PeerRequest::Depose`] and [`PeerRequest::Claim`]. Carried out also if the asker's
-    /// connection ends meanwhile.
+    /// Answers [`PeerRequest::Depose`] and [`PeerRequest::Claim`]. Runs to its end even if the
+    /// asker's connection is lost.
     pub(crate) async fn follow_announcement(
         self: &Arc<Self>,
         asker: MirrorId,
@@ -310,8 +310,8 @@ impl Inner {
         }
     }
 
-    /// Acts on an announcement that was accepted, up to the record that makes it durable. The rest
-    /// may wait for calls in flight, so it follows afterwards.
+    /// Acts on an accepted announcement, up to its durable record. The rest may wait for calls in
+    /// flight, and follows afterwards.
     async fn yield_role(
         self: &Arc<Self>,
         (asker, epoch): (MirrorId, u64),
@@ -320,7 +320,7 @@ impl Inner {
     ) -> PeerAnswer {
         let is_source = self.lock().role == ReplicaRole::Source;
         if !forced && is_source {
-            // Its slot is about to be the successor's.
+            // The slot is about to be that of the successor.
             self.record_peer(asker).await.map_err(|_| PeerRefusal::Failed)?;
         }
         let event = match forced {
@@ -351,7 +351,7 @@ impl Inner {
         done
     }
 
-    /// Steps down at a handshake with a peer that takes this node's place.
+    /// Steps down at a handshake with a peer that replaces this node as source.
     pub(crate) async fn give_way(
         self: &Arc<Self>,
         mine: &ReplicaIdentity,
@@ -364,7 +364,7 @@ impl Inner {
             return Ok(());
         }
         let _role_change = self.begin_role_change().await;
-        // A write in flight may be the first without the peer, and begin a generation.
+        // A write in flight may be the first one without the peer, and start a generation.
         let unchanged = self.wait(|state: &mut StateGuard<'_>| {
             if state.bumping_generation {
                 return None;
@@ -400,7 +400,7 @@ impl Inner {
         })
     }
 
-    /// The highest epoch of the last handshakes.
+    /// Highest epoch in the last handshakes.
     fn epoch_seen(&self) -> u64 {
         let state = self.lock();
         let seen = state.legs.iter().filter_map(|leg| leg.last_handshake);

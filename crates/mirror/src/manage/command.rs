@@ -58,7 +58,7 @@ pub enum CommandError {
     GroupPartly,
 }
 
-/// The error of an order that concerns no peer.
+/// Converts the error of an order that concerns no peer.
 pub(crate) fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleError> {
     done.map_err(|error| match error {
         CommandError::Role(error) => error,
@@ -67,11 +67,11 @@ pub(crate) fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleErro
 }
 
 impl Mirror {
-    /// Starts to serve if this side was the source and each peer is recorded as out of date, or
-    /// there is none. Asks the peers first, for at most [`crate::limits::ASK_MS`]: one may have
-    /// been promoted since. A peer that does not answer is not waited for, because it could serve
-    /// only by its operator's order. Otherwise waits for a handshake or for [`Mirror::failover`].
-    /// Returns true when hosts are served.
+    /// Starts to serve if this side was the source, and each peer is recorded as out of date or
+    /// there is none. Asks the peers first, for at most [`crate::limits::ASK_MS`], because one may
+    /// have been promoted since. Does not wait for a silent peer, which could serve only by its
+    /// operator's order. Otherwise waits for a handshake or for [`Mirror::failover`]. Returns true
+    /// when hosts are served.
     ///
     /// # Errors
     /// See [`RoleError`].
@@ -79,9 +79,9 @@ impl Mirror {
         self.0.serve_after_start(true).await
     }
 
-    /// Serves although a peer may serve. A peer that can be reached is deposed first, and has to
-    /// confirm it. Data that only a peer has is lost to hosts. If a peer that cannot be reached is
-    /// written too, the result is a split brain.
+    /// Serves although a peer may serve. A reachable peer is deposed first, and must confirm it.
+    /// Hosts lose data that only a peer has. If an unreachable peer is written too, the result is a
+    /// split brain.
     ///
     /// # Errors
     /// See [`RoleError`]: inconsistent data is never served; see also
@@ -102,8 +102,8 @@ impl Mirror {
         self.force(true).await
     }
 
-    /// Serves if every peer answers, none serves hosts, and all agree. A node that does not answer
-    /// may serve.
+    /// Serves if every peer answers, none serves hosts, and all agree. A silent node may be
+    /// serving.
     ///
     /// # Errors
     /// See [`RoleError`], in particular [`OrderRefusal::PeerServes`] and
@@ -116,14 +116,13 @@ impl Mirror {
         role_error(self.order(OperatorOrder::ForceFailover { unverified }).await)
     }
 
-    /// Stops serving, for maintenance of the node, once asynchronous peers have received the queued
-    /// writes or [`QUEUE_DELIVERY_MS`] have passed. A peer that is in sync, and that the result
-    /// does not name, then has all data. This node keeps the claim to serve it, and takes the role
-    /// again when it meets a peer: to move the role, use [`Mirror::switchover`], or
-    /// [`Mirror::demote`] first.
+    /// Stops serving, for maintenance of the node, after asynchronous peers have received the
+    /// queued writes or [`QUEUE_DELIVERY_MS`] have passed. A peer in sync that is not in the result
+    /// then has all data. This node remains the source, and serves again after a handshake: to move
+    /// the role, use [`Mirror::switchover`], or [`Mirror::demote`] first.
     ///
     /// # Errors
-    /// Of the local leg.
+    /// Errors of the local leg.
     ///
     /// [`QUEUE_DELIVERY_MS`]: crate::limits::QUEUE_DELIVERY_MS
     pub async fn stop(&self) -> Result<Vec<Undelivered>, RoleError> {
@@ -229,7 +228,7 @@ impl Mirror {
     /// The errors of the command itself, except for failures during its execution.
     pub async fn check_resolve(&self, leg: usize, keep_mine: bool) -> Result<(), CommandError> {
         let (_, peers, _) = self.0.look_at_split(leg).await?;
-        // The same check as `Inner::discard_data` on the peer.
+        // Same check as in `Inner::discard_data` on the peer.
         match keep_mine {
             true if peers.is_serving => Err(RequestError::Refused(PeerRefusal::Serving).into()),
             true => Ok(()),
@@ -240,9 +239,9 @@ impl Mirror {
     /// Replaces the options of a peer.
     ///
     /// # Errors
-    /// If there is no such peer; [`CommandError::Serving`] if `mode` differs, or only one of both
-    /// tracks unflushed writes: that needs a restart of the mirror. A write in mode `sync` would
-    /// overtake queued writes.
+    /// If there is no such peer; [`CommandError::Serving`] if `mode` differs, or if only one of
+    /// both tracks unflushed writes. These need a restart of the mirror: a write in mode `sync`
+    /// would overtake queued writes.
     pub fn set_options(&self, leg: usize, options: PeerOptions) -> Result<(), CommandError> {
         let own = self.0.leg(leg)?;
         let known = |options: &PeerOptions| (options.mode, options.tracks_unflushed());
@@ -265,9 +264,9 @@ impl Mirror {
         }
     }
 
-    /// Ends the mirror as a crash would. When it returns, its replica writes nothing any more, so
-    /// another mirror may open it. Hosts are no longer served: their writes in flight complete
-    /// first, and reads that end later do not return the data that they found.
+    /// Ends the mirror like a crash. After the call, its replica writes nothing, so another mirror
+    /// may open it. Hosts are no longer served: their writes in flight complete first, and reads
+    /// that end later return no data.
     pub async fn abandon(&self) {
         let inner = &self.0;
         // First, because a change of role that waits for a peer ends with its session.
@@ -276,13 +275,13 @@ impl Mirror {
         let role_change = inner.begin_role_change().await;
         inner.end_service().await;
         inner.end_attachment().await;
-        // Orders are refused from now on, and need not wait for a disk that hangs.
+        // Orders are refused from now on, so they need not wait for a hung disk.
         drop(role_change);
         inner.local.retire().await;
     }
 
-    /// As [`Mirror::abandon`], but only if no hosts rely on what these devices may have lost: on a
-    /// target, a former source or a deposed source. Otherwise false, without effect.
+    /// As [`Mirror::abandon`], but only if no hosts rely on data that these devices may have lost:
+    /// on a target, a former source or a deposed source. Otherwise false, without effect.
     pub async fn abandon_target(&self) -> bool {
         let inner = &self.0;
         // While this is held, this side cannot start to serve, and no source can attach.
@@ -315,7 +314,7 @@ impl Inner {
         self.legs.get(leg).ok_or(CommandError::NoPeer)
     }
 
-    /// Refuses to give up one volume of a group that hosts use here: the others would stay.
+    /// Refuses to discard one volume of a group that hosts use here: the other volumes would stay.
     fn check_group_unserved(&self) -> Result<(), CommandError> {
         let serves = |member: &Arc<Inner>| member.lock().serving;
         let members = self.group.as_ref().map(|membership| membership.group().members());
@@ -345,7 +344,7 @@ impl Inner {
         }
     }
 
-    /// Hands the role to the asker, which may lack an identity only if there is a single peer.
+    /// Hands the role to the asker. With a single peer, it may lack an identity.
     pub(crate) async fn hand_over(self: &Arc<Self>, asker: MirrorId) -> PeerAnswer {
         let leg = {
             let state = self.lock();
@@ -365,12 +364,12 @@ impl Inner {
     pub(crate) async fn ask_for_role(&self, leg: usize) -> Result<(), CommandError> {
         let connector = self.leg(leg)?.options().connector.clone();
         let session = CloseOnDrop(connector.connect().await.map_err(RequestError::from)?);
-        // Identify first: a peer with several targets hands over to a replica by its identity.
+        // Identify first: a source with several targets chooses the asker by its identity.
         identify(&session.0, self.local.superblock().replica, self.versions).await?;
         Ok(execute(&session.0, PeerRequest::HandOver).await?)
     }
 
-    /// Makes the desired state of a leg durable and ends a session that it does not want.
+    /// Makes the desired state of a leg durable, and ends a session that contradicts it.
     pub(crate) async fn store_desired_state(
         &self,
         leg: usize,
@@ -403,9 +402,9 @@ impl Inner {
         promoted
     }
 
-    /// Stops serving, and durably records that the peer may be the next source. From here on,
-    /// [`Inner::end_hand_over`] decides who is. The caller holds the role lock, and host calls are
-    /// drained.
+    /// Stops serving, and durably records the peer as the designated successor. From here on,
+    /// [`Inner::end_hand_over`] decides which node is the source. The caller holds the role lock,
+    /// and host calls are drained.
     pub(crate) async fn offer_role(
         self: &Arc<Self>,
         leg: usize,
@@ -419,25 +418,26 @@ impl Inner {
             (session.ok_or(CommandError::NotInSync)?, own.session_id, state.local_device_failed)
         };
         session.flush().await.map_err(RequestError::from)?;
-        // Before this side stops serving: with a disk that cannot flush it could not record its
-        // successor, and hosts would be served nowhere.
+        // Before this side stops serving: a disk that cannot flush could not record the successor,
+        // and no node would serve hosts.
         if !local_device_failed && let Err(error) = self.local.data().flush().await {
             self.run_degraded(Some((leg, session_id)), error).await.map_err(RoleError::Io)?;
             local_device_failed = true;
         }
-        // First stop serving, and record durably that this side was the source and who may be next.
+        // First stop serving, and durably record the role and the designated successor.
         let designated_successor = self.slot_of_leg(leg);
         self.change(|state| {
             state.stop_serving();
             state.legs[leg].handing_over = true;
         });
-        // A failed leg was durably left behind, at the peer, and never serves on its own.
+        // The failed leg was durably recorded as out of date at the peer, and never serves on its
+        // own.
         if !local_device_failed
             && let Err(error) =
                 self.record_unused(ReplicaRole::Source, Some(designated_successor)).await
         {
             if self.failover.is_automatic() {
-                // As by `leave_service`: the peer asks the arbiter before it acknowledges a write.
+                // As in `leave_service`: the peer asks the arbiter before it acknowledges a write.
                 tracing::error!("the local leg has failed ({error}): handing over to the peer");
                 self.change(|state| state.local_device_failed = true);
             } else if self.run_degraded(Some((leg, session_id)), error).await.is_err() {
@@ -460,7 +460,7 @@ impl Inner {
         let superblock = self.local.superblock();
         let announced = send_ancestors(session, &superblock).await;
         let (epoch, leaves) = (*epoch, *leaves);
-        // Otherwise the target may be of a release that knows no more than the epoch.
+        // Otherwise the target may be of a release that knows only the epoch.
         let promote = match self.failover.is_automatic() {
             true => PeerRequest::Promote { epoch, revision: superblock.arbiter.revision, leaves },
             false => PeerRequest::Promote { epoch, revision: 0, leaves: false },
@@ -474,12 +474,13 @@ impl Inner {
             Err(error @ RequestError::Refused(_)) => (Handover::Declined, Err(error.into())),
             // The peer was not asked to serve.
             Err(error) if announced.is_err() => (Handover::Declined, Err(error.into())),
-            // It may be serving already. The next handshake finds out and continues accordingly.
+            // The peer may already be serving. The next handshake finds out.
             Err(_) => (Handover::Unknown, Err(CommandError::OutcomeUnknown)),
         }
     }
 
-    /// Ends an offer: as a target, as the source again, or until a handshake shows which.
+    /// Ends an offer: this node becomes a target, is the source again, or waits for a handshake to
+    /// decide.
     pub(crate) async fn end_hand_over(
         self: &Arc<Self>,
         offer: &RoleOffer,
@@ -489,12 +490,13 @@ impl Inner {
             && offer.local_device_failed
             && outcome == Handover::Declined
         {
-            // Not served through the peer, which may serve by itself as soon as this node is
+            // Do not serve through the peer, which may serve by itself as soon as this node is
             // silent.
             self.disconnect(offer.leg, offer.session_id);
             return Ok(());
         }
-        // A source whose leg has failed serves on through this session if the peer declined.
+        // If the peer declined, a source whose leg has failed continues to serve through this
+        // session.
         if !(offer.local_device_failed && outcome == Handover::Declined) {
             self.disconnect(offer.leg, offer.session_id);
         }

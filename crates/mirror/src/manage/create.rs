@@ -28,15 +28,14 @@ pub struct CreateReplica {
     /// The data device holds the volume's data, and the replica is its source. Otherwise the
     /// replica is a target.
     pub with_data: bool,
-    /// The data device reads as zeroes, which the caller has checked. A source remembers that it
-    /// began so, and a target that began so too lacks only what was written since
-    /// ([`Generation::of_zeroes`]).
+    /// The data device reads as zeroes, which the caller has checked. The source records this, and
+    /// a target of zeroes lacks only later writes ([`Generation::of_zeroes`]).
     pub zeroes: bool,
     /// Granularities. The size is derived from the device.
     pub geometry: ReplicaGeometry,
 }
 
-/// Generation of the data, and what a peer that has not been met may hold. No host writes under the
+/// Generation of the data, and base generations of unknown peers. No host writes under the
 /// generation of zeroes: a replica with that generation has no host data.
 fn first_history(create: &CreateReplica) -> (Generation, [PeerRecord; PEERS_MAX]) {
     let zeroes = Generation::of_zeroes(create.volume);
@@ -81,8 +80,8 @@ impl Replica {
         check_blocks(&device, log.as_ref())?;
         let whole = ReplicaGeometry { usable_bytes: at_most_bytes, ..create.geometry };
         let (layout, geometry, area) = place_metadata(&device, log, end_of(&device), &whole)?;
-        // An earlier log, perhaps where the device ended before it grew, is about to be
-        // overwritten.
+        // An earlier log is about to be overwritten. It may be where the device ended before it
+        // grew.
         Replica::forget(&device, None).await?;
         for at in layout.superblocks {
             write_page(&device, at, &[0; PAGE_BYTES]).await?;
@@ -90,8 +89,9 @@ impl Replica {
         let replica = MirrorId::random();
         let made = make(&area, replica, 1, false).await?;
         let (current, peers) = first_history(&create);
-        // As if a full resync under that name had been interrupted. It serves no hosts before it
-        // has met its source, which serves without asking a peer that it has not met.
+        // As after an interrupted full resync under that name. The target serves no hosts before a
+        // handshake with its source: the source serves without asking a peer that it has never met,
+        // and may have written since.
         let inconsistent = create.zeroes && !create.with_data;
         let mut superblock = Superblock {
             sequence: 0,

@@ -1,10 +1,10 @@
-//! Orders of a consistency group: decided for every member before anything is done, then carried
-//! out step by step for all of them. See rules 6 and 7 of [`crate::group`].
+//! Orders of a consistency group: decided for every member first, then carried out step by step for
+//! all. See rules 6 and 7 of [`crate::group`].
 //!
-//! The role locks are taken in the order of the members, so two orders cannot wait for each other.
-//! If a step fails, the order ends before the first member serves, or is handed over; members that
-//! have stopped serving then serve again if their peer has not been asked. Every offer of the role
-//! is ended, whatever fails: a member whose offer is left open is served nowhere.
+//! The role locks are taken in the order of the members, so orders cannot deadlock. If a step
+//! fails, the order ends before the first member serves or is handed over. Members that have
+//! stopped serving then serve again, if their peer was not asked. Every offer of the role is ended,
+//! even after a failure: a member with an open offer is served nowhere.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::state::machine::{
     Action, Actions, Handover, MachineState, OperatorOrder, OrderRefusal, next_in_group,
 };
 
-/// The first member serves, or is handed over, when all have done what precedes.
+/// True for the actions that come after all members have prepared: to serve, or to hand over.
 fn commits(action: Action) -> bool {
     matches!(action, Action::Serve(_) | Action::HandOver(_))
 }
@@ -49,7 +49,7 @@ impl ConsistencyGroup {
         let members: Option<Vec<Arc<Inner>>> = self.members().into_iter().collect();
         let members = members.ok_or(OrderRefusal::GroupIncomplete)?;
         match order {
-            // The peer moves all of them.
+            // The peer moves all members.
             OperatorOrder::TakeOver(_) => {
                 match members.iter().find(|member| !member.lock().serving) {
                     Some(member) => member.order_alone(order).await,
@@ -80,7 +80,7 @@ impl ConsistencyGroup {
     }
 }
 
-/// Decides and carries out an order. The caller holds the locks that it needs.
+/// Decides and carries out an order. The caller holds the locks.
 async fn carry_out(
     members: &[Arc<Inner>],
     order: OperatorOrder,
@@ -88,7 +88,7 @@ async fn carry_out(
     let mut decided = Vec::new();
     for inner in members {
         let order = match order {
-            // The answers given with the order are older than the locks.
+            // The order's answers were given before the locks were taken.
             OperatorOrder::Failover { .. } => {
                 OperatorOrder::Failover { answers: inner.ask_all_peers().await }
             }
@@ -120,10 +120,10 @@ async fn carry_out(
     Ok(decided.into_iter().flat_map(|member| member.progress.undelivered).collect())
 }
 
-/// Ends at a failure of the leader, without which no other member may serve. Goes on after that of
-/// another member: one that serves nowhere would help no host.
+/// Stops at a failure of the leader, without which no other member may serve. Continues after a
+/// failure of another member, so that the rest is served.
 async fn commit(decided: &mut [GroupMember]) -> Result<(), CommandError> {
-    // The log of a target is not written otherwise: that it has failed shows only now.
+    // The log of a target is not written otherwise, so a failure would show only later.
     for member in decided.iter() {
         if member.actions.iter().any(|action| matches!(action, Action::Serve(_))) {
             member.inner.local.check_log().await.map_err(RoleError::Io)?;
@@ -164,7 +164,7 @@ async fn hand_over(decided: &[GroupMember], leg: usize) -> Result<(), CommandErr
     result = result.and(inner.end_hand_over(offer, outcome).await);
     for (inner, offer) in &offers[1..] {
         if outcome == Handover::Accepted {
-            // If it does not serve now, it follows its leader.
+            // If this member does not serve now, it follows its leader later.
             let (other, _) = inner.promote_peer(offer).await;
             if other != Handover::Accepted {
                 let replica = inner.local.superblock().replica;

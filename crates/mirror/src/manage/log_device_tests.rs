@@ -7,8 +7,8 @@ const LOG_BYTES: usize = 64 << 10;
 const PAGE: usize = 4096;
 const DATA_BYTES: usize = (BLOCKS as usize + 7) * PAGE;
 
-/// Opens the replica with the current contents of the log device: the reason its log was lost, or
-/// why it cannot be opened.
+/// Opens the replica with the present contents of the log device. Returns the reason why its log
+/// was lost, or why the replica cannot be opened.
 fn opened(sim: &Simulation, node: NodeId) -> Result<Option<LogLost>, ReplicaError> {
     on(sim, node, async {
         let (data, log) = devices(true);
@@ -93,7 +93,7 @@ fn empty_or_former_log_is_replaced() {
             }),
             Some(LogLost::Header(FormatError::Checksum)),
         ),
-        // Of a later version.
+        // A log of a later version.
         (
             Box::new(|log| [8, PAGE + 8].into_iter().for_each(|at| log[at] = 3)),
             Some(LogLost::Header(FormatError::Version(3))),
@@ -128,7 +128,7 @@ fn unreadable_blocks_are_ignored() {
 }
 
 /// The power fails at every point while a log is created on an empty device, or over a former log,
-/// with torn pages. The result is never mistaken for someone else's data.
+/// with torn pages. The result must never look like foreign data.
 #[test]
 fn interrupted_log_creation_is_recognized() {
     let mut seed = 33;

@@ -31,7 +31,7 @@ use crate::limits::{LOCAL_IO_MS, LOG_PLACE_MAX, MOVE_LOG_PASSES, PAGES_PER_WRITE
 use crate::mirror::Mirror;
 use crate::ondisk::newest;
 
-/// The log is being moved, until this is dropped.
+/// A move of the log in progress; ends on drop.
 struct Moving(Arc<Inner>);
 
 impl Drop for Moving {
@@ -40,7 +40,7 @@ impl Drop for Moving {
     }
 }
 
-/// Whether a replica's log is being moved. Does not keep the replica open.
+/// Watch of the moves of a replica's log. Does not keep the replica open.
 #[derive(Default)]
 pub struct LogMoves(Weak<Inner>);
 
@@ -76,18 +76,18 @@ impl Replica {
         let place: String = place.chars().filter(|char| !char.is_control()).collect();
         let place = place[..place.floor_char_boundary(LOG_PLACE_MAX)].to_owned();
         let replica = self.clone();
-        // A move continues without its caller: it may be in step 3.
+        // A move continues without its caller, because it may be in step 3.
         let moved = spawn(async move {
             let guard = replica.0.move_lock.acquire().await;
             if replica.0.lock().retired {
                 return Err(ReplicaError::Io(IoError::Unreachable));
             }
             let to_data_device = device.is_none();
-            // Until the log is there, a device that hangs is no failure of this replica.
+            // Until the log is moved, a hung device is no failure of this replica.
             let watch = spawn(fail_hung_calls(io.clone())).abort_on_drop();
             let moved = replica.move_log_watched(device, place, &io).await;
             drop(watch);
-            // A write that lands late must not meet another log there, nor host data.
+            // A write that lands late must hit neither another log nor host data.
             let guard = to_data_device.then_some(guard);
             spawn_detached(async move {
                 io.settled().await;
@@ -194,7 +194,7 @@ impl Inner {
         text: String,
     ) -> Result<(), ReplicaError> {
         let has_device = device.is_some();
-        // As it is watched during the move, and afterwards.
+        // The watch that the device has during the move, and afterwards.
         let (copied_to, in_use, at) = match device {
             Some(device) => {
                 let watched = |io| WatchedDevice::over(device.clone(), io);
@@ -222,7 +222,8 @@ impl Inner {
         let header_sequence = match time::timeout(limit, &mut finish).await {
             Ok(finished) => finished?,
             Err(_) => {
-                // A dropped call would not be known to be in flight: another move would not wait.
+                // A dropped call would no longer count as in flight, so another move would not wait
+                // for it.
                 io.fail();
                 let _ = finish.await;
                 return Err(ReplicaError::LogDeviceHangs);
@@ -267,7 +268,8 @@ impl Inner {
             self.lock().header_sequence = header_sequence;
             return Ok(());
         };
-        // It may name either log after a crash. The old one must not change before that is settled.
+        // After a crash, the superblock may name either log. The old one must not change before
+        // that is settled.
         let guard = self.fifo.acquire().await;
         if self.write_superblock(guard, |_| {}).await.is_err() && to.area.forget().await.is_err() {
             self.log.freeze();

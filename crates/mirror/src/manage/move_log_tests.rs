@@ -8,7 +8,7 @@ use crate::intent_log::log_area::write_page;
 
 const MOVES: Course = Course { separate: true, mode: IntentLogMode::ActiveRegions, moves: true };
 
-/// Either log may be the replica's at any moment, and never lacks a mark.
+/// At any moment, either log may be the replica's, and it has every mark.
 #[test]
 fn power_loss_while_log_moves_keeps_marks() {
     for seed in [1, 2] {
@@ -48,7 +48,7 @@ fn old_place_of_moved_log_is_refused() {
     }
 }
 
-/// The new device was lost too: the operator names an empty one, and everything is copied.
+/// The new device is lost, too: the operator names an empty one, and everything is copied.
 #[test]
 fn empty_device_replaces_moved_log() {
     let (sim, node) = world(3, true);
@@ -92,8 +92,8 @@ fn unsuitable_place_for_log_is_refused() {
     });
 }
 
-/// The new device hangs at any moment. The move is given up, and writes that need the log continue.
-/// Another move waits until the stalled write has ended: it would meet the new log.
+/// The new device hangs at any moment. The move is abandoned, and writes that need the log
+/// continue. Another move waits until the stalled write has ended, which could hit the new log.
 #[test]
 fn hanging_log_device_does_not_stop_writes() {
     let (mut timed_out, mut failed) = (0, 0);
@@ -119,7 +119,7 @@ fn hanging_log_device_does_not_stop_writes() {
         sim.set_write_latency(node, LOG2, stall);
         sim.run_for(Duration::from_secs(8));
         if !moving.is_finished() {
-            // The new log was in use already.
+            // The new log was already in use.
             let slot = sim.peek(node, DATA, (BLOCKS + 5) * BLOCK, PAGE_BYTES);
             let superblock = Superblock::decode(&slot.try_into().expect("a page"));
             let place = superblock.expect("a superblock").log_place;
@@ -149,8 +149,8 @@ fn hanging_log_device_does_not_stop_writes() {
     assert!(timed_out > 0 && failed > 0, "{timed_out} and {failed}: a step was never hit");
 }
 
-/// A replica retires at any moment of a move, to devices that are fast or slow. The volume may grow
-/// over the place of the log afterwards, so nothing is written there.
+/// A replica retires at any moment of a move, to devices that are fast or slow. Nothing is written
+/// to the place of the log afterwards, because the volume may grow over it.
 #[test]
 fn retired_replica_does_not_move_its_log() {
     for place in [DATA, LOG2] {
@@ -180,7 +180,8 @@ fn retired_replica_does_not_move_its_log() {
     }
 }
 
-/// The superblock's update that names the new log fails: which log it names is unknown.
+/// The superblock update that names the new log fails, so it is unknown which log the superblock
+/// names.
 #[test]
 fn failed_superblock_update_loses_no_mark() {
     for slots in [0..2, 0..1, 1..2] {
@@ -196,7 +197,7 @@ fn failed_superblock_update_loses_no_mark() {
             let moved = replica.move_log(log_device(LOG2), LOG2).await;
             assert!(matches!(moved, Err(ReplicaError::Io(_))), "{moved:?}");
             replica.mark(3..4);
-            // May fail: then nothing relies on the mark.
+            // This may fail: then nothing relies on the mark.
             if replica.persist_marks().await.is_err() {
                 std::mem::forget(held);
             }

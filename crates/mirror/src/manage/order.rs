@@ -73,8 +73,8 @@ impl Mirror {
     }
 }
 
-/// An order to change the role, until it is dropped. Meanwhile a call to a local device that hangs
-/// fails after a while, so that the order ends.
+/// An order to change the role; ends on drop. Meanwhile, calls to a hung local device fail after a
+/// while, so that the order ends.
 pub(crate) struct RunningOrder(Arc<Inner>);
 
 impl Drop for RunningOrder {
@@ -97,7 +97,7 @@ pub(crate) struct Progress {
     granted: Option<(u64, u64)>,
     /// Terms on which the source has handed its role to this node.
     handed_over: Option<Promotion>,
-    /// This node stops after it has handed its role over.
+    /// True if this node stops after handing over its role.
     leaves: bool,
     /// Acknowledged writes that peers lack after [`Action::DeliverQueues`].
     pub(crate) undelivered: Vec<Undelivered>,
@@ -115,12 +115,12 @@ impl Progress {
         Progress { handed_over, ..Progress::after(seen) }
     }
 
-    /// For an order to hand the role over, of a node that stops afterwards.
+    /// For a hand-over by a node that stops afterwards.
     pub(crate) fn leaving() -> Progress {
         Progress { leaves: true, ..Progress::default() }
     }
 
-    /// For a transition that the arbiter has granted.
+    /// For a transition granted by the arbiter.
     pub(crate) fn granted(epoch: u64, revision: u64) -> Progress {
         Progress { granted: Some((epoch, revision)), ..Progress::default() }
     }
@@ -172,8 +172,8 @@ impl Inner {
         machine::MachineState { role, disk, legs, records, promised, announced, leader }
     }
 
-    /// Carries out an order, which concerns all members of a group. Returns the writes that it left
-    /// undelivered. A stop concerns only this member: no write follows it.
+    /// Carries out an order, for all members of a group. Returns the undelivered writes. A stop
+    /// concerns only this member, because no write follows it.
     pub(crate) async fn order(
         self: &Arc<Self>,
         order: OperatorOrder,
@@ -192,12 +192,12 @@ impl Inner {
         order: OperatorOrder,
     ) -> Result<Vec<Undelivered>, CommandError> {
         match order {
-            // The peer that hands over its role changes the role here.
+            // The peer changes the role here when it hands over its own.
             OperatorOrder::TakeOver(_) => self.transition(Event::Order(order)).await,
             OperatorOrder::SetDesired(..) => {
                 let (inner, limit) = (self.clone(), Duration::from_millis(LOCAL_IO_MS));
-                // Independent of the role: a change of role may wait for a disk. The only copy may
-                // be behind a disk that hangs, so that is no reason to give it up.
+                // The role does not matter: a change of role may wait for a disk. Do not abandon
+                // the task, because the only copy of the data may be behind a hung disk.
                 let task = spawn(async move {
                     let _guard = inner.desired_state_lock.acquire().await;
                     inner.transition(Event::Order(order)).await
@@ -208,7 +208,7 @@ impl Inner {
             OperatorOrder::Failover { .. } => {
                 let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
-                // The answers given with the order are older than the lock.
+                // The order's answers were given before the lock was taken.
                 let answers = self.ask_all_peers().await;
                 self.transition(Event::Order(OperatorOrder::Failover { answers })).await
             }
@@ -237,8 +237,8 @@ impl Inner {
         RunningOrder(self.clone())
     }
 
-    /// Serves after a start, if this node's records and the peers allow it. With `ask` false, the
-    /// same process has served until now.
+    /// Serves after a start, if this node's records and the peers allow it. With `ask` false, this
+    /// process was serving until now.
     pub(crate) async fn serve_after_start(self: &Arc<Self>, ask: bool) -> Result<bool, RoleError> {
         let mut answers = Answers::default();
         if ask && Mirror(self.clone()).asks_before_it_serves() {
@@ -273,7 +273,7 @@ impl Inner {
         progress: &mut Progress,
     ) -> Result<(), CommandError> {
         match action {
-            // Carried out before, by `serve_after_start`.
+            // `serve_after_start` has done this.
             Action::AskPeers => {}
             Action::RefuseHosts => self.refuse_hosts(),
             Action::Drain => {
@@ -282,7 +282,8 @@ impl Inner {
             }
             Action::CheckDevices => {
                 self.local.check_devices().await.map_err(RoleError::Io)?;
-                // A call in flight may have failed the local leg: the peer serves the volume now.
+                // A call in flight may have failed the local leg, so that the peer serves the
+                // volume.
                 if self.lock().local_device_failed {
                     return Err(RoleError::LocalFailed.into());
                 }
@@ -290,7 +291,7 @@ impl Inner {
             Action::DeliverQueues | Action::LeaveBehind => {
                 let delivers = action == Action::DeliverQueues;
                 let limit_ms = if delivers { QUEUE_DELIVERY_MS } else { 0 };
-                // Nothing new may enter a queue meanwhile.
+                // Nothing may enter a queue from here on.
                 let block = progress.block.get_or_insert_with(|| self.block_admission());
                 progress.undelivered =
                     self.deliver_queues(block, Duration::from_millis(limit_ms)).await;
@@ -325,7 +326,7 @@ impl Inner {
             Action::RaiseEpoch => {
                 self.raise_epoch(progress.seen).await.map_err(RoleError::Io)?;
             }
-            // Carried out by the requests of a peer, which have the details.
+            // The requests of a peer do this; they have the details.
             Action::Admit | Action::Discard => {}
             Action::Serve(claim) => {
                 let promotion = match (claim, progress.deposed) {
@@ -344,7 +345,7 @@ impl Inner {
             }
             Action::HandOver(leg) => {
                 let done = self.hand_over_to(leg, progress.leaves).await;
-                // The peer may serve, and has the same time to be heard as a source.
+                // The peer may serve, and is waited for as long as a source.
                 self.failover.answered();
                 done?;
             }
@@ -390,7 +391,7 @@ impl Inner {
         }
     }
 
-    /// Durably records the role, and an epoch seen with it. It is in effect before.
+    /// Durably records the role, and an epoch seen with it. The role is already in effect.
     async fn record_role(&self, role: ReplicaRole, epoch: u64) -> Result<(), IoError> {
         self.change(|state| state.role = role);
         self.local

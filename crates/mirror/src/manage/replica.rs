@@ -69,7 +69,7 @@ pub enum ReplicaError {
     /// The log device holds the log of another replica, which may still be needed.
     #[error("the log device belongs to replica {log}, but the data device holds replica {data}")]
     ForeignLog { log: MirrorId, data: MirrorId },
-    /// The superblock's `log_place` says where the log is.
+    /// The log was moved to the place in the superblock's `log_place`.
     #[error("the log was moved to another device")]
     LogMoved,
     #[error("the log is on that device already")]
@@ -95,15 +95,15 @@ struct Inner {
     fifo: Arc<FifoLock>,
     state: Mutex<State>,
     new_space: Arc<NewSpace>,
-    /// The largest volume that the log has room for, if the log's size is fixed.
+    /// Largest volume for which the log has room, if the size of the log is fixed.
     log_room_bytes: AtomicU64,
-    /// The log has a device of its own, which may be restored from a backup separately.
+    /// True if the log has a device of its own, which may be restored from a backup separately.
     has_log_device: AtomicBool,
-    /// Held by a move of the log, and while its late writes to the data device may land.
+    /// Held during a move of the log, and while its late writes to the data device may land.
     move_lock: Arc<FifoLock>,
     /// Watch of the calls to both devices.
     local_io: Arc<LocalIo>,
-    /// A task periodically records the log's progress in the superblock.
+    /// True while a task periodically records the log's progress in the superblock.
     recording_progress: AtomicBool,
 }
 
@@ -112,11 +112,11 @@ struct State {
     /// Changed under the FIFO lock.
     slots: SuperblockSlots,
     header_sequence: u64,
-    /// No writes any more: another mirror owns the devices.
+    /// True if no more writes are allowed: another mirror owns the devices.
     retired: bool,
-    /// The calls of a move of the log to its new device, until the last one has ended.
+    /// Calls of a move to the new log device, until the last one has ended.
     log_move: Option<Arc<LocalIo>>,
-    /// The calls of a transfer to another mirror.
+    /// Calls of a transfer to another mirror.
     transfer: Option<Arc<LocalIo>>,
 }
 
@@ -195,11 +195,12 @@ async fn find(
         Err(UnusableLog::Foreign(log)) => {
             return Err(ReplicaError::ForeignLog { log, data: superblock.replica });
         }
-        // The configuration still names the old place. A new log there would make everything be
-        // copied, although the log is whole elsewhere.
+        // The configuration still names the old place. A new log there would cause a full resync,
+        // although the log is whole elsewhere.
         Err(UnusableLog::Moved) => return Err(ReplicaError::LogMoved),
         Err(UnusableLog::Lost(lost)) => {
-            // On the data device, the superblock fixes the log's place: no one else uses it.
+            // On the data device, the superblock determines the log's place, so no other user has
+            // it.
             if let Some(log) = &log_device
                 && !is_free_for_log(log).await?
             {
@@ -328,8 +329,8 @@ impl Replica {
         }
     }
 
-    /// A transfer to another mirror begins, with this watch of its calls. Another may open the
-    /// devices when those that it has given up have ended too.
+    /// Begins a transfer to another mirror, with this watch of its calls. Another mirror may open
+    /// the devices after abandoned calls have ended, too.
     pub(crate) fn begin_transfer(&self, io: &Arc<LocalIo>) {
         self.0.lock().transfer = Some(io.clone());
     }
@@ -339,13 +340,13 @@ impl Replica {
         self.0.layout.end()
     }
 
-    /// Writes the superblock as it is, after a flush of the devices.
+    /// Flushes the devices, and rewrites the superblock.
     ///
     /// # Errors
-    /// Of a device.
+    /// Errors of a device.
     pub(crate) async fn check_devices(&self) -> Result<(), IoError> {
         let inner = self.0.clone();
-        // It outlives its caller, so the watch sees a call that hangs.
+        // The write outlives its caller, so that the watch sees a hung call.
         to_the_end(async move {
             inner.log.place().area.flush().await?;
             inner.data.flush().await?;
@@ -474,11 +475,11 @@ impl Replica {
         .await
     }
 
-    /// Writes an empty record to the log of a replica that is not in use: nothing else shows that
-    /// it can be used.
+    /// Writes an empty record to the log of a replica that is not in use, which is the only test of
+    /// this log.
     ///
     /// # Errors
-    /// Of a device.
+    /// Errors of a device.
     pub(crate) async fn check_log(&self) -> Result<(), IoError> {
         let inner = self.0.clone();
         to_the_end(async move {
@@ -596,7 +597,7 @@ impl Inner {
         let before = self.lock().superblock.clone();
         let mut next = before.clone();
         let value = change(&mut next);
-        // A peer or an older epoch that this replica has promised to would be forgotten.
+        // Otherwise a promise to a peer, or of an epoch, would be forgotten.
         assert_eq!(
             (next.volume, next.replica),
             (before.volume, before.replica),
@@ -608,7 +609,7 @@ impl Inner {
             if inner.lock().retired {
                 return Err(IoError::Unreachable);
             }
-            // At most the progress that is durable now: a log that has less came from a backup.
+            // At most the progress that is durable now: a log with less came from a backup.
             next.log_progress = inner.log.progress();
             let mut slots = inner.lock().slots.clone();
             let result = slots.write(&inner.device, &mut next).await;
@@ -662,7 +663,7 @@ async fn record_progress(inner: Weak<Inner>) {
     }
 }
 
-/// Creates a log with all bits set, and makes the superblock name it.
+/// Creates a log with all bits set, which the superblock then names.
 async fn renew(
     device: &SharedDevice,
     area: &LogArea,

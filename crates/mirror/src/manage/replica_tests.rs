@@ -30,7 +30,7 @@ const LOG2: &str = "/dev/log2";
 struct Course {
     separate: bool,
     mode: IntentLogMode,
-    /// The log is moved meanwhile: to the second disk, onto the data disk and back.
+    /// Moves the log meanwhile: to the second disk, onto the data disk and back.
     moves: bool,
 }
 
@@ -39,14 +39,14 @@ struct Course {
 struct Known {
     /// Version of each block that the peer has durably.
     peer: RefCell<Vec<u64>>,
-    /// An epoch that was promised.
+    /// Epoch that the replica has promised.
     epoch: Cell<u64>,
-    /// It was put in use, and not closed.
+    /// True if the replica was put in use and not closed.
     in_use: Cell<bool>,
     done: Cell<bool>,
-    /// Writers that wait until all regions are inactive.
+    /// Number of writers that wait until all regions are inactive.
     resting: Cell<u64>,
-    /// Where the operator last saw the log; the first place if `None`.
+    /// Place of the log as last seen by the operator; `None` for the first place.
     log_at: Cell<Option<&'static str>>,
 }
 
@@ -57,7 +57,7 @@ fn devices(separate: bool) -> (SharedDevice, Option<SharedDevice>) {
     (open(DATA), separate.then(|| open(LOG)))
 }
 
-/// Regions of one block: more than can be active at a time.
+/// Replica with regions of one block, more than can be active at a time.
 fn create() -> CreateReplica {
     let geometry = ReplicaGeometry {
         usable_bytes: BLOCK,
@@ -95,7 +95,7 @@ async fn write_block(replica: &Replica, block: u64, version: u64) {
     replica.data().write(block * BLOCK, memory.freeze(), false).await.expect("the disk works");
 }
 
-/// The version of a block; `None` when it is torn.
+/// Version of a block; `None` if the block is torn.
 async fn read_block(replica: &Replica, block: u64) -> Option<u64> {
     let memory = buf::alloc(BLOCK as usize).await;
     let read = replica.data().read(block * BLOCK, memory).await.expect("the disk works");
@@ -103,7 +103,7 @@ async fn read_block(replica: &Replica, block: u64) -> Option<u64> {
     words.iter().all(|word| *word == words[0]).then(|| u64::from_le_bytes(words[0]))
 }
 
-/// One write as the mirror does it: to both legs, or marked while the peer is absent.
+/// One mirrored write: to both legs, or marked while the peer is absent.
 async fn mirror_block(replica: &Replica, known: &Known, block: u64, version: u64) {
     let region_ref = replica.reference(block * BLOCK, BLOCK).await.expect("the log works");
     let lost = flagstone_runtime::random_u64().is_multiple_of(3);
@@ -146,7 +146,7 @@ async fn writer(replica: Replica, known: Rc<Known>, own: u64) {
         let epoch = epoch.await.expect("the disk works");
         known.epoch.set(known.epoch.get().max(epoch));
         if round == 2 {
-            // All regions become inactive.
+            // Let all regions become inactive.
             known.resting.set(known.resting.get() + 1);
             time::sleep(Duration::from_secs(6)).await;
             known.resting.set(known.resting.get() - 1);
@@ -154,7 +154,7 @@ async fn writer(replica: Replica, known: Rc<Known>, own: u64) {
     }
 }
 
-/// Opens the log's device at a place, which is on the data disk if it is named.
+/// Opens the log's device at a place. `None` if the log is on the data disk.
 fn log_device(place: &str) -> Option<SharedDevice> {
     let open = || FileDevice::open(place, &FileOptions::default()).expect("the device opens");
     (place != DATA).then(|| -> SharedDevice { open() })
@@ -186,7 +186,7 @@ async fn history(course: Course, known: Rc<Known>) {
     known.done.set(true);
 }
 
-/// After a power failure: every difference is marked, and every promise is kept.
+/// After a power failure: every difference is marked, and every promise kept.
 async fn check(course: Course, known: Rc<Known>, cut: u64) {
     let replica = match known.log_at.get() {
         None if !course.moves => open(course.separate).await,
@@ -210,7 +210,7 @@ async fn check(course: Course, known: Rc<Known>, cut: u64) {
     );
 }
 
-/// Opens the replica with its log at `place`, or where the superblock says that it was moved.
+/// Opens the replica with its log at `place`, or at the place in the superblock after a move.
 async fn open_moved(place: &str) -> Replica {
     let data = devices(false).0;
     match Replica::open(data.clone(), log_device(place)).await {
@@ -223,7 +223,7 @@ async fn open_moved(place: &str) -> Replica {
     }
 }
 
-/// Operations that all disks have executed.
+/// Number of operations that all disks have executed.
 fn served(sim: &Simulation, node: NodeId) -> u64 {
     let served = |path| {
         let stats = sim.disk_stats(node, path);
@@ -242,7 +242,7 @@ fn cut_at(seed: u64, course: Course, cut: u64) -> bool {
     sim.spawn_on(node, history(course, known.clone()));
     sim.block_on(async {
         while !known.done.get() && served(&sim, node) - began < cut {
-            // Steps as long as an operation on an idle disk; a pause has many of them.
+            // Steps as long as an operation on an idle disk; pauses have longer steps.
             let span = if known.resting.get() == WRITERS { 200 } else { 10 };
             time::sleep(Duration::from_micros(span)).await;
         }
@@ -313,7 +313,7 @@ fn untrusted_log_marks_everything() {
     on(&sim, node, use_once(true));
     sim.poke(node, LOG, 0, &saved);
     assert_eq!(found(&sim, node), (Some(LogLost::Stale), BLOCKS));
-    // It was replaced with all bits set, and is trusted.
+    // The log was replaced with all bits set, and is trusted.
     assert_eq!(found(&sim, node), (None, BLOCKS));
     sim.poke(node, LOG, 0, &saved);
     assert_eq!(found(&sim, node), (Some(LogLost::Foreign), BLOCKS));
@@ -346,7 +346,7 @@ fn unreadable_record_is_not_trusted() {
 }
 
 /// The log device is on another machine, which becomes unreachable at each step of opening. The log
-/// does not count as lost, so nothing has to be copied needlessly.
+/// does not count as lost, so no needless resync follows.
 #[test]
 fn unreachable_log_is_not_lost() {
     flagstone_runtime::block_on(async {
@@ -425,10 +425,10 @@ fn failed_log_fails_only_inactive_regions() {
         assert_eq!(replica.statistics().activity_log_hits, 100);
         assert!(matches!(replica.reference(BLOCK, BLOCK).await, Err(IoError::WriteFault)));
         drop(replica.try_reference(0, BLOCK).expect("the region is still active"));
-        // Its file is poisoned now: nothing more is promised until it is reopened.
+        // The file is poisoned now: no more promises until it is reopened.
         assert!(replica.end_use(|_| {}).await.is_err());
     });
-    // On disk it is still in use, and the failed record may name its region.
+    // On disk the replica is still in use, and the failed record may name its region.
     let crashed = on(&sim, node, async { open(true).await.superblock().flags.crashed });
     assert!(crashed);
 }
@@ -454,7 +454,7 @@ fn every_write_mode_writes_record_per_call() {
                 spawn(async move { replica.reference(0, BLOCK).await.map(drop) })
             })
             .collect();
-        // Its record has been started: it is written to the end, and no call remains in the region.
+        // The record is in progress: it is written to the end, and no call remains in the region.
         time::sleep(Duration::ZERO).await;
         region_refs[0].abort();
         region_refs[5].abort();
@@ -467,7 +467,7 @@ fn every_write_mode_writes_record_per_call() {
         let waiting = replica.clone();
         let late = spawn(async move { waiting.reference(0, BLOCK).await.map(drop) });
         time::sleep(Duration::ZERO).await;
-        // Waits for all calls to end: a call that waited while holding a region would hang it.
+        // Waits for all calls: a call that waits while it holds a region would hang this.
         replica.end_use(|_| {}).await.expect("the disks work");
         assert!(matches!(late.await, Ok(Ok(()) | Err(IoError::Unreachable))));
     });
@@ -494,7 +494,7 @@ fn waiting_calls_share_records_despite_cancellation() {
             assert_eq!(region_ref.await.is_ok(), index != 5);
         }
         assert!(replica.statistics().record_writes - before <= 2);
-        // Waits for all calls to end: a call left inside would hang it.
+        // Waits for all calls: a call that is left inside would hang this.
         replica.end_use(|_| {}).await.expect("the disks work");
         assert_eq!(replica.statistics().active_regions, 0);
     });

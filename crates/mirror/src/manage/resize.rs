@@ -32,7 +32,7 @@ use crate::ondisk::superblock_slots::SuperblockSlots;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Moves the metadata to the end of a grown device. `inside` when the log lies there too.
+/// Moves the metadata to the end of a grown device. `inside` is true if the log is there, too.
 pub(crate) async fn follow_device(
     device: &SharedDevice,
     inside: bool,
@@ -54,7 +54,7 @@ pub(crate) async fn follow_device(
     if inside {
         copy(device, old.log, new.log, log_layout(&geometry).total_bytes).await?;
     }
-    // First: a leftover in slot 1 may have any sequence number.
+    // First, because a leftover in slot 1 may have any sequence number.
     write_page(device, new.superblocks[1], &[0; PAGE_BYTES]).await?;
     (superblock.device_bytes, superblock.moved_from) = (new.end(), end);
     let mut slots = slots.moved(new.superblocks);
@@ -69,15 +69,15 @@ pub(crate) async fn follow_device(
     Ok(FollowedDevice { superblock, slots, end: new.end() })
 }
 
-/// A superblock whose metadata lies at the end of its device, as far as it can.
+/// A superblock whose metadata is at the end of its device, as far as possible.
 pub(crate) struct FollowedDevice {
     pub(crate) superblock: Superblock,
     pub(crate) slots: SuperblockSlots,
     pub(crate) end: u64,
 }
 
-/// Zeroes the place that the metadata moved from, so that it is not mistaken for a replica, and
-/// hosts find no metadata there when the volume grows over it.
+/// Zeroes the former place of the metadata, so that it is not mistaken for a replica, and hosts
+/// find no metadata when the volume grows over it.
 async fn leave(
     device: &SharedDevice,
     layout: &Layout,
@@ -100,7 +100,7 @@ async fn leave(
 async fn copy(device: &SharedDevice, from: u64, to: u64, len: u64) -> Result<(), IoError> {
     let mut done = 0;
     while done < len {
-        // Small buffers: host calls wait meanwhile, with memory of their own.
+        // Small buffers: host calls wait meanwhile, and hold memory.
         let memory = at_most((len - done).min(PAGES_PER_WRITE * PAGE) as usize);
         let part = device.read(from + done, memory).await?.freeze();
         let copied = part.len() as u64;
@@ -112,11 +112,11 @@ async fn copy(device: &SharedDevice, from: u64, to: u64, len: u64) -> Result<(),
 
 pub(crate) struct Sizes {
     pub(crate) usable_bytes: u64,
-    /// Everything from the old end of the volume to here is zero.
+    /// End of the zeroed space after the old end of the volume.
     pub(crate) zeroed_bytes: u64,
 }
 
-/// Resizes a replica that is not open. One write of the superblock includes `change`.
+/// Resizes a replica that is not open, with one superblock write that includes `change`.
 pub(crate) async fn resize(
     device: &SharedDevice,
     log: Option<SharedDevice>,
@@ -163,7 +163,7 @@ pub(crate) async fn resize(
         pages.written(first..end);
         first = end;
     }
-    // The regions that were active have their bits set, and these are durable now.
+    // Regions that were active have their bits set, durably.
     let record_sequence = counter::next(start.sequence)?;
     area.write_record(record_sequence, start.name, &[]).await?;
     if grows {

@@ -78,8 +78,8 @@ fn world(seed: u64, separate: bool, bytes: u64) -> (Simulation, NodeId) {
     (sim, node)
 }
 
-/// The power fails after hosts have written, with block 3 marked as different and block 9 in an
-/// active region.
+/// The power fails after writes of hosts, with block 3 marked as different and block 9 in an active
+/// region.
 fn crash(sim: &Simulation, node: NodeId, separate: bool) {
     on(sim, node, async move {
         let (data, log) = devices(separate);
@@ -105,7 +105,7 @@ async fn grow(separate: bool) -> Result<Generation, ReplicaError> {
     Ok(generation_bumped)
 }
 
-/// Invariants wherever the growth was cut; true when it has grown.
+/// Checks the invariants after a cut of the growth; true if the replica has grown.
 async fn check(separate: bool, cut: u64) -> bool {
     let (data, log) = devices(separate);
     let replica = Replica::open(data.clone(), log).await.expect("the superblock is found");
@@ -121,7 +121,7 @@ async fn check(separate: bool, cut: u64) -> bool {
     assert!(superblock.flags.crashed, "cut at {cut}: the crash is known");
     let bits = replica.bits();
     assert!(bits.any(3..4) && bits.any(9..10), "cut at {cut}: old marks are kept");
-    // A torn page marks everything that it covers.
+    // A torn page marks all its blocks.
     let torn = (0..usable(OLD) / 8192).all(|bit| bits.any(bit..bit + 1));
     assert!(torn || !bits.any(4..9), "cut at {cut}: nothing else is marked");
     if grown {
@@ -186,7 +186,7 @@ fn cut_at(seed: u64, separate: bool, cut: u64) -> (bool, bool) {
     sim.restart(node);
     let grown = on(&sim, node, check(separate, cut));
     assert!(grown || !ended, "cut at {cut}: it had grown");
-    // Repeating it has no further effect.
+    // Repeating it changes nothing.
     on(&sim, node, grow(separate)).expect("the disks work");
     assert!(on(&sim, node, check(separate, cut)));
     (!ended, grown)
@@ -256,7 +256,7 @@ fn replica_image_in_host_data_is_ignored() {
     let (sim, node) = world(7, false, 64 << 20);
     let image = sim.peek(node, DATA, (64 << 20) - 2 * BLOCK, 2 * BLOCK as usize);
     let (sim, node) = world(8, false, 256 << 20);
-    // At a position that is also a likely device size, and at a position that the image names.
+    // At a position that is a likely device size, and at one that the image names.
     sim.poke(node, DATA, (128 << 20) - 2 * BLOCK, &image);
     sim.poke(node, DATA, (64 << 20) - 2 * BLOCK, &image);
     sim.grow_disk(node, DATA, 512 << 20);

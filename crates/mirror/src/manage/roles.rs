@@ -2,8 +2,8 @@
 //!
 //! Changes of role run one at a time. Role epochs are unique among the replicas of a volume: each
 //! replica uses the numbers of one residue class, which depends only on its identity. So two
-//! replicas that promote themselves without contact do not pick the same epoch, also after one of
-//! them replaced a third that not all have met.
+//! replicas that promote themselves without contact do not pick the same epoch, even after one of
+//! them replaced a third replica that not all have met.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn epoch_rank(replica: MirrorId) -> u64 {
     crate::session::checksums::checksum(&replica.0) % EPOCH_STRIDE
 }
 
-/// A change of role in progress, ended on drop.
+/// A change of role in progress; ends on drop.
 pub(crate) struct RoleChange(Arc<Inner>);
 
 impl Drop for RoleChange {
@@ -32,7 +32,7 @@ impl Drop for RoleChange {
     }
 }
 
-/// The switch to running degraded, ended on drop.
+/// The switch to running degraded; ends on drop.
 struct Degrading(Arc<Inner>);
 
 impl Drop for Degrading {
@@ -41,7 +41,7 @@ impl Drop for Degrading {
     }
 }
 
-/// Blocks new host calls until it is dropped.
+/// Block of new host calls; ends on drop.
 pub(crate) struct AdmissionBlock(Arc<Inner>);
 
 impl Drop for AdmissionBlock {
@@ -50,24 +50,24 @@ impl Drop for AdmissionBlock {
     }
 }
 
-/// How a replica becomes the source.
+/// Way in which a replica becomes the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Promotion {
-    /// It is the source, under the epoch that it has.
+    /// It is already the source, under its present epoch.
     Resumed,
     /// The peers agree, or are recorded as out of date.
     Agreed,
-    /// The source has handed its role over: see [`PeerRequest::Promote`].
+    /// The source handed over its role: see [`PeerRequest::Promote`].
     HandedOver { revision: u64, leaves: bool },
-    /// The arbiter has excluded the peer, under this epoch, in this revision of its record.
+    /// The arbiter excluded the peer, under this epoch, in this revision of its record.
     Granted { epoch: u64, revision: u64 },
     /// By force, without contact to a source.
     Alone,
-    /// By force, and a source was deposed.
+    /// By force, after a source was deposed.
     Overriding,
 }
 
-/// Why a change of role failed.
+/// Failure of a change of role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages describe the variants")]
 pub enum RoleError {
@@ -125,13 +125,13 @@ impl Inner {
         epoch_rank(self.local.superblock().replica)
     }
 
-    /// The event of a handshake with a peer that is to admit this node as its source.
+    /// Event of a handshake in which the peer may admit this node as its source.
     pub(crate) fn admitted_by(&self, peers: &ReplicaIdentity) -> Event {
         let superblock = self.local.superblock();
         let successor =
             superblock.designated_successor.map(|place| superblock.peers[place].replica);
         let epoch = peers.view.epoch;
-        // This node may have ended after the peer admitted it and before it recorded that itself.
+        // This node may have crashed after the peer admitted it, before it recorded that itself.
         let own = epoch % EPOCH_STRIDE == self.rank();
         Event::Admitted(AdmittedBy {
             successor: successor == Some(peers.view.replica),
@@ -150,7 +150,7 @@ impl Inner {
         next_epoch(self.local.superblock().epoch.max(seen), self.rank())
     }
 
-    /// Takes an epoch later than all seen while hosts are served: a peer has seen a later one.
+    /// While serving, takes an epoch later than all seen, because a peer has seen a later one.
     pub(crate) async fn raise_epoch(&self, seen: u64) -> Result<(), IoError> {
         let rank = self.rank();
         self.local
@@ -173,8 +173,8 @@ impl Inner {
         let granted = matches!(promotion, Promotion::Granted { .. });
         let alone = granted || matches!(promotion, Promotion::Alone | Promotion::Overriding);
         let several = self.legs.len() > 1;
-        // A source that was overridden may have written more than this replica has. That is not to
-        // be preferred at the next handshake. Of a group, all volumes meet that source alike.
+        // A deposed source may have written data that this replica lacks. The next handshake must
+        // not prefer that data. In a group, this applies to all volumes alike.
         let grouped = self.group.is_some();
         let parts = alone && (several || granted || grouped || promotion == Promotion::Overriding);
         if parts {
@@ -193,7 +193,7 @@ impl Inner {
                 _ => next_epoch(superblock.epoch.max(seen), rank),
             };
             superblock.arbiter = mark;
-            // Hosts will have read the local data, whatever the peer has.
+            // Hosts are about to read the local data, whatever the peer has.
             superblock.flags.served_alone |= alone && superblock.flags.crashed;
             if parts {
                 new_generation.apply(superblock);
@@ -213,7 +213,7 @@ impl Inner {
                 if !leg.receives_writes {
                     leg.generation_bumped = parts;
                 }
-                // Peers may be waiting: from now on this is the copy that counts.
+                // Peers may be waiting: from now on, this is the current data.
                 leg.reconnect_requests += 1;
             }
             assert!(
@@ -234,8 +234,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Marks everything as out of sync for all legs: after a forced takeover from a source with
-    /// several targets, its writes in flight may be on any of them, named by no log.
+    /// Marks everything as out of sync for all legs. After a forced takeover from a source with
+    /// several targets, its writes in flight may be on any of them, and no log names them.
     async fn mark_all_legs(&self) -> Result<(), IoError> {
         for leg in 0..self.legs.len() {
             self.mark(leg, 0, self.local.superblock().geometry.usable_bytes);
@@ -251,7 +251,7 @@ impl Inner {
         }
     }
 
-    /// Stops serving without recording it, as a crash would.
+    /// Stops serving without recording it, like a crash.
     pub(crate) async fn end_service(self: &Arc<Self>) {
         let _block = self.block_admission();
         self.drain().await;
@@ -282,8 +282,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Runs degraded after a failure of the local leg: a peer with all data, or that its queue will
-    /// bring up to date, serves by itself. Else `error`, and no differing peer may look equal.
+    /// Runs degraded after a failure of the local leg: a peer with all data, or whose queue will
+    /// complete it, serves by itself. Otherwise fails with `error`, and no differing peer may look
+    /// equal.
     pub(crate) async fn run_degraded(
         self: &Arc<Self>,
         designated_successor: Option<(usize, u64)>,
@@ -294,7 +295,7 @@ impl Inner {
             self.leave_service(leg, session_id, error);
             return Err(error);
         }
-        // The successor of a deposed source does not carry on for it.
+        // A deposed source has a successor, and does not continue.
         let continues = {
             let state = self.lock();
             state.serving || state.legs[leg].handing_over && state.promised == 0
@@ -302,7 +303,7 @@ impl Inner {
         if !continues {
             return Err(error);
         }
-        // Not a change of role: that would wait for the calls in flight, and this is one of them.
+        // Not a change of role, which would wait for the calls in flight, and this is one of them.
         let begin = |state: &mut StateGuard<'_>| {
             (!std::mem::replace(&mut state.degrading, true)).then_some(())
         };
@@ -311,20 +312,20 @@ impl Inner {
         if self.lock().local_device_failed {
             return if self.is_up_to_date(leg, session_id) { Ok(()) } else { Err(error) };
         }
-        // Other peers are left behind, because no log would record what they lack.
+        // Other peers are recorded as out of date, because no log would record their differences.
         let others: Vec<(usize, u64)> =
             self.lock().legs.iter().map(|leg| leg.session_id).enumerate().collect();
         for (other, session_id) in others.into_iter().filter(|(other, _)| *other != leg) {
             self.disconnect(other, session_id);
         }
         let session = self.lock().legs[leg].session.clone().ok_or(error)?;
-        // Covers the gap between the last queued write and the first that is waited for.
+        // No write may come between the last queued write and the first synchronous one.
         let _block = self.block_admission();
         if !self.is_up_to_date(leg, session_id) && !self.catch_up(leg, session_id).await {
             self.disconnect(leg, session_id);
             return Err(error);
         }
-        // The peer flushes before it adopts the generation: what hosts flushed is durable.
+        // The peer flushes before it adopts the generation, so flushed data of hosts is durable.
         let lost = self.local.superblock().replica;
         let generation = Generation::random();
         self.lock().legs[leg].degraded_as = generation;

@@ -1,7 +1,7 @@
-//! Room of a replica: space on its devices into which the volume could grow, and zeroing it.
+//! Room of a replica: space on its devices into which the volume could grow, and its zeroing.
 //!
-//! Space that is only announced may be taken back. It is not used, and no device is made larger for
-//! it, before a [resize](crate::manage::resize).
+//! Announced space may be taken back. It is not used, and no device is extended for it, before a
+//! [resize](crate::manage::resize).
 
 use super::*;
 
@@ -23,7 +23,7 @@ impl Replica {
         self.0.new_space.zeroed_bytes()
     }
 
-    /// Whether a volume of this size has room on the devices.
+    /// Checks that a volume of this size has room on the devices.
     ///
     /// # Errors
     /// [`ReplicaError::DataTooSmall`] or [`ReplicaError::LogTooSmall`].
@@ -40,13 +40,13 @@ impl Replica {
         if log.is_none_or(fits) { Ok(()) } else { Err(ReplicaError::LogTooSmall) }
     }
 
-    /// The largest size that the volume could have here, in bytes. Limited by the data device,
-    /// whose current size is queried, and by a log of fixed size.
+    /// Largest possible size of the volume here, in bytes. Limited by the present size of the data
+    /// device, and by a log of fixed size.
     pub fn room_bytes(&self) -> u64 {
         let geometry = self.superblock().geometry;
         let here = self.0.layout;
-        // Space may be announced, and the device be shrunk before it is used: the device's own size
-        // is not raised for an announcement.
+        // An announcement does not extend the device's own size: the device may shrink again before
+        // the space is used.
         let end = match self.0.device.present_bytes() {
             Some(present) => present & !(PAGE_BYTES as u64 - 1),
             None => {
@@ -62,7 +62,7 @@ impl Replica {
         layout.usable_bytes.min(regions).min(log).max(geometry.usable_bytes)
     }
 
-    /// Sets the size in bytes of the largest volume that the log, which cannot grow, has room for.
+    /// Sets the largest volume, in bytes, for which the log has room, because it cannot grow.
     pub fn set_log_room(&self, bytes: u64) {
         self.0.log_room_bytes.store(bytes, Ordering::Relaxed);
     }

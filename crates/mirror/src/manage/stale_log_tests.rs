@@ -15,7 +15,7 @@ fn image(sim: &Simulation, node: NodeId) -> Image {
     (sim.peek(node, DATA, 0, DATA_BYTES), sim.peek(node, LOG, 0, LOG_BYTES))
 }
 
-/// Opens a replica on a node and keeps it in use: everything done with it next will be lost.
+/// Opens a replica on a node and puts it in use. The test discards everything done with it.
 fn in_use(sim: &Simulation, node: NodeId) -> Replica {
     on(sim, node, async {
         let replica = open(true).await;
@@ -97,7 +97,7 @@ async fn some_history(replica: Replica) {
     replica.end_use(|_| {}).await.expect("the disks work");
 }
 
-/// The log at many points of a history, and both disks after it.
+/// The log at many points of a history, and both disks at its end.
 fn copies_of_a_history(sim: &Simulation, node: NodeId) -> (Vec<Vec<u8>>, Image) {
     let mut copies = vec![sim.peek(node, LOG, 0, LOG_BYTES)];
     let replica = in_use(sim, node);
@@ -113,7 +113,7 @@ fn copies_of_a_history(sim: &Simulation, node: NodeId) -> (Vec<Vec<u8>>, Image) 
     (copies, end)
 }
 
-/// The bits set with this log, together with the data device as it was at the end.
+/// Bits set with this log, and the data device as at the end.
 fn marked(sim: &Simulation, node: NodeId, data: &[u8], log: &[u8]) -> (Option<LogLost>, Vec<bool>) {
     sim.crash(node);
     sim.poke(node, DATA, 0, data);
@@ -145,7 +145,7 @@ fn restored_log_hides_no_mark_after_clean_shutdown() {
     assert!(detected > 50, "{detected} of {}", copies.len());
 }
 
-/// A device that lost some of its writes: any page of the log may be older than the others.
+/// A device that lost some writes: any page of the log may be older than the others.
 #[test]
 fn older_page_hides_no_mark_after_clean_shutdown() {
     let (sim, node) = world(24, true);
@@ -243,8 +243,8 @@ fn log_is_trusted_after_shrink_and_growth() {
     }
 }
 
-/// One copy of the header rots, then the other one: the first is written again when the replica is
-/// opened, so the log is trusted each time.
+/// One copy of the header rots, then the other one. Opening rewrites the first, so the log is
+/// trusted each time.
 #[test]
 fn rotten_copy_of_log_header_is_written_again() {
     for first in [0, 1] {

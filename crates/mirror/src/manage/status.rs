@@ -1,4 +1,4 @@
-//! Status: what a mirror reports about itself and its peers.
+//! Status: state of a mirror and its peers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,9 +15,8 @@ use crate::state::status::{
 use crate::wire::peer::ReplicaIdentity;
 
 impl Mirror {
-    /// True for a target, or a former source that has handed over its role or was deposed, while it
-    /// serves no hosts. Its devices may be closed: a peer has all of its data, did not rely on it,
-    /// or serves other data.
+    /// True for a target, a former source that has handed over its role, or a deposed source, while
+    /// it serves no hosts. Its devices may be closed, because no hosts rely on their data alone.
     pub fn is_idle_target(&self) -> bool {
         let state = self.0.lock();
         let busy = state.serving || state.closed || !matches!(state.transfer, Transfer::None);
@@ -35,8 +34,8 @@ impl Mirror {
         state.replacement().map_or(state.serving, Mirror::is_serving)
     }
 
-    /// True when the local leg has failed; a peer may be serving the volume. While this node serves
-    /// or an order runs, a device that was given up counts only once that is recorded at a peer.
+    /// True if the local leg has failed; a peer may be serving the volume. While this node serves
+    /// or an order runs, an abandoned device counts only after a peer has recorded it.
     pub fn has_failed(&self) -> bool {
         let state = self.0.lock();
         let is_idle = !state.serving && state.orders == 0;
@@ -48,8 +47,8 @@ impl Mirror {
         self.0.lock().attached.is_some()
     }
 
-    /// The leg of the attached source; `None` without a source, and when several peers are
-    /// configured and that source has not been identified by its leg yet.
+    /// Leg of the attached source. `None` without a source, and with several peers until a leg has
+    /// identified the source.
     pub fn source(&self) -> Option<usize> {
         let state = self.0.lock();
         state.attached.and_then(|attached| state.leg_of(attached.source))

@@ -1,22 +1,22 @@
-//! Transfer: moving a replica from one mirror to its replacement while hosts keep running.
-//! Properties that are fixed while a mirror runs, its size and its peers, change in between.
+//! Transfer: moves a replica from one mirror to its replacement while hosts keep running, to change
+//! properties that are fixed while a mirror runs: its size and its peers.
 //!
-//! 1. New host calls wait; calls in flight complete, and the devices show that they answer.
-//! 2. The mirror ends as at a shutdown of its node, and writes nothing afterwards.
+//! 1. New host calls wait; calls in flight complete, and the devices must answer.
+//! 2. The mirror ends as in a shutdown of its node, and writes nothing afterwards.
 //! 3. The replica is changed on its devices ([`ReplicaTransfer::resize`],
 //!    [`ReplicaTransfer::change_peers`]) and opened again.
 //! 4. The replacement serves if this mirror did, and the waiting calls move to it.
 //!
-//! A source records its peers as out of date in the same write that makes the change, as before a
-//! write that they lack. So it may serve without asking them, and they get its data and size at the
-//! next handshake. If step 3 fails, only that record is written.
+//! A source records its peers as out of date in the same write as the change, as before a write
+//! that they lack. So it may serve without asking them, and they get its data and size at the next
+//! handshake. If step 3 fails, only that record is written.
 //!
 //! Host calls wait for at most [`TRANSFER_CHECK_MS`] and [`TRANSFER_MS`], whatever a device does.
-//! If step 1 takes longer than the first, the transfer is given up and the mirror continues: a disk
-//! that hangs is then treated as at any other time, and a peer that is in sync carries the volume.
-//! If the rest takes longer than the second, all calls to the devices count as failed, and hosts
-//! are refused here. The replica can be opened again, as after a crash, when the calls that were
-//! given up have ended; a peer may have been made the source since, so [`Mirror::start`] asks it.
+//! If step 1 exceeds the first limit, the transfer is abandoned and the mirror continues: a hung
+//! disk is then treated as usual, and a peer in sync carries the volume. If the rest exceeds the
+//! second limit, all calls to the devices count as failed, and hosts are refused here. The replica
+//! can be opened again, as after a crash, when the abandoned calls have ended. A peer may have
+//! become the source since, so [`Mirror::start`] asks it.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -46,10 +46,10 @@ use crate::wire::peer::{
     PeerRefusal, PeerRequest, RequestError, SharedConnector, execute, identify,
 };
 
-/// State of a transfer, as part of that of the mirror.
+/// State of a transfer, a part of the mirror's state.
 #[derive(Default)]
 pub(crate) enum Transfer {
-    /// None, or given up: host calls do as the role says.
+    /// None, or abandoned: the role decides about host calls.
     #[default]
     None,
     /// Host calls wait.
@@ -77,14 +77,14 @@ impl State {
 /// [`ReplicaTransfer::finish`], waiting calls fail.
 pub struct ReplicaTransfer {
     was_serving: bool,
-    /// Calls to the devices, also those of the replica that is opened.
+    /// Calls to the devices, including those of the reopened replica.
     io: Arc<LocalIo>,
     deadline: Instant,
     running: Running,
     _role_change: RoleChange,
 }
 
-/// Host calls wait, until this is dropped or the mirror has a replacement.
+/// Makes host calls wait; ends on drop, or when the mirror has a replacement.
 struct Running(Arc<Inner>);
 
 impl Running {
@@ -107,15 +107,15 @@ impl Drop for Running {
 /// Peers of the replacement.
 #[derive(Clone, Debug)]
 pub struct PeerChange {
-    /// For each of its legs, in order, the leg of this mirror with the same peer; `None` for a new
-    /// peer. At most [`PEERS_MAX`].
+    /// For each leg of the replacement, in order, the leg of this mirror with the same peer; `None`
+    /// for a new peer. At most [`PEERS_MAX`].
     pub legs: Vec<Option<usize>>,
     /// Replaces [`Superblock::members`].
     pub members: Vec<Member>,
 }
 
-/// The superblock slots of peers that are removed, and of peers that were replaced long ago. `None`
-/// if that is unknown, because not all legs have met their peers (`known_peers`) since the start.
+/// Superblock slots of peers that are removed, or were replaced long ago. `None` if unknown,
+/// because not all legs had a handshake (`known_peers`) since the start.
 fn slots_to_forget(
     recorded: [MirrorId; PEERS_MAX],
     known_peers: &[MirrorId],
@@ -135,7 +135,7 @@ fn slots_to_forget(
             None => {}
         }
     }
-    // A new peer must not take the slot of a peer that has not been met.
+    // A new peer must not take the slot of a peer without a handshake since the start.
     let known = recorded.iter().filter(|replica| !replica.is_none()).count() - forget.len();
     (known <= legs.iter().flatten().count()).then_some(forget)
 }
@@ -145,10 +145,10 @@ impl Mirror {
     /// Host calls wait meanwhile.
     ///
     /// # Errors
-    /// Of the local leg, [`RoleError::LocalFailed`] if it failed earlier, or
-    /// [`RoleError::DeviceBusy`]: the mirror continues then. If it has ended
-    /// ([`Mirror::is_closed`]), it did so as after a crash, and hosts are not served;
-    /// [`RoleError::DeviceHangs`] is an error of that kind.
+    /// Errors of the local leg, [`RoleError::LocalFailed`] if it failed earlier, or
+    /// [`RoleError::DeviceBusy`]: the mirror continues. If the mirror has ended nevertheless
+    /// ([`Mirror::is_closed`], e.g. with [`RoleError::DeviceHangs`]), it ended like in a crash, and
+    /// hosts are not served.
     pub async fn begin_transfer(&self) -> Result<ReplicaTransfer, RoleError> {
         let inner = &self.0;
         let role_change = inner.begin_role_change().await;
@@ -168,7 +168,7 @@ impl Mirror {
         .await;
         if let Err(error) = role_error(prepared.unwrap_or(Err(RoleError::DeviceBusy.into()))) {
             drop((progress, running));
-            // The replacement would have recorded it.
+            // The replacement would record an outdated list of receiving legs.
             if inner.receiving_legs() != receiving {
                 inner.record_loss().await;
             }
@@ -202,20 +202,20 @@ impl Mirror {
         self.0.wait(|state| state.requested_bytes.take()).await
     }
 
-    /// Whether [`ReplicaTransfer::change_peers`] knows which records belong to these legs.
+    /// True if [`ReplicaTransfer::change_peers`] can match these legs to records of peers.
     pub fn knows_records_of(&self, legs: &[Option<usize>]) -> bool {
         self.0.slots_to_forget(legs).is_some()
     }
 
-    /// Changes of the peers that the superblock has.
+    /// Changes of peers in the superblock.
     pub fn members(&self) -> Vec<Member> {
         self.0.local.superblock().members
     }
 
-    /// Tells a replica, over a new connection, that it was removed from this mirror.
+    /// Informs a replica, over a new connection, that it was removed from this mirror.
     ///
     /// # Errors
-    /// Of the connection, or the peer's refusal.
+    /// Errors of the connection, or the peer's refusal.
     pub async fn report_removal(&self, connector: &SharedConnector) -> Result<(), RequestError> {
         let Superblock { volume, replica, epoch, .. } = self.0.local.superblock();
         let versions = self.0.versions;
@@ -263,8 +263,8 @@ impl Inner {
         self.lock().legs.iter().map(|leg| leg.receives_writes).collect()
     }
 
-    /// Carries out a part of a transfer. `None` if it has not ended at the deadline: then hosts are
-    /// refused, and it has ended because its calls to the devices have failed.
+    /// Runs a part of a transfer. `None` if the deadline passes: hosts are then refused, and the
+    /// part ends because its calls to the devices fail.
     async fn until<T>(
         &self,
         deadline: Instant,
@@ -295,7 +295,7 @@ impl Inner {
             (state.closed, state.transfer) = (true, Transfer::None);
         });
         io.fail();
-        // Reads that began before the transfer.
+        // Also reads that began before the transfer.
         self.local.local_io().fail();
     }
 
@@ -306,9 +306,8 @@ impl Inner {
     }
 }
 
-/// Forgets what is known about peers in these slots and, if marks are about to be cleared, in free
-/// ones: a peer that takes one later is copied in full, because the log does not cover what it
-/// lacks.
+/// Clears the peer records of these slots, and with `free` those of free slots, because marks are
+/// cleared, too. A new peer in such a slot gets a full resync.
 fn forget_peers(superblock: &mut Superblock, slots: &[usize], free: bool) {
     for slot in 0..PEERS_MAX {
         let peer = superblock.peers[slot];
@@ -328,10 +327,10 @@ impl ReplicaTransfer {
         self.inner().until(self.deadline, &self.io, work).await
     }
 
-    /// Opens the replica for other peers. One write of the superblock contains the change.
+    /// Opens the replica for other peers. One superblock write has the change.
     ///
     /// # Errors
-    /// When the replica cannot be opened or its superblock not be written, or
+    /// If the replica cannot be opened or its superblock not written, or
     /// [`ReplicaError::DeviceHangs`].
     pub async fn change_peers(
         &self,
@@ -369,7 +368,7 @@ impl ReplicaTransfer {
         };
         replica.update(record).await?;
         if removes && self.was_serving {
-            // After the record: without it, these marks are all that names the differences.
+            // After the record: before it, these marks are the only record of the differences.
             self.keep_marks_of(&replica, &legs);
         }
         Ok(replica)
@@ -379,7 +378,7 @@ impl ReplicaTransfer {
     fn keep_marks_of(&self, replica: &Replica, legs: &[Option<usize>]) {
         let kept: Vec<_> = legs.iter().flatten().map(|leg| &self.inner().legs[*leg]).collect();
         for index in 0..replica.bits().words() {
-            // Ended sessions have merged their unflushed blocks into this.
+            // Ended sessions have merged their unflushed blocks into this bitmap.
             let marked = kept.iter().fold(0, |all, leg| all | leg.out_of_sync.word(index));
             let gone = replica.word(index) & !marked;
             let first = index * 64;
@@ -394,11 +393,11 @@ impl ReplicaTransfer {
     }
 
     /// Resizes the replica and opens it. Space zeroed in advance ([`Mirror::zero_new_space`]) does
-    /// not count as different. A replica that cannot be resized is opened as it is, and the second
-    /// value is the error.
+    /// not count as different. A replica that cannot be resized is opened with its size, and the
+    /// second value is the error.
     ///
     /// # Errors
-    /// When the replica cannot be opened, or [`ReplicaError::DeviceHangs`].
+    /// If the replica cannot be opened, or [`ReplicaError::DeviceHangs`].
     pub async fn resize(
         &self,
         device: &SharedDevice,
@@ -426,13 +425,13 @@ impl ReplicaTransfer {
                 };
                 let sizes = Sizes { usable_bytes, zeroed_bytes: local.zeroed_bytes() };
                 let end = Some(local.end());
-                // Announcing space does not raise the device's own size; using it does.
+                // Announcing space does not extend the device's own size; using it does.
                 device.refresh();
                 let watched = |device: SharedDevice| WatchedDevice::over(device, &self.io);
                 let (device, log) = (watched(device.clone()), log.clone().map(watched));
                 Replica::resize_at(&device, log, end, sizes, change).await
             }
-            // Before the metadata follows the device: its space may be taken back.
+            // Before the metadata follows the device, whose new space may be taken back.
             refused => refused,
         };
         let replica = Replica::open_watched(device.clone(), log, self.io.clone()).await?;
@@ -443,7 +442,7 @@ impl ReplicaTransfer {
     ///
     /// # Errors
     /// See [`RoleError`]. Hosts are not served then, and waiting calls fail at the replacement.
-    /// With [`RoleError::DeviceHangs`], it has ended too.
+    /// With [`RoleError::DeviceHangs`], the replacement has ended, too.
     pub async fn finish(self, next: &Mirror) -> Result<(), RoleError> {
         let serves = async { if self.was_serving { self.serve(next).await } else { Ok(()) } };
         let Some(served) = self.within(serves).await else {
@@ -481,7 +480,7 @@ mod tests {
             ([b, c], vec![none, none], &stay, None),
             ([none, none], vec![none, none], &stay, Some(vec![])),
             ([b, none], vec![b, none], &stay, Some(vec![])),
-            // A peer is added, also after another was replaced.
+            // A peer is added, also after another one was replaced.
             ([b, none], vec![none], &add, Some(vec![])),
             ([b, old], vec![b], &add, Some(vec![1])),
             ([b, old], vec![none], &add, None),

@@ -53,7 +53,7 @@ pub(crate) struct State {
     pub(crate) announced: u64,
     /// Right to serve without the peer, of a node that serves.
     pub(crate) serving_right: ServingRight,
-    /// What the arbiter's record says about the peer.
+    /// Record of the peer at the arbiter.
     pub(crate) published: Option<Published>,
     /// How often a source has attached.
     pub(crate) attachments: u64,

@@ -65,7 +65,8 @@ impl NewSpace {
         state.zeroed_bytes = state.zeroed_bytes.min(room_bytes.max(self.usable_bytes));
     }
 
-    /// Durably zeroes what a volume of `usable_bytes` would gain; only reads what is zero.
+    /// Durably zeroes the space that a volume of `usable_bytes` would gain. Parts that already read
+    /// as zeroes are not written.
     ///
     /// # Errors
     /// Of the device; [`IoError::Unreachable`] when the replica is no longer open.

@@ -2,9 +2,9 @@
 //! write them.
 //!
 //! Invariants: the list is in ascending order without overlaps, and has at most [`BAD_RANGES_MAX`]
-//! entries; each range stays marked as out of sync. Ranges are retried one after the other, each
-//! attempt being bounded by the caller. A retry copies whole bits, beside the queue of an
-//! asynchronous target, so the target is told of whole bits ([`BadRanges::in_whole_bits`]).
+//! entries; each range stays marked as out of sync. Ranges are retried one after the other, and the
+//! caller bounds each attempt. A retry copies whole bits, and bypasses the queue of an asynchronous
+//! target, so the target gets a list of whole bits ([`BadRanges::in_whole_bits`]).
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::limits::BAD_RANGES_MAX;
 use crate::named;
 
 named! {
-    /// Why a range could not be copied.
+    /// Reason why a range could not be copied.
     pub enum BadRangeCause {
         /// The source cannot read it.
         SourceUnreadable = "source-unreadable",
@@ -73,7 +73,7 @@ impl BadRanges {
         list
     }
 
-    /// Replaces what is known of a range: `found` are the bad ranges within it, in ascending order.
+    /// Replaces the bad ranges within a range by `found`, in ascending order.
     pub(crate) fn replace(
         &mut self,
         offset: u64,

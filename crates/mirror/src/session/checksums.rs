@@ -13,7 +13,7 @@ pub(crate) fn checksum(part: &[u8]) -> u64 {
 }
 
 impl Inner {
-    /// Those of the target's data, as the source's verify asks for them.
+    /// Checksums of the target's data, for the source's verify.
     pub(super) async fn checksums(&self, offset: u64, len: u64, unit_bytes: u32) -> PeerAnswer {
         let sound = unit_bytes >= BIT_MIN_BYTES && len <= CHECK_BYTES;
         let within = self.local.data().geometry().check(offset, len).is_ok();

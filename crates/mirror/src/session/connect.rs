@@ -1,12 +1,12 @@
 //! Connection of a leg: one task per peer that connects, performs the handshake and carries out its
 //! [`plan`], repeatedly.
 //!
-//! | handshake | action |
-//! | --- | --- |
-//! | in sync, this side leads | attach; from now on writes go to both legs |
-//! | out of date, this side leads | attach; fetch the peer's bitmap; flush; mark the peer inconsistent; send writes; copy; finish the resync |
-//! | the peer leads | stop serving if necessary, and wait for the peer |
-//! | split brain, or no generation in common | report it and retry later, or resolve it by policy ([`crate::session::split_brain`]) |
+//! - in sync, this side leads: attach; from now on writes go to both legs;
+//! - out of date, this side leads: attach; fetch the peer's bitmap; flush; mark the peer
+//!   inconsistent; send writes; copy; finish the resync;
+//! - the peer leads: stop serving if necessary, and wait for the peer;
+//! - split brain, or no generation in common: report it and retry later, or resolve it by policy
+//!   ([`crate::session::split_brain`]).
 //!
 //! Each step is durable before the next one, and after a crash between two steps the next handshake
 //! decides correctly: `history_tests` enumerates these cases.
@@ -47,7 +47,7 @@ pub(crate) enum SessionEnd {
     Local(IoError),
     #[error("a device fails in more than {BAD_RANGES_MAX} ranges")]
     TooManyBadRanges,
-    /// The state changed meanwhile: repeat the handshake.
+    /// The state changed: repeat the handshake.
     #[error("the state changed meanwhile")]
     Changed,
     /// No side leads, or the peer does: retry later.
@@ -169,7 +169,7 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
         HandshakePlan::SplitBrain => {
             inner.depose_if_serving(&session, &peers).await;
             if inner.discard_by_policy(leg, &session, &peers).await? {
-                // The peer will find at its next handshake that it leads.
+                // At its next handshake, the peer finds that it leads.
                 return Err(SessionEnd::Changed);
             }
             HandshakeOutcome::SplitBrain
@@ -201,7 +201,7 @@ impl Inner {
         self.update_peer(peer, |_, _| {}).await
     }
 
-    /// As `record_peer`, with a change to the superblock, which gets the peer's slot.
+    /// As `record_peer`, with a change to the superblock, for which it passes the peer's slot.
     pub(crate) async fn update_peer(
         &self,
         peer: MirrorId,
@@ -251,7 +251,7 @@ impl Inner {
         }
     }
 
-    /// Records that the peer means another consistency group.
+    /// Records that the peer belongs to another consistency group.
     fn other_group(&self, leg: usize) {
         self.set_idle_phase(leg, LegPhase::Handshake(HandshakeOutcome::OtherGroup));
         let warned =
@@ -279,7 +279,7 @@ impl Inner {
         });
     }
 
-    /// Installs a session on a leg, unless it is no longer wanted. Writes do not go to it yet.
+    /// Installs a session on a leg, unless the leg no longer wants one. Writes do not go to it yet.
     fn install_session(
         &self,
         leg: usize,
@@ -358,7 +358,7 @@ async fn lead(
         group: inner.group_tag(),
         asks: version >= LinkVersion::RENEWS && inner.asks(&inner.lock()),
     };
-    // A target of another size adopts the source's size first and is back a moment later.
+    // A target of another size first adopts the source's size, and reconnects a moment later.
     let sent_ns = Inner::boot_ns();
     execute(&session, PeerRequest::Attach(attach)).await?;
     inner.change(|state| state.legs[leg].refused_group = false);
@@ -373,12 +373,12 @@ async fn lead(
         flagstone_runtime::spawn(renewing).abort_on_drop()
     });
     if promote {
-        // After attaching: if the peer began to serve meanwhile, it refused. From here on it is a
-        // target and starts to serve only when its operator says so.
+        // After attaching: a peer that began to serve meanwhile has refused. From here on it is a
+        // target, and serves only by its operator's order.
         let _role_change = inner.begin_role_change().await;
         let decided = next(&inner.machine_state(), inner.admitted_by(&peers));
         let (after, actions) = decided.map_err(|_| SessionEnd::Changed)?;
-        // A change of role since the handshake may have been the operator's order not to serve.
+        // A change of role since the handshake may be the operator's order not to serve.
         let still = plan(&inner.identity(peers.view.replica), &peers);
         let leads = matches!(still, HandshakePlan::Lead { promote: true, .. });
         if !leads || inner.epoch_after(peers.view.epoch) != epoch {
@@ -390,7 +390,8 @@ async fn lead(
     }
     let _group_session = inner.join_group(leg, &session, session_id).await?;
     match amount {
-        // The generation found equal at the handshake. One started meanwhile is not the peer's.
+        // Use the generation that was equal at the handshake. The peer does not have one that was
+        // started since.
         None => {
             confirm_in_sync(inner, leg, &session, session_id, mine.view.generations.current).await?
         }
@@ -412,7 +413,7 @@ impl Drop for DisconnectOnDrop {
     }
 }
 
-/// Confirms that both are in sync, provided that nothing was written since the handshake.
+/// Confirms that both are in sync, if nothing was written since the handshake.
 async fn confirm_in_sync(
     inner: &Arc<Inner>,
     leg: usize,
@@ -449,7 +450,7 @@ async fn resync(
         inner.merge_peer_bitmap(leg, session).await?;
     }
     tracing::info!(replica = %inner.local.superblock().replica, leg, ?amount, "resync started");
-    // Flush first: only a consistent target could restore blocks lost here to a power failure.
+    // Flush first: only a consistent target could restore blocks that a power failure loses here.
     inner.local.data().flush().await.map_err(SessionEnd::Local)?;
     execute(session, PeerRequest::BeginResync { base }).await?;
     inner.all_begun(leg).await?;
@@ -459,8 +460,8 @@ async fn resync(
     loop {
         let pass = crate::session::resync::copy(inner, leg, session, session_id, retry.take());
         let pass = pass.await?;
-        // A copy includes writes that are still queued behind it. Without them, the target would
-        // show some later writes and lack earlier ones.
+        // Copies include writes that are still queued behind them. Without these, the target would
+        // have some later writes and lack earlier ones.
         if !inner.catch_up_group(leg, session_id).await {
             return Err(SessionEnd::Lost);
         }
@@ -519,8 +520,8 @@ pub(crate) async fn send_ancestors(
 }
 
 impl Inner {
-    /// Reports to the target which ranges it lacks, if that changed: it has everything else. In
-    /// asynchronous mode, older queued writes reach it first.
+    /// Reports the target's bad ranges to it, if they changed: it has everything else. In
+    /// asynchronous mode, older queued writes reach the target first.
     async fn report_bad_ranges(
         &self,
         leg: usize,
@@ -537,11 +538,13 @@ impl Inner {
             if !own.versions.is_some_and(speaks) || own.reported_bad_ranges == list {
                 return Ok(());
             }
-            // First: a write that fails from now on ends the session unless the list covers it.
+            // Before the check below: a write that fails from now on ends the session unless the
+            // list covers it.
             std::mem::replace(&mut own.reported_bad_ranges, list.clone())
         };
         if self.next_run_outside_bad_ranges(leg, 0, 1).is_some() {
-            // One has failed before. The target still has the earlier list.
+            // A write failed earlier, so the list is not sent: the target still has the
+            // previous one.
             self.lock().legs[leg].reported_bad_ranges = before;
             return Ok(());
         }
@@ -579,7 +582,7 @@ impl Inner {
             let current = own.is_current(session_id) && own.receives_writes;
             if current {
                 own.phase = LegPhase::InSync;
-                // Writes of this session are lost only after it ended.
+                // Writes of this session can be lost only after its end.
                 let counters = &self.legs[leg].counters;
                 counters.lost_writes.store(0, Ordering::Relaxed);
                 counters.lost_bytes.store(0, Ordering::Relaxed);
@@ -602,7 +605,7 @@ impl Inner {
         let base = Generation::random();
         let slot = self.slot_of_leg(leg);
         let name = move |superblock: &mut Superblock| {
-            // During a hand-over, the next source has already received all existing names.
+            // In a hand-over, the next source already has all existing names.
             if superblock.flags.in_use {
                 let mut generations = superblock.generations(slot);
                 generations.expect_name(base);

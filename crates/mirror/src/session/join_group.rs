@@ -1,5 +1,5 @@
-//! Group session of a leg: a member's session waits here until those of the other members are
-//! ready, so that the writes of all take one order.
+//! Group session of a leg: a member waits here until the sessions of the other members are ready,
+//! so that the writes of all members have one order.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::mirror::Inner;
 use crate::session::connect::SessionEnd;
 use crate::wire::peer::{PeerRequest, SharedSession, execute};
 
-/// A group session that ends for all members unless this one has opened it.
+/// A group session, which ends for all members if this one fails before it is open.
 pub(super) struct JoinedGroup {
     inner: Arc<Inner>,
     leg: usize,
@@ -61,7 +61,8 @@ impl Inner {
         Ok(Some(joined))
     }
 
-    /// This member's target is in sync or durably inconsistent: waits until all are.
+    /// Reports that this member's target is in sync or durably inconsistent, and waits for the
+    /// other members.
     pub(super) async fn all_begun(&self, leg: usize) -> Result<(), SessionEnd> {
         let Some(membership) = &self.group else { return Ok(()) };
         let session = self.lock().legs[leg].group_session.clone().ok_or(SessionEnd::Changed)?;

@@ -13,7 +13,7 @@ pub struct PaceLimits {
     pub max_bytes_per_s: Option<u64>,
     /// Yields to host calls.
     pub adaptive: bool,
-    /// Minimum that it claims from host calls, in bytes per second.
+    /// Minimum rate even against host calls, in bytes per second.
     pub min_bytes_per_s: u64,
 }
 

@@ -58,10 +58,10 @@ struct ResyncCopier {
     session: SharedSession,
     session_id: u64,
     lanes: [Option<IoFuture<Result<CopiedRun, CopyFailure>>>; COPIES],
-    /// Copied but not flushed by the peer.
+    /// Runs that are copied, and not flushed by the peer.
     copied: Vec<CopiedRun>,
     flush: Option<(IoFuture<()>, Vec<CopiedRun>)>,
-    /// Bits below it were visited in this pass.
+    /// Bits below this one were visited in this pass.
     cursor: u64,
     /// Bits of a bad range to retry in this pass.
     retry: Option<Range<u64>>,
@@ -74,13 +74,13 @@ struct ResyncCopier {
 /// A run that was copied, except for its bad ranges.
 struct CopiedRun {
     copy: CopyToken,
-    /// In ascending order.
+    /// Bad ranges of the run, in ascending order.
     bad: Vec<BadRange>,
 }
 
-/// Why a copy failed as a whole.
+/// Failure of a whole copy.
 enum CopyFailure {
-    /// No memory at present: it is repeated.
+    /// No memory at present: the copy is repeated.
     NoMemory,
     Local(IoError),
     Peer(IoError),
@@ -105,7 +105,7 @@ pub(crate) enum PassEnd {
     OnlyBadRanges,
 }
 
-/// Copies all marked blocks, until none is left or all others are in bad ranges. Of these, only
+/// Copies all marked blocks, until none is left outside of bad ranges. Of the bad ranges, only
 /// `retry` is tried again.
 pub(crate) async fn copy(
     inner: &Arc<Inner>,
@@ -239,7 +239,7 @@ impl ResyncCopier {
             let now = Inner::now_ns();
             let begins = self.pace.copy(bytes, now);
             if begins > now {
-                // The next copy pays for this one.
+                // A copy delays the next one.
                 self.pause = Some(time::sleep(Duration::from_nanos(begins - now)));
             }
             self.lanes[free] = Some(self.copy_run(copy));
@@ -376,7 +376,7 @@ async fn copy_around_bad(
 ) -> Result<(), CopyFailure> {
     let unit = u64::from(BIT_MIN_BYTES);
     let mut splits = 0;
-    // Parts to do, the next one last: failed parts, and parts not tried yet.
+    // Parts to do, the next one last: failed parts, and untried ones.
     let mut parts = vec![(piece, Some(cause))];
     while let Some(((at, len), failed)) = parts.pop() {
         let failed = match failed {
@@ -396,8 +396,8 @@ async fn copy_around_bad(
     Ok(())
 }
 
-/// Copies a range under its lock, with memory acquired first: waiting host writes hold memory.
-/// Returns why the range is bad, if it is.
+/// Copies a range under its lock. Acquires memory first, because host writes that wait for the lock
+/// hold memory. Returns the cause if the range is bad.
 async fn copy_piece(
     inner: &Arc<Inner>,
     leg: usize,
@@ -423,7 +423,7 @@ async fn copy_piece(
                 count(&counters.resynced_bytes, len);
                 return Ok(bad);
             }
-            // Differs, or cannot be read there: writing it may mend it.
+            // The data differs, or is unreadable there: writing it may repair it.
             Ok(_) | Err(RequestError::Refused(PeerRefusal::Failed)) => {}
             Err(error) => return Err(CopyFailure::peer(io_error(error))),
         }
@@ -448,7 +448,7 @@ async fn copy_piece(
     }
 }
 
-/// Reads a piece, unless the device knows it for a hole. Its range is locked, so it stays one.
+/// Reads a piece, unless the device reports a hole. The range is locked, so a hole stays one.
 async fn read_local(
     device: &SharedDevice,
     offset: u64,
@@ -467,7 +467,7 @@ fn is_hole(extents: &[Extent], len: u64) -> bool {
     covered >= len && extents.iter().all(|extent| extent.is_hole)
 }
 
-/// True of an error of a whole leg, not of a range.
+/// True for an error of the whole leg, not of a range.
 pub(crate) fn is_outage(error: IoError) -> bool {
     is_inconclusive(error) || error == IoError::Poisoned
 }
@@ -496,13 +496,13 @@ impl Inner {
         }
         let (device, rewrite, own) =
             (self.local.data().clone(), self.begin_rewrite(), data.clone());
-        // The read may have outlasted the role. The next source waits for rewrites that have begun,
-        // and its writes take no lock on the range.
+        // This node may have lost its role during the read. The next source waits for rewrites in
+        // progress, and its writes do not lock the range.
         if self.lock().service_ends != service_ends {
             return Err(CopyFailure::peer(IoError::Unreachable));
         }
         // The write may land at any time until it ends: newer writes wait, even if this copy is
-        // given up with its session.
+        // abandoned with its session.
         let rewriting = RunToCompletion::new(async move {
             let written = match is_zero(&own) {
                 true => device.write_zeroes(offset, len, HOLE).await,
@@ -534,7 +534,8 @@ fn io_error(error: RequestError) -> IoError {
     }
 }
 
-/// Flushes a peer that acknowledges from memory, to bound what its loss makes copied again.
+/// Flushes a peer that acknowledges from memory, which bounds the blocks to copy again after its
+/// loss.
 pub(crate) async fn keep_flushed(
     inner: Arc<Inner>,
     leg: usize,

@@ -9,9 +9,9 @@
 //!   the role lock, so that it cannot start to serve, and queries its peer again. It continues only
 //!   if the peer reports that it is serving, and it stays out of service until the following resync
 //!   completes;
-//! - it applies only where both logs name all differences. Otherwise there is more wrong than a
-//!   split brain, and the operator decides. The operator also decides when both sides serve or did
-//!   until one was deposed, when neither serves, and with several peers.
+//! - the policy applies only where both logs name all differences. Otherwise more is wrong than a
+//!   split brain, and the operator decides. The operator also decides when both sides serve or
+//!   served until one was deposed, when neither serves, and with several peers.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ use crate::options::AfterSplitBrain;
 use crate::session::connect::SessionEnd;
 use crate::wire::peer::{ReplicaIdentity, RequestError, SharedSession, identify};
 
-/// A generation from which both sides continued, each with a log of its changes since.
+/// Generation from which both sides continued, each with a log of its later changes.
 pub(crate) fn common(mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Generation {
     let theirs = &peers.view.generations.bases;
     let found = mine.view.generations.bases.iter().find(|base| theirs.contains(*base));
     found.unwrap_or(Generation::NONE)
 }
 
-/// The generation to fall back to if this side has to discard its data by policy; `None` otherwise.
+/// Generation to fall back to if this side must discard its data by policy; `None` otherwise.
 pub(crate) fn discards_for(
     policy: AfterSplitBrain,
     mine: &ReplicaIdentity,
@@ -44,7 +44,7 @@ pub(crate) fn discards_for(
     if mine.role == ReplicaRole::Deposed {
         return None;
     }
-    // Each side claims to continue from the other's data, which no valid history produces.
+    // Each side claims to continue from the other's data, which no valid history allows.
     let (a, b) = (&mine.view.generations, &peers.view.generations);
     let knows = a.knows(b.current) || b.knows(a.current);
     let base = common(mine, peers);
@@ -52,7 +52,7 @@ pub(crate) fn discards_for(
 }
 
 impl Inner {
-    /// Discards the local data if the policy says so. Returns false when it does not apply.
+    /// Discards the local data by policy. False if the policy does not apply.
     pub(crate) async fn discard_by_policy(
         self: &Arc<Self>,
         leg: usize,

@@ -45,7 +45,7 @@ pub struct TargetSession {
     number: u64,
     /// Order of its writes, which the sessions of a group share.
     reorder: Mutex<Arc<Mutex<ReorderBuffer>>>,
-    /// The replica at the other end, once it has identified itself, and the epoch reported to it.
+    /// Replica at the other end, after it has identified itself, and the epoch reported to it.
     asker: Mutex<(MirrorId, u64)>,
 }
 
@@ -66,7 +66,8 @@ impl Drop for TargetSession {
 }
 
 /// A call that changes the local leg without a host: for the attached source, or a rewrite for a
-/// resync from here. The next source is attached, and the role changes, only when all have ended.
+/// resync from here. A source can attach, and the role can change, only after all of these have
+/// ended.
 pub(crate) struct SourceCall(Arc<Inner>);
 
 impl Drop for SourceCall {
@@ -100,7 +101,7 @@ impl TargetSession {
     /// never refused for that reason.
     ///
     /// An ordered write is durable before writes that depend on it start. Otherwise a power loss
-    /// could take it back from the device's cache and leave later ones.
+    /// could take it back from the device's cache, and leave later ones.
     pub fn submit_in_order<P: 'static>(
         &self,
         order: Option<WriteOrder>,
@@ -247,7 +248,7 @@ impl TargetSession {
             }
             _ => {}
         }
-        // All other requests are reserved for the attached source.
+        // Only the attached source may send other requests.
         let served = self.enter().map_err(|_| PeerRefusal::NotAttached)?;
         let Some(attached) = inner.lock().attached else { return Err(PeerRefusal::NotAttached) };
         match request {
@@ -296,7 +297,7 @@ impl TargetSession {
         // From here on, no earlier session starts a call. Calls in progress end first.
         inner.end_attachment().await;
         inner.check_attach(&attach)?;
-        // Another node has announced since that it takes the role.
+        // Another node has announced meanwhile that it takes the role.
         let (asker, reported) = *self.asker.lock();
         if !asker.is_none() && inner.local.superblock().epoch > reported {
             return Err(PeerRefusal::Changed);
@@ -315,7 +316,7 @@ impl TargetSession {
                 (superblock.flags.crashed, superblock.flags.served_alone) = (false, false);
             }
         };
-        // A connection of this mirror may be about to record another peer in the same slot.
+        // A connection of this mirror may be recording another peer in the same slot.
         inner.update_peer(attach.source, admit).await.map_err(|_| PeerRefusal::Failed)?;
         let reorder = Arc::<Mutex<ReorderBuffer>>::default();
         *self.reorder.lock() = reorder.clone();
@@ -323,7 +324,7 @@ impl TargetSession {
         inner.change(|state| {
             (state.role, state.attached, state.counted_in_sync) =
                 (ReplicaRole::Target, Some(attached), attach.in_sync);
-            // The source has no data that may not be durable here.
+            // All data of the source is durable here.
             state.unverified &= !attach.in_sync;
             state.reorder = Some(reorder);
             state.attachments += 1;
@@ -332,7 +333,7 @@ impl TargetSession {
         Ok(PeerReply::Done)
     }
 
-    /// The source has sent no write in this session yet.
+    /// Joins a group session. The source has not sent a write in this session yet.
     fn join_group(&self, session: u64) -> PeerAnswer {
         let membership = self.inner.group.as_ref().ok_or(PeerRefusal::Group)?;
         if session == 0 {
@@ -348,7 +349,7 @@ impl TargetSession {
 impl State {
     pub(crate) fn leg_of(&self, source: MirrorId) -> Option<usize> {
         let last_handshake = self.legs.iter().position(|leg| leg.peer == source);
-        // With a single peer, the source need not have been met by this leg.
+        // With a single peer, the source is known even without a handshake of this leg.
         last_handshake.or((self.legs.len() == 1).then_some(0))
     }
 }
@@ -364,8 +365,8 @@ impl Inner {
         self.view().1.attached == Some(session)
     }
 
-    /// Detaches the session: it starts no more calls, and its writes that wait for their order
-    /// fail, because their predecessors may never arrive.
+    /// Detaches the session: it starts no more calls. Its writes that wait for their order fail,
+    /// because their predecessors may never arrive.
     fn detach(&self, which: impl FnOnce(&AttachedSource) -> bool) {
         let reorder = self.change(|state| {
             let attached = state.attached.take_if(|attached| which(attached))?;
@@ -385,7 +386,7 @@ impl Inner {
         self.detach(|_| true);
     }
 
-    /// Detaches the session, and waits until none of its calls is in progress.
+    /// Detaches the session, and waits for its calls.
     pub(crate) async fn end_attachment(&self) {
         self.detach_source();
         self.wait_for_calls(Counted::SourceCall).await;
@@ -413,8 +414,8 @@ async fn wait_in_order(
 
 /// Requests to the replica.
 impl Inner {
-    /// A disconnected peer that identifies itself is reachable again, so its leg retries at once.
-    /// After a completed handshake not, or both sides would trigger each other forever.
+    /// Retries the leg of a disconnected peer at once, because the peer identifies itself and so is
+    /// reachable. Not after a completed handshake: both sides would trigger each other forever.
     fn peer_is_reachable(&self, asker: MirrorId) {
         let lost = |leg: &LegState| {
             (leg.peer == asker || leg.peer.is_none()) && leg.phase == LegPhase::Disconnected
@@ -446,13 +447,14 @@ impl Inner {
         let several = known > 1 || self.legs.len() > 1;
         let together = queues || several || self.group.is_some();
         if together && state.role == ReplicaRole::Source {
-            // Asynchronous: hosts were acknowledged writes that the peer never got, so the peer's
-            // data must not be preferred after a crash. Several targets: each would consider its
-            // own data the better one, out of the others' sight. A group: each member would decide
-            // for itself.
+            // Never prefer this data after a crash:
+            // - asynchronous: the peer never got some acknowledged writes;
+            // - several targets: each would consider its own data the better one, without knowledge
+            //   of the others;
+            // - group: each member would decide for itself.
             (view.serving, view.crashed) = (true, false);
         }
-        // Its log may still be open, while the calls in flight end.
+        // The log of a deposed source may still be open while calls in flight end.
         view.serving &= state.role != ReplicaRole::Deposed;
         ReplicaIdentity {
             view,
@@ -503,7 +505,7 @@ impl Inner {
         free.or_else(gone).unwrap_or(0)
     }
 
-    /// The superblock slot of the peer that a leg has met.
+    /// Superblock slot of the peer of a leg's last handshake.
     pub(crate) fn slot_of_leg(&self, leg: usize) -> usize {
         // A separate statement, so that the lock is released: `slot_of` takes it too.
         let peer = self.lock().legs[leg].peer;
@@ -536,8 +538,8 @@ impl Inner {
         Ok(PeerReply::Done)
     }
 
-    /// The source's resync has copied everything but these ranges. Once the list is complete and
-    /// durable, the operator may let this replica serve by force.
+    /// Records that the source's resync has copied everything but these ranges. Once the list is
+    /// complete and durable, the operator may let this replica serve by force.
     async fn bad_range(&self, report: BadRangeReport) -> PeerAnswer {
         let BadRangeReport { offset, len, index, count } = report;
         let (index, count) = (usize::from(index), usize::from(count));
@@ -569,8 +571,8 @@ impl Inner {
         Ok(PeerReply::Done)
     }
 
-    /// Merges the source's generation history, because the local data is the source's or is about
-    /// to be. An inconsistent replica's history is not consulted before the resync completes.
+    /// Merges the generation history of the source, whose data this replica has or is about to
+    /// have. An inconsistent replica's history is not used before the resync completes.
     async fn merge_ancestors(&self, generations: GenerationList<HISTORY_LEN>) -> PeerAnswer {
         let remember = move |superblock: &mut Superblock| {
             let GenerationHistory { current, bases, .. } = superblock.generations(0);
@@ -583,8 +585,8 @@ impl Inner {
         Ok(PeerReply::Done)
     }
 
-    /// The local data is now the source's, with this generation. At the end of a resync, the log is
-    /// cleared after the superblock is durable, because all blocks that it names are equal now.
+    /// Adopts the generation of the source's data. At the end of a resync, the log is cleared after
+    /// the superblock is durable, because all blocks that it names are then equal.
     async fn adopt_generation(&self, generation: Generation, resync: bool) -> PeerAnswer {
         let superblock = self.local.superblock();
         if generation.is_none() || (superblock.flags.inconsistent && !resync) {
@@ -594,7 +596,7 @@ impl Inner {
         let adopt = move |superblock: &mut Superblock| {
             let mut generations = superblock.generations(0);
             generations.adopt(generation);
-            // The log no longer covers the differences to other peers.
+            // The log no longer covers differences to other peers.
             for peer in 1..PEERS_MAX {
                 for base in superblock.peers[peer].bases.iter() {
                     generations.history.remember(base);
@@ -625,7 +627,7 @@ impl Inner {
         }
         let decided = next(&self.machine_state(), Event::Promoted);
         let (after, actions) = decided.map_err(|_| PeerRefusal::NotNow)?;
-        // While the source can still decline for all members of a group.
+        // While the source can still abort for all members of a group.
         if let Some(membership) = self.group.as_ref().filter(|group| group.is_leader()) {
             for member in membership.group().members().into_iter().flatten() {
                 member.local.check_log().await.map_err(|_| PeerRefusal::Failed)?;

@@ -1,4 +1,4 @@
-//! A target on a simulated disk, and the peers that it records.
+//! A target on a simulated disk, and its records of peers.
 
 use flagstone_blockdev::{FileDevice, FileOptions, SharedDevice};
 use flagstone_runtime::sim::{DiskConfig, SimConfig, Simulation};
@@ -23,9 +23,9 @@ fn known(replica: &Replica) -> [MirrorId; PEERS_MAX] {
     known
 }
 
-/// A connection of the target is about to record another peer when a source attaches. Both found
-/// the same free slot, and neither may take it from the other. A target that lost the record of its
-/// source would serve after a crash without asking it.
+/// Regression: a source attaches while a connection of the target is recording another peer. Both
+/// found the same free slot. Without its record of the source, a target would serve after a crash
+/// without asking it.
 #[test]
 fn attaching_source_takes_no_other_peers_slot() {
     let sim = Simulation::new(1, SimConfig::default());
@@ -43,7 +43,7 @@ fn attaching_source_takes_no_other_peers_slot() {
         let mirror = Mirror::new(Replica::open(device(), None).await.expect("one"), Vec::new());
         let inner = mirror.0.clone();
         let mut remembered = std::pin::pin!(inner.record_peer(OTHER));
-        // It has chosen a slot, and its superblock is being written.
+        // The connection has chosen a slot, and its superblock write is in progress.
         let chosen = poll_fn(|cx| Poll::Ready(remembered.as_mut().poll(cx).is_pending())).await;
         assert!(chosen);
         let attach = AttachRequest {

@@ -23,13 +23,13 @@ use crate::wire::peer::{
 };
 
 impl Mirror {
-    /// Zeroes, here and on all capable peers, the space that the volume would gain at
-    /// `usable_bytes`. The volume itself is unchanged. A growth that follows needs no resync,
-    /// except to peers of an older version.
+    /// Zeroes the space that the volume would gain at `usable_bytes`, here and on all capable
+    /// peers. The volume itself is unchanged. A later growth then needs no resync, except to peers
+    /// of an older version.
     ///
     /// # Errors
-    /// Of any of them; also without space or a connection; [`CommandError::NotInSync`] when the
-    /// session to a peer ends meanwhile, or the role is given up. Hosts can see no change.
+    /// Errors of any replica; also without space or a connection; [`CommandError::NotInSync`] if
+    /// the session to a peer ends meanwhile, or this node gives up its role. Hosts see no change.
     pub async fn zero_new_space(&self, usable_bytes: u64) -> Result<(), CommandError> {
         let inner = &self.0;
         let mut asked = Vec::new();
@@ -50,7 +50,7 @@ impl Mirror {
             is_zeroed(&session.0, usable_bytes).await?;
         }
         inner.local.zero_new_space(usable_bytes).await.map_err(RoleError::Io)?;
-        // Every peer is asked again when all have finished: its space may have been taken back.
+        // After all have finished, ask every peer again: it may have lost its zeroed space.
         for (leg, session_id, session) in asked.iter().chain(&asked) {
             while !is_zeroed(&session.0, usable_bytes).await? {
                 time::sleep(Duration::from_millis(ZERO_POLL_MS)).await;
@@ -93,7 +93,7 @@ impl Inner {
                 return Err(PeerRefusal::NotNow);
             }
         }
-        // Querying the device's size may block briefly.
+        // Querying the size of the device may block briefly.
         let whole = usable_bytes.is_multiple_of(PAGE_BYTES as u64);
         if !whole || usable_bytes > self.local.room_bytes() {
             return Err(PeerRefusal::Range);

@@ -1,4 +1,4 @@
-//! Arbitration: what a node has to do about the arbiter, as one pure function of its situation.
+//! Arbitration: the next step of a node toward the arbiter, as one pure function of its situation.
 //!
 //! A source whose peer may take over is *contested*. It serves reads only while its peer has
 //! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter
@@ -40,22 +40,22 @@ pub enum ServingRight {
     Contested {
         /// Since when, in nanoseconds of the runtime's clock.
         since_ns: u64,
-        /// The former source handed over and left: it is not waited for.
+        /// The former source handed over and stopped, so nothing waits for it.
         peer_left: bool,
     },
     /// The peer may not take over.
     Alone(PeerExclusion),
 }
 
-/// Why the peer of a source that is alone may not take over.
+/// Reason why the peer of a source that is alone may not take over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerExclusion {
-    /// The operator has ordered so, and the arbiter's record does not say so yet.
+    /// The operator ordered it, and the arbiter's record does not have it yet.
     Ordered,
-    /// The arbiter's record says so. It is compared again now and then, because a store may be
-    /// restored from a backup.
+    /// The arbiter's record excludes the peer. It is compared again and again, because a store may
+    /// be restored from a backup.
     Recorded {
-        /// When it was last compared, in nanoseconds of the runtime's clock.
+        /// Time of the last comparison, in nanoseconds of the runtime's clock.
         checked_ns: u64,
     },
     /// The volume never had a peer.
@@ -63,7 +63,7 @@ pub enum PeerExclusion {
 }
 
 impl ServingRight {
-    /// Reads need a lease, and writes need the peer.
+    /// True if reads need a lease, and writes need the peer.
     pub fn is_contested(self) -> bool {
         matches!(self, ServingRight::Contested { .. })
     }
@@ -72,12 +72,12 @@ impl ServingRight {
 /// Times derived from `failover_after`, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// A target asks the arbiter this long after it last answered its source.
+    /// Time after its last answer to the source at which a target asks the arbiter.
     pub failover_after_ns: u64,
 }
 
 impl Timing {
-    /// How long a source serves reads after a renewal was sent that the peer has answered.
+    /// Time for which a source serves reads after it sent a renewal that the peer has answered.
     pub const fn lease_ns(self) -> u64 {
         self.failover_after_ns - self.failover_after_ns / 8
     }
@@ -87,7 +87,7 @@ impl Timing {
         self.failover_after_ns / 8
     }
 
-    /// Time before the end of the lease at which a source gives up a silent peer and asks the
+    /// Time before the end of the lease at which a source disconnects a silent peer and asks the
     /// arbiter, so that reads continue meanwhile.
     pub const fn margin_ns(self) -> u64 {
         self.failover_after_ns / 8
@@ -100,55 +100,56 @@ impl Timing {
     }
 }
 
-/// What a step depends on.
+/// Input of the decision about the next step.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
     /// Role, data and legs.
     pub state: MachineState,
-    /// Of a source that serves.
+    /// Right of a source that serves.
     pub serving_right: ServingRight,
-    /// The peer has admitted the current session. Before, it may be taking the role itself.
+    /// True if the peer has admitted the current session. Before that, the peer may be taking the
+    /// role itself.
     pub is_admitted: bool,
-    /// A change of role is in progress: its outcome comes first.
+    /// True during a change of role, whose outcome comes first.
     pub changes_role: bool,
-    /// What the superblock says.
+    /// Right recorded in the superblock.
     pub mark: RecordedRight,
-    /// The highest revision of the record seen; 0 for none.
+    /// Highest revision of the record seen; 0 for none.
     pub revision: u64,
-    /// The serving_right and the revision of this source are about another store than the
-    /// configured one, where the peer may be granted what this node asks for here. It decides
-    /// nothing alone until it has recorded its attached peer at this store, or the operator
-    /// decides.
+    /// True if the right and the revision of this source belong to another store than the
+    /// configured one. The peer may be granted there what this node asks for here. The source
+    /// decides nothing without its peer until it has recorded its attached peer at this store, or
+    /// the operator decides.
     pub is_other_store: bool,
-    /// The record lists the peer as in sync, in the current session, and is compared again at this
-    /// time.
+    /// Time of the next comparison with the record, which lists the peer as in sync, in the current
+    /// session.
     pub published_until_ns: Option<u64>,
-    /// A write waits for the right to be acknowledged without the peer.
+    /// True if a write waits for the right to be acknowledged without the peer.
     pub write_waits: bool,
-    /// Now, on the runtime's clock, in nanoseconds.
+    /// Present time on the runtime's clock, in nanoseconds.
     pub now_ns: u64,
     /// End of the read lease.
     pub lease_until_ns: u64,
-    /// A node that does not serve does not ask earlier.
+    /// Earliest time at which a node that does not serve asks.
     pub ask_not_before_ns: u64,
     /// See [`ArbiterMark::source_asks`](crate::ondisk::superblock::ArbiterMark::source_asks).
     pub source_asks: bool,
-    /// When an attached target last compared the record; 0 if it has not since it was attached.
+    /// Time when an attached target last compared the record; 0 if not since it was attached.
     pub watched_ns: u64,
-    /// Of an attached target: its source and this node use one store.
+    /// At an attached target: proof that source and target use one store.
     pub proof: StoreProof,
-    /// Derived from the configuration.
+    /// Times derived from the configuration.
     pub timing: Timing,
 }
 
 /// The next step of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing before this time, if there is one, unless the situation changes.
+    /// Nothing before this time, if any, unless the situation changes.
     Wait(Option<u64>),
-    /// The attached peer is in sync, or is being brought up to date: have it recorded.
+    /// Record the attached peer, which is in sync or being brought up to date.
     Publish {
-        /// It is in sync.
+        /// True if the peer is in sync.
         in_sync: bool,
     },
     /// The peer does not answer: end its session.
@@ -157,9 +158,9 @@ pub enum Step {
     RunDegraded,
     /// Compare the record that excludes the peer.
     StayDegraded,
-    /// An attached target: see whether the arbiter would grant the role.
+    /// At an attached target: check whether the arbiter would grant the role.
     Watch,
-    /// Ask for the role, if it was granted before and the answer lost.
+    /// Ask for the role, in case it was granted earlier and the answer lost.
     Reclaim,
     /// Refuse hosts: neither the peer nor the arbiter answers.
     StopServing,
@@ -172,14 +173,14 @@ pub enum Step {
 }
 
 impl Step {
-    /// The node asks for the role.
+    /// True for a step that asks for the role.
     pub(crate) const fn takes_role(self) -> bool {
         matches!(self, Step::TakeOver | Step::Reclaim)
     }
 }
 
-/// The next step of a node with one peer. With several, the operator decides: each of two targets
-/// would conclude that it has to take over.
+/// Next step of a node with one peer. With several peers the operator decides: each of two targets
+/// would conclude that it must take over.
 pub fn step(situation: &Situation) -> Step {
     let Situation { state, timing, now_ns, .. } = situation;
     let mut legs = state.legs.iter().flatten();
@@ -191,7 +192,7 @@ pub fn step(situation: &Situation) -> Step {
         NodeRole::Closed | NodeRole::Deposed { .. } => Step::Wait(None),
         NodeRole::Serving { .. } => serving(situation, leg.phase, attached),
         _ if situation.changes_role => Step::Wait(None),
-        // It was never shared, so the rules without an arbiter apply.
+        // The volume never had a record with a peer, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         _ if situation.is_other_store => Step::Wait(None),
         NodeRole::Waiting { .. } if attached => Step::Wait(None),
@@ -212,7 +213,7 @@ pub fn step(situation: &Situation) -> Step {
     }
 }
 
-/// A target that may take over when its source is lost.
+/// Step of a target that may take over when its source is lost.
 fn watching(situation: &Situation) -> Step {
     let Situation { now_ns, watched_ns, ask_not_before_ns, .. } = *situation;
     let compare_at = compared_again_at(watched_ns);
@@ -223,7 +224,7 @@ fn watching(situation: &Situation) -> Step {
     }
 }
 
-/// When a record that was compared at this time is compared again.
+/// Time at which a record is compared again after a comparison.
 pub(crate) fn compared_again_at(compared_ns: u64) -> u64 {
     compared_ns.saturating_add(ARBITER_CHECK_MS * 1_000_000)
 }
@@ -257,7 +258,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                 },
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
                 _ if situation.is_other_store => Step::Wait(Some(stop_at)),
-                // It was alone before it restarted, so its peer is no part of the decision.
+                // It was alone before its restart, so the decision does not involve its peer.
                 _ if !attached && situation.mark.is_alone() => Step::RunDegraded,
                 _ if !attached && (situation.write_waits || peer_left || now_ns >= ask_at) => {
                     Step::RunDegraded
@@ -268,14 +269,13 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
     }
 }
 
-/// Whether the peer of a node that takes the role may have served since this node did, so that it
-/// is fenced. The peer of a source that stopped, or restarted, has been granted nothing if that
-/// source wins.
+/// True if the peer of a node that takes the role may have served since this node did, so that it
+/// must be fenced. If a source wins that stopped or restarted, its peer has been granted nothing.
 pub fn peer_may_have_served(role: NodeRole) -> bool {
     !matches!(role, NodeRole::Waiting { handed_over: false, .. })
 }
 
-/// When a source that asks for the right to run degraded stops serving.
+/// Time at which a source that asks for the right to run degraded stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
     let ServingRight::Contested { since_ns, .. } = situation.serving_right else { return None };
     let NodeRole::Serving { .. } = situation.state.role else { return None };

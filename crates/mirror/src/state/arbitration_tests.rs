@@ -126,7 +126,7 @@ fn only_target_that_was_in_sync_takes_over() {
     waits(|other| other.mark = RecordedRight::Succeeded);
     let unknown = Situation { mark: RecordedRight::Unknown, ..target };
     assert_eq!(step(&unknown), Step::Reclaim);
-    // A source without an arbiter may have gone on alone.
+    // A source without an arbiter may have run degraded without asking.
     assert_eq!(step(&Situation { source_asks: false, ..unknown }), Step::Wait(None));
     waits(|other| other.revision = 0);
     waits(|other| other.ask_not_before_ns += 1);
@@ -160,7 +160,7 @@ fn restarted_lone_source_asks_at_once() {
     }
 }
 
-/// Without a lease of the former source, which does not come back, reads waited.
+/// Regression: reads waited for a lease of the former source, which had left for good.
 #[test]
 fn successor_of_source_that_left_asks_at_once() {
     let serving_right = ServingRight::Contested { since_ns: NOW, peer_left: true };
@@ -183,9 +183,9 @@ fn last_source_asks_unless_it_meets_its_peer() {
     assert_eq!(step(&Situation { revision: 0, ..waiting }), Step::Wait(None));
 }
 
-/// A source that was handed the role published before the former source had admitted it. The former
-/// source asked for the role while the hand-over was in progress, and both were granted (failover,
-/// seed 93).
+/// Regression (failover, seed 93): a source that was handed the role recorded it before the former
+/// source had admitted it. The former source asked for the role during the hand-over, and both were
+/// granted.
 #[test]
 fn source_publishes_only_what_its_peer_agreed_to() {
     for phase in [LegPhase::InSync, LegPhase::Resync(ResyncAmount::Partial)] {
@@ -196,7 +196,7 @@ fn source_publishes_only_what_its_peer_agreed_to() {
     }
 }
 
-/// Without an arbiter the machine of roles alone decides, as before.
+/// Without an arbiter, only the state machine of roles decides.
 #[test]
 fn manual_source_never_asks() {
     for phase in [LegPhase::Disconnected, LegPhase::InSync] {

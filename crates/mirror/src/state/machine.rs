@@ -6,7 +6,7 @@
 //! decision.
 //!
 //! Invariants:
-//! - a node that does not serve never begins to serve while a peer that answers serves;
+//! - a node that does not serve never begins to serve while a peer answers that it serves;
 //! - from the announcement that a peer takes the role until this node has acted on it
 //!   ([`MachineState::promised`]), this node does not begin to serve, whatever order or handshake
 //!   is in progress;
@@ -44,7 +44,7 @@ use succession::{announced, claimed, deposed, handshake_done, removed};
 /// The result of [`next`].
 pub type Transition = Result<(MachineState, Actions), OrderRefusal>;
 
-/// The transition for an event.
+/// Transition for an event.
 ///
 /// # Errors
 /// See [`OrderRefusal`]. Nothing changes then.

@@ -46,7 +46,7 @@ fn known(serving: bool, epoch: u64, plan: HandshakePlan) -> Answers {
     [Some(RoleAnswer::Known { serving, epoch, plan, differs: false }), None]
 }
 
-/// A peer that leads under the same epoch, with newer data or with the same.
+/// Answer of a peer that leads under the same epoch, with newer data or the same.
 fn leads(differs: bool) -> Answers {
     let plan = HandshakePlan::Follow { step_down: false };
     [Some(RoleAnswer::Known { serving: false, epoch: EPOCH, plan, differs }), None]
@@ -203,7 +203,7 @@ fn role_name(role: NodeRole) -> &'static str {
     }
 }
 
-/// Actions, sequences of actions and refusals that the table names once.
+/// Names for actions, sequences of actions and refusals, which the table explains once.
 const NAMED: [(&str, &str); 18] = [
     ("*take the role*", "**record the role and a new epoch**, serve hosts"),
     ("*retire*", "flush, **record the role and that it is unused**"),
@@ -228,14 +228,14 @@ const NAMED: [(&str, &str); 18] = [
 /// Replaces actions and refusals by their names.
 fn named(text: String) -> String {
     NAMED.iter().fold(text, |text, (name, meaning)| match meaning.starts_with("refused") {
-        // Only as a whole: another refusal may begin with the same words.
+        // Replace whole texts only: another refusal may begin with the same words.
         true if text == *meaning => (*name).to_owned(),
         true => text,
         false => text.replace(meaning, name),
     })
 }
 
-/// Effect of a transition, after the name of the role; `None` if it does nothing.
+/// Effect of a transition, after the name of the role; `None` without an effect.
 fn result_text(before: &MachineState, transition: Transition) -> Option<String> {
     match transition {
         Err(refusal) => Some(format!(": {}", named(format!("refused: {refusal}")))),
@@ -249,7 +249,7 @@ fn result_text(before: &MachineState, transition: Transition) -> Option<String> 
     }
 }
 
-/// Effect of an event in each role; empty if it does nothing in any.
+/// Effect of an event in each role; empty without an effect in any.
 fn results(state: &dyn Fn(NodeRole) -> MachineState, event: Event) -> String {
     let mut groups: Vec<(Option<String>, Vec<&str>)> = Vec::new();
     for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != NodeRole::Closed) {
@@ -303,7 +303,7 @@ fn table() -> String {
     text
 }
 
-/// Whether this node begins to serve after each answer to its announcement.
+/// Table: whether this node begins to serve after each answer to its announcement.
 fn consent_table() -> String {
     let mut text = String::from(
         "\n## Announcement of a failover\n\nBefore it serves, the node announces its epoch to every peer \
@@ -347,7 +347,7 @@ fn transitions_match_document() {
     assert!(found == table(), "docs/mirror-states.md differs: run this test with UPDATE_DOCS=1");
 }
 
-/// Every combination of the parts of a state and of the events.
+/// Every combination of states and events.
 fn all(mut check: impl FnMut(&MachineState, Event)) {
     let phases = [LegPhase::Disconnected, LegPhase::InSync, SPLIT];
     let records = [PeerDataState::Unknown, PeerDataState::Current, PeerDataState::Outdated];
@@ -405,7 +405,7 @@ fn roles_begin_and_end_with_their_actions() {
         assert_eq!(begins.is_some(), !serves(state.role) && serves(after.role), "{}", context());
         let ends = serves(state.role) && !serves(after.role);
         assert_eq!(refuses.is_some() || hands_over.is_some(), ends, "{}", context());
-        // What is recorded is what the state says.
+        // Recorded values must equal those of the state.
         for action in actions.iter() {
             if let Action::Record(role) | Action::PutAway(role) = action {
                 // A source that moves to another mirror of its node stays one.
@@ -421,8 +421,8 @@ fn roles_begin_and_end_with_their_actions() {
     });
 }
 
-/// From the announcement of a peer until this node has acted on it, no event makes it serve. It
-/// ends with the event that acts on it.
+/// From the announcement of a peer until this node has acted on it, no event makes this node serve.
+/// The promise ends with the event that acts on it.
 #[test]
 fn promised_role_is_not_taken() {
     all(|state, event| {
@@ -438,8 +438,8 @@ fn promised_role_is_not_taken() {
     });
 }
 
-/// Of two nodes that announce that they take the role, and that hear of each other, the one with
-/// the later epoch does, in whatever order the announcements arrive.
+/// If two nodes announce that they take the role, and hear of each other, the node with the later
+/// epoch serves, whatever the order of the announcements.
 #[test]
 fn later_announcement_prevails() {
     for role in
@@ -510,7 +510,7 @@ fn only_force_serves_beside_a_serving_peer() {
         let serves =
             |answer: &RoleAnswer| matches!(answer, RoleAnswer::Known { serving: true, .. });
         assert_ne!(claim, ServeClaim::Forced);
-        // At a start without any record of a peer there is no peer to ask.
+        // At a start without a record of a peer, there is no peer to ask.
         let knows_peer = state.records.iter().any(|record| *record != PeerDataState::Unknown);
         assert!(!knows_peer || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
         assert!(!matches!(state.role, NodeRole::Deposed { .. }) || event != Event::Asked(answers));
@@ -518,7 +518,7 @@ fn only_force_serves_beside_a_serving_peer() {
 }
 
 #[test]
-fn data_that_is_not_sound_is_never_served() {
+fn only_consistent_or_accepted_data_is_served() {
     all(|state, event| {
         let Ok((_, actions)) = next(state, event) else { return };
         if position(actions, |action| matches!(action, Action::Serve(_))).is_none() {
@@ -547,8 +547,8 @@ fn repeated_order_changes_nothing() {
     });
 }
 
-/// A source that was restored from an older copy has a record that its peer is out of date, which
-/// was true then. The peer leads with newer data, under the same epoch.
+/// A source that was restored from an older copy has an outdated record, which says that its peer
+/// is out of date. The peer leads with newer data, under the same epoch.
 #[test]
 fn restarted_source_stays_if_peer_has_newer_data() {
     let waiting = state(NodeRole::Waiting { epoch: EPOCH, handed_over: false });
@@ -558,7 +558,7 @@ fn restarted_source_stays_if_peer_has_newer_data() {
     }
 }
 
-/// The record of a replaced peer stays beside its replacement's, and may be current.
+/// The record of a replaced peer stays beside that of its replacement, and may be current.
 #[test]
 fn record_without_leg_counts_at_start() {
     let waiting = state(NodeRole::Waiting { epoch: EPOCH, handed_over: false });
@@ -574,7 +574,7 @@ fn record_without_leg_counts_at_start() {
     }
 }
 
-/// A member of a group follows its leader in two cases, and never takes the role before it.
+/// A member of a group follows its leader in two cases, and never takes the role before the leader.
 #[test]
 fn group_member_follows_its_leader() {
     let leaders = [Leader::Serves, Leader::Waits, Leader::Elsewhere, Leader::Absent];

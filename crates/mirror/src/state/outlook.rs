@@ -1,6 +1,6 @@
-//! Outlook: who would win at the arbiter if the nodes lost each other now, and why not, as one pure
-//! function. Status documents and advice ask it; [`step`](super::arbitration::step) decides what is
-//! done.
+//! Outlook: which node would win at the arbiter if the nodes lost contact now, and the obstacles,
+//! as one pure function. For status documents and advice; [`step`](super::arbitration::step) makes
+//! the decisions.
 
 use flagstone_arbiter::race::Denial;
 
@@ -50,7 +50,7 @@ named! {
 }
 
 impl Obstacle {
-    /// What is wrong, as a part of a sentence.
+    /// Explanation of the obstacle, as a part of a sentence.
     pub const fn explanation(self) -> &'static str {
         match self {
             Obstacle::Inconsistent => "its data is inconsistent until a resync ends",
@@ -75,22 +75,22 @@ impl Obstacle {
     }
 }
 
-/// What an outlook depends on besides the situation.
+/// Input of an outlook, besides the situation.
 #[derive(Clone, Copy, Debug)]
 pub struct Outlook<'a> {
-    /// What the source has allowed last.
+    /// Last offer of the source.
     pub offer: Option<LossPermission>,
-    /// Why the arbiter granted nothing last.
+    /// Last denial of the arbiter.
     pub denial: Option<&'a Denial>,
-    /// The replica was removed from the mirror.
+    /// True if the replica was removed from the mirror.
     pub is_removed: bool,
-    /// A source is attached here.
+    /// True if a source is attached here.
     pub is_attached: bool,
-    /// The command that fences the peer has failed.
+    /// True if the command that fences the peer has failed.
     pub is_unfenced: bool,
 }
 
-/// Why the attached peer of a source does not take over when the source is lost now.
+/// Reason why the attached peer of a source would not take over if the source were lost now.
 pub const fn peer_obstacle(offer: LossPermission) -> Option<Obstacle> {
     match offer {
         LossPermission::Unrecorded { .. } => Some(Obstacle::NotInSync),
@@ -99,7 +99,7 @@ pub const fn peer_obstacle(offer: LossPermission) -> Option<Obstacle> {
     }
 }
 
-/// Why this node does not serve, or take over, when it loses its peer now; `None` if it does.
+/// Reason why this node would not serve, or take over, if it lost its peer now; `None` if it would.
 pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle> {
     let state = &situation.state;
     if outlook.is_removed {
@@ -131,7 +131,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
             Some(Obstacle::Unfenced)
         }
         NodeRole::Serving { .. } => match situation.serving_right {
-            // It keeps serving, and needs no arbiter.
+            // It continues to serve, and needs no arbiter.
             ServingRight::Manual | ServingRight::Alone(_) => None,
             ServingRight::Contested { .. } if situation.is_other_store => {
                 Some(Obstacle::OtherArbiter)
@@ -149,7 +149,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
                 denied.or(Some(Obstacle::ArbiterSilent))
             }
             (RecordedRight::InSync, _) => denied,
-            // It has not read yet what the source has recorded, or has read something older.
+            // It has not read the source's latest record yet, or has read an older one.
             (_, Some(LossPermission::Recorded { .. }))
                 if outlook.is_attached && situation.proof != StoreProof::NotNeeded =>
             {

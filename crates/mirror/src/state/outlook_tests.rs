@@ -19,8 +19,8 @@ fn silent() -> Denial {
     Denial::Silent(NoAnswer("refused".into()))
 }
 
-/// A target without an obstacle asks the arbiter once its time has come, and one with an obstacle
-/// does not, except when only the arbiter's last answer is in the way.
+/// A target without an obstacle asks the arbiter when its time has come. A target with an obstacle
+/// does not, unless the obstacle is only the arbiter's last answer.
 #[test]
 fn target_without_obstacle_takes_over() {
     let target = situation(TARGET, LegPhase::Disconnected);
@@ -51,7 +51,7 @@ fn target_without_obstacle_takes_over() {
 }
 
 #[test]
-fn denial_is_named_until_it_is_overcome() {
+fn last_denial_is_reported_until_granted() {
     let lost = Denial::Lost { epoch: 1, source_replica: Default::default(), revision: 1 };
     for (denial, expected) in [
         (lost, Obstacle::Lost),
@@ -72,8 +72,8 @@ fn denial_is_named_until_it_is_overcome() {
     }
 }
 
-/// The source has recorded the target, which has not seen that in the store, or sees something
-/// older.
+/// The source has recorded the target, but the target has not read that record in the store, or has
+/// read an older one.
 #[test]
 fn target_without_proof_of_one_store_does_not_take_over() {
     let role = NodeRole::Target { epoch: 5, attached: true };
@@ -94,7 +94,7 @@ fn target_without_proof_of_one_store_does_not_take_over() {
     }
 }
 
-/// A source without a peer keeps serving, whatever the arbiter says meanwhile.
+/// A source without a peer continues to serve, whatever the arbiter answers.
 #[test]
 fn lone_source_has_no_obstacle() {
     let denial = silent();

@@ -97,11 +97,11 @@ pub struct MirrorFacts {
     pub phase: LegPhase,
     /// The peer is recorded as out of date.
     pub outdated: bool,
-    /// A source is attached here. The state of another target is for that source to report.
+    /// True if a source is attached here. That source reports the state of other targets.
     pub attached: bool,
 }
 
-/// The state to show. A split brain is shown whatever the desired state, so it is never mistaken
+/// State to show. A split brain is shown whatever the desired state, so that it is never mistaken
 /// for health.
 pub fn derive(facts: MirrorFacts) -> MirrorState {
     match (facts.phase, facts.desired_state) {
@@ -163,8 +163,7 @@ pub struct MirrorPeerStatus {
     pub added_writes: u64,
     /// Number of sessions lost after they had been attached.
     pub disconnects: u64,
-    /// Number of times that this side discarded its data for the peer's in a split brain, by
-    /// policy.
+    /// Number of split brains in which this side discarded its data for the peer's, by policy.
     pub discards: u64,
     /// Upper bound of the data discarded then, at the bitmap's granularity.
     pub discarded_bytes: u64,
@@ -183,7 +182,7 @@ pub struct GroupStatus {
     pub volumes: Vec<String>,
     /// Volumes without an open replica on this node.
     pub missing: Vec<String>,
-    /// Every replica on this node has consistent data, so all are at one moment.
+    /// True if every replica on this node has consistent data, so that all show one moment.
     pub consistent: bool,
     /// Volumes that the peer refuses, because they belong to another group there, or to none.
     pub refused: Vec<String>,
@@ -218,16 +217,16 @@ pub struct MirrorStatus {
     pub bad_ranges: Vec<BadRange>,
     /// Peers, in configuration order.
     pub peers: Vec<MirrorPeerStatus>,
-    /// Host writes in flight and reads that wait for one; and, of these, the calls that wait for an
-    /// overlapping one.
+    /// Host writes in flight and reads that wait for one; then, of these, the calls that wait for
+    /// an overlapping one.
     pub in_flight: u64,
     /// See `in_flight`.
     pub waiting_for_range_lock: u64,
     /// Host writes.
     pub writes: u64,
-    /// Time that the local leg took for them, summed, in µs.
+    /// Sum of the times that the local leg took for them, in µs.
     pub local_us: u64,
-    /// Blocks that one leg could not read, and that were rewritten with the other leg's data; and
+    /// Blocks that one leg could not read, and that were rewritten with the other leg's data; then
     /// their bytes.
     pub repairs: u64,
     /// See `repairs`.

@@ -173,7 +173,7 @@ impl NbdConnection {
     }
 
     /// True if `bytes` more may be in flight. A connection gets more memory only while its client
-    /// reads: while at most half of what it holds waits to be sent.
+    /// reads: while at most half of its memory waits to be sent.
     fn fits(&self, bytes: usize) -> bool {
         let held = self.bytes.get();
         let all = held + bytes;

@@ -1,10 +1,10 @@
 //! Authentication of a queue: its state, and the commands Authentication Send and Receive
 //! (Base 6.1, 6.2, 8.3.5).
 //!
-//! Until its host is authenticated, a queue of a subsystem with keys executes only these commands;
-//! and again after it has made a PSK in plain text, because its host connects anew. A host may
-//! authenticate again later; a failure ends the connection then too. The group operations run off
-//! this core.
+//! A queue of a subsystem with keys executes only these commands until its host is authenticated,
+//! and again after a plain queue has made a PSK, because the host then reconnects with TLS. A host
+//! may authenticate again later; a failure then also ends the connection. The group operations run
+//! on other threads.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,14 +35,14 @@ pub(crate) enum Authentication {
     Required(Stage),
     /// All commands are executed.
     Passed(Stage),
-    /// The host has made a PSK in plain text at this time, and is to connect anew. Only
+    /// The host has made a PSK over plain TCP at this time, and has to reconnect with TLS. Only
     /// authentication commands are executed.
     PskMade(Instant, Stage),
     /// No command is executed, and the connection is about to end.
     Failed,
 }
 
-/// How far an exchange is.
+/// Progress of an exchange.
 pub(crate) enum Stage {
     /// None has begun.
     Idle,
@@ -63,7 +63,7 @@ pub(crate) struct Exchange {
     began: Instant,
 }
 
-/// What became of the PSK that an exchange makes.
+/// Result of an exchange for its PSK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PskOutcome {
     /// The host has not asked for one, or has to continue.
@@ -109,7 +109,7 @@ impl Authentication {
             Self::Required(_) | Self::Failed => {
                 is_late(connected).then_some(Overdue::Authentication)
             }
-            // The age of the connection says nothing: the host may have used it for days before.
+            // The connection's age does not matter: the host may have used it for days.
             Self::PskMade(since, _) => is_late(*since).then_some(Overdue::Reconnect),
             Self::Passed(stage) => {
                 let is_late = stage.began().is_some_and(is_late);
@@ -128,7 +128,7 @@ impl Authentication {
 }
 
 impl Stage {
-    /// True if the exchange was evicted for those of others.
+    /// True if the exchange was evicted in favor of another host's.
     fn is_evicted(&self) -> bool {
         match self {
             Self::Admitted(handshake) => handshake.is_evicted(),
@@ -217,12 +217,13 @@ impl Connection {
         let session = session.as_mut().ok_or(out_of_order)?;
         let controller = &session.connected.controller;
         let concatenation = self.concatenation(controller, session.connected.queue.qid);
-        // A host that need not authenticate has no key to do it with.
+        // A host that need not authenticate has no key for an exchange.
         let stage = session.authentication.stage().ok_or(out_of_order)?;
         let begin = |handshake: Handshake| {
             let keys = controller.subsystem.keys_of(&controller.host.nqn);
             let keys = keys.ok_or(out_of_order)?;
-            // Before the secrets are read: a replacement in between ends what they make.
+            // Before the secrets are read: a replacement in between invalidates keys derived from
+            // them.
             let version = keys.version();
             let secrets = |ring: &auth::KeyRing| ring.secrets();
             let options = ControllerOptions {
@@ -260,7 +261,7 @@ impl Connection {
     /// Takes an exchange back after a step.
     ///
     /// # Errors
-    /// The status of the command, if its host must not take the step for a success.
+    /// The status of the command, if the host must not regard the step as a success.
     fn exchanged(&self, mut exchange: Box<Exchange>) -> Result<(), Status> {
         let psk = self.settle_psk(&mut exchange);
         let progress = exchange.controller.progress();
@@ -288,7 +289,7 @@ impl Connection {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
                 session.authentication = match (psk, self.channel()) {
-                    // The host connects anew, with TLS. It has no other command to send before.
+                    // The host reconnects with TLS, and sends no other command on this queue.
                     (PskOutcome::Kept, Channel::Plain) => {
                         Authentication::PskMade(time::now(), Stage::Idle)
                     }
@@ -305,7 +306,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Promises the PSK of an exchange before its host is told of success, and keeps it at the end.
+    /// Promises the PSK of an exchange before the host learns of success, and keeps it at the end.
     /// A PSK that cannot be promised makes the exchange fail.
     fn settle_psk(&self, exchange: &mut Exchange) -> PskOutcome {
         let ended = Err(ConcatenationRefusal::ControllerEnded);

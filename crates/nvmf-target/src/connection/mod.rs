@@ -64,7 +64,7 @@ use waiting::WaitingCommand;
 pub(crate) struct Connection {
     pub(crate) target: Arc<Target>,
     stream: Stream,
-    /// What the host has proven by TLS; `None` without TLS.
+    /// Host authenticated by TLS; `None` without TLS.
     tls_host: Option<TlsHost>,
     /// Encryption of the listener's connections.
     tls_mode: TlsMode,

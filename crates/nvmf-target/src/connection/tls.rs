@@ -18,7 +18,7 @@ use crate::handshakes::FailureReason;
 use crate::tls::{Channel, HandshakeKeys, KeyOrigin, ProvenNames, TlsFailureReason, TlsMode};
 use crate::{Controller, Target};
 
-/// What a host has proven by TLS.
+/// Host authenticated by TLS.
 pub(super) struct TlsHost {
     names: ProvenNames,
     /// Identity of the PSK, if concatenation has generated it.
@@ -92,9 +92,10 @@ impl Failed {
     }
 }
 
-/// What `reason` means for a host that may `authenticate`, and so concatenate. `known` says that
-/// this side has a generated PSK with its identity. The identity contains a digest of the generated
-/// PSK, so both sides have made the same, of which TLS gets a key that is derived from it.
+/// Explanation of `reason` for a host that may `authenticate`, and so concatenate. `known` is true
+/// if this side has a generated PSK with the identity. The identity contains a digest of the
+/// generated PSK, from which TLS derives its key. So a known identity means that both sides
+/// generated the same PSK.
 fn hint(
     reason: TlsFailureReason,
     known: bool,
@@ -175,7 +176,7 @@ impl Connection {
         self.target.tls_refusals.refused(&self.stream.peer(), &[], &reason);
     }
 
-    /// What the channel proves.
+    /// Proof of the host's identity by the channel.
     pub(super) fn channel(&self) -> Channel<'_> {
         match &self.tls_host {
             None => Channel::Plain,
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hints_say_what_is_known_of_a_generated_psk() {
+    fn handshake_error_names_generated_psk_state() {
         let (wrong, unknown) = (TlsFailureReason::WrongKey, TlsFailureReason::UnknownIdentity);
         let hint = |reason, known, authenticates| {
             super::hint(reason, known, authenticates, TlsMode::Allowed)

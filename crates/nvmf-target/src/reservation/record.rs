@@ -57,7 +57,7 @@ pub(crate) fn encode(state: &Reservations) -> Option<Vec<u8>> {
 /// The reservations in `record`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The mistake.
 pub(crate) fn decode(record: &[u8]) -> Result<Reservations, &'static str> {
     let damaged = "the record is damaged";
     let (content, checksum) = record

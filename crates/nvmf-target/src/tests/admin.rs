@@ -230,7 +230,7 @@ fn feature_capabilities_and_unknown_features() {
             }
         }
     }
-    // Without a volatile write cache; and of discovery controllers: events and keep alive.
+    // A device without a volatile write cache, and discovery controllers: events and keep alive.
     assert_eq!(supported, [15, 2]);
     let profile = FeatureId::COMMAND_SET_PROFILE;
     assert_eq!((set(&io, profile, 0), get(&io, profile, 0)), (Ok(0), Ok(0)));

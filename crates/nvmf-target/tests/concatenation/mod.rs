@@ -181,9 +181,9 @@ fn promised_psk_keeps_plain_io_queues_out() {
 }
 
 /// In simulation: time passes at once. The host has used the queue for longer than a handshake may
-/// take, and has as much time again to connect anew.
+/// take, and still has the full time to reconnect with TLS.
 #[test]
-fn host_has_time_to_connect_anew_with_its_psk() {
+fn host_has_time_to_reconnect_with_its_psk() {
     in_simulation(1, async || {
         let config = TargetConfig::default();
         let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
@@ -232,7 +232,7 @@ fn generated_psk_opens_nothing_for_other_names() {
 }
 
 #[test]
-fn psk_is_replaced_over_tls_alone() {
+fn psk_is_replaced_only_over_tls() {
     on_each_driver(async || {
         let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);
@@ -315,7 +315,7 @@ fn host_with_a_tls_key_makes_no_psk() {
 
 /// In simulation: time passes at once.
 #[test]
-fn expired_psk_is_erased_though_nobody_asks() {
+fn expired_psk_is_erased_without_lookup() {
     in_simulation(1, async || {
         let server = server(TargetConfig::default(), both_keys());
         server.tls.set(TlsMode::Allowed);
@@ -333,7 +333,7 @@ fn expired_psk_is_erased_though_nobody_asks() {
     });
 }
 
-/// By a reload: whoever had the old key, and that alone, could have made the PSK.
+/// A reload replaces the key. The PSK may come from an attacker who has only the old key.
 #[test]
 fn psk_of_a_replaced_key_opens_nothing() {
     on_each_driver(async || {
@@ -365,7 +365,7 @@ fn psk_of_a_replaced_key_opens_nothing() {
     });
 }
 
-/// The admin queue that made it ends before: its host connects anew with TLS.
+/// The PSK outlives the admin queue that made it, because the host then reconnects with TLS.
 #[test]
 fn psk_ends_with_the_controller_that_uses_it() {
     on_each_driver(async || {

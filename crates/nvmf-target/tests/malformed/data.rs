@@ -52,7 +52,7 @@ fn data_for_tag_beyond_queue() {
 }
 
 #[test]
-fn data_for_another_command() {
+fn data_with_wrong_cid_is_fatal() {
     let wrong = Fatal::field(offset_of!(DataHeader, cid));
     data_is_refused(wrong, |io, tag| io.h2c_data(6, tag, 0, &[1; 4096], false));
 }

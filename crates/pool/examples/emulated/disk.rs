@@ -1,6 +1,8 @@
-//! Emulated cloud disk: limits and latency over a device that keeps only what is not [`filler`].
+//! Emulated cloud disk: limits and latency over a device that stores only blocks other than the
+//! [`filler`].
 //!
-//! Hosts write the filler, so pools of hundreds of gigabytes run with all their metadata in a few.
+//! Hosts write the filler, so pools of hundreds of gigabytes run with all their metadata in a few
+//! gigabytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +17,14 @@ use parking_lot::Mutex;
 
 const BLOCK: usize = 4096;
 
-/// The block that hosts write.
+/// Block that hosts write.
 pub(crate) fn filler() -> [u8; BLOCK] {
     [0x5a; BLOCK]
 }
 
 #[derive(Default)]
 struct Content {
-    /// A bit per block: it is the filler.
+    /// Bit set of blocks that are the filler.
     filled: Vec<u64>,
     others: BTreeMap<u64, Box<[u8]>>,
 }
@@ -90,7 +92,7 @@ impl BlockDevice for Sparse {
     }
 }
 
-/// A disk of a cloud, of 500 GB.
+/// Limits of a cloud disk of 500 GB.
 #[derive(Clone, Copy)]
 pub(crate) struct Profile {
     pub(crate) name: &'static str,
@@ -101,8 +103,8 @@ pub(crate) struct Profile {
     latency_us: (u64, u64),
 }
 
-/// The page of about 2019: 0.75 reads and 1.5 writes per second and GB, 60 MB/s. The latency is an
-/// assumption.
+/// Provider's page of about 2019: 0.75 reads and 1.5 writes per second and GB, 60 MB/s. The latency
+/// is an assumption.
 pub(crate) const STANDARD: Profile = Profile {
     name: "pd-standard, 500 GB",
     iops: (375, 750),
@@ -110,7 +112,7 @@ pub(crate) const STANDARD: Profile = Profile {
     latency_us: (10_000, 4_000),
 };
 
-/// The same page: 30 per second and GB, 0.48 MB/s per GB. The latency is that of SIOS's report.
+/// Same page: 30 I/Os per second and GB, 0.48 MB/s per GB. The latency is from SIOS's report.
 pub(crate) const SSD: Profile = Profile {
     name: "pd-ssd, 500 GB",
     iops: (15_000, 15_000),
@@ -126,7 +128,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// A disk without limits, to be filled.
+    /// A disk without limits, so that it can be filled quickly.
     pub(crate) fn new(profile: Profile, size_bytes: u64) -> Disk {
         let limiter = Limiter::new(Limit::default()).expect("no limit is valid");
         let time = |us| Some(ServiceTime::constant(Duration::from_micros(us)));

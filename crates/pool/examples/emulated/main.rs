@@ -32,7 +32,7 @@ struct Load {
 const DEEP: Load = Load { depth: 32, blocks: 1, flushed: false };
 const DEEPER: Load = Load { depth: 128, ..DEEP };
 
-/// What a run measured.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 struct Found {
     iops: f64,
@@ -41,7 +41,7 @@ struct Found {
     longest_ms: f64,
 }
 
-/// Random writes until `enough` says so.
+/// Random writes until `enough` returns true.
 async fn write(device: &SharedDevice, load: Load, enough: impl Fn(u64) -> bool) -> Found {
     let begun = time::now();
     let latencies = Rc::new(RefCell::new(Vec::<u64>::new()));
@@ -108,7 +108,7 @@ struct Bed {
     volume: SharedDevice,
 }
 
-/// A pool whose capacity is used to this part, and a volume that was filled.
+/// A pool with a filled volume that uses `percent` of its capacity.
 async fn pool(profile: Profile, size_bytes: u64, percent: u64) -> Bed {
     let disk = Disk::new(profile, size_bytes);
     let devices = vec![NamedDevice { name: "disk".to_owned(), device: disk.device.clone() }];
@@ -173,7 +173,7 @@ fn by_fullness(profile: Profile, size_bytes: u64, span: Duration) {
                 let bed = pool(profile, size_bytes, percent).await;
                 bed.settle(size_bytes).await;
                 bed.disk.limit();
-                // What the change of limits leaves behind is not measured.
+                // Skip the transition after the change of limits.
                 for_span(&bed.volume, load, span / 2).await;
                 let before = bed.pool.status().copied_blocks;
                 let found = for_span(&bed.volume, load, span).await;

@@ -1,8 +1,11 @@
 //! Merge: applies changes to a copy-on-write tree, level by level from the leaves.
 //!
-//! Invariants: old pages are never changed; the usage loses every block and page of the tree's own
-//! that the new tree does not refer to, and gains the new ones; a page without entries is not
-//! written; what a damaged page had is lost, and stays counted as used.
+//! Invariants:
+//! - old pages never change;
+//! - the usage loses each block and page that only the old tree refers to, unless the parent owns
+//!   it, and gains the new ones;
+//! - a page without entries is not written;
+//! - entries of a damaged page are lost, and their blocks stay counted as used.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -22,14 +25,14 @@ use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
-/// Changes of one tree.
+/// Changes to merge into one tree.
 #[derive(Debug, Default)]
 pub(crate) struct MergeInput {
     /// Changed blocks, ascending. They override `zeroes`.
     pub(crate) changes: Vec<Change>,
     /// Ranges of zeroes, in blocks.
     pub(crate) zeroes: Vec<Range<u64>>,
-    /// Pages to write again although nothing in them changed.
+    /// Pages to rewrite although their entries did not change.
     pub(crate) touched: Vec<PagePlace>,
 }
 
@@ -39,12 +42,12 @@ impl MergeInput {
     }
 }
 
-/// A new tree.
+/// Result of a merge.
 pub(crate) struct Merged {
     pub(crate) tree: Tree,
-    /// Mapped blocks that were added.
+    /// Mapped blocks, new minus old.
     pub(crate) mapped: i64,
-    /// Blocks of the parent that it lost.
+    /// Blocks shared with the parent that the new tree no longer has.
     pub(crate) unshared: u64,
 }
 
@@ -78,7 +81,7 @@ impl<'a> Merge<'a> {
     /// Applies the changes; the new root has `level`.
     ///
     /// # Errors
-    /// Of the devices, or a damaged page.
+    /// Errors of the devices, or a damaged page.
     pub(crate) async fn run(mut self, input: MergeInput, level: u8) -> Result<Merged, IoError> {
         assert!(level >= self.old.level, "volumes grow only");
         let old = self.old;
@@ -98,7 +101,7 @@ impl<'a> Merge<'a> {
         Ok(Merged { tree: Tree { level, root, ..old }, mapped, unshared })
     }
 
-    /// The new tree lacks an old entry. It is freed if it was the tree's own, which is returned.
+    /// Drops an entry of the old tree. Returns true if the tree owned it, so that it was freed.
     fn retire(&mut self, entry: Entry, level: u8, index: u64) -> Result<bool, IoError> {
         let own = self.ownership.is_own(entry.birth, (index + 1).saturating_mul(span(level)));
         if own {
@@ -107,8 +110,8 @@ impl<'a> Merge<'a> {
         Ok(own)
     }
 
-    /// The old page of a place, and its entry. A damaged page has lost its entries; only the
-    /// metadata map must be whole.
+    /// Entry and content of an old page. Entries of a damaged page are lost, except in the metadata
+    /// map, which must be whole.
     async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let place = PagePlace { volume: self.old.volume, level, index };
@@ -216,7 +219,7 @@ impl<'a> Merge<'a> {
         Ok(done)
     }
 
-    /// Replaces an old page by a new one, or by nothing.
+    /// Replaces an old page by a new one, or removes it.
     async fn replace(
         &mut self,
         level: u8,
@@ -228,7 +231,7 @@ impl<'a> Merge<'a> {
     ) -> Result<(), IoError> {
         self.retire(old, level, index)?;
         if page.is_empty() {
-            // In order with the pages of the batch.
+            // Write the pages of the batch first, to keep the order of indexes.
             self.write(level, batch, done).await?;
             done.push((index, Entry::HOLE));
             return Ok(());

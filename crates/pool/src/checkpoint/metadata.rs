@@ -24,7 +24,7 @@ pub(crate) const METADATA_LEVEL: u8 = 3;
 /// First block of the volume table in the metadata map.
 pub(crate) const VOLUME_TABLE_BLOCK: u64 = 1 << 22;
 
-/// The metadata as of the last checkpoint, or as of the one being written.
+/// Metadata of the last checkpoint, or of the one being written.
 pub(crate) struct Metadata {
     tree: Tree,
     usage_on_disk: Usage,
@@ -32,7 +32,7 @@ pub(crate) struct Metadata {
     pub(crate) volume_table_bytes: Vec<u8>,
 }
 
-/// Bytes as blocks, the last one filled with zeroes.
+/// Splits bytes into blocks, and pads the last one with zeroes.
 fn blocks_of(bytes: &[u8]) -> impl Iterator<Item = Block> {
     bytes.chunks(BLOCK_BYTES).map(|part| {
         let mut block = [0; BLOCK_BYTES];
@@ -60,11 +60,11 @@ impl Metadata {
         }
     }
 
-    /// Writes what differs from the last checkpoint, and the blocks being moved. Returns the new
+    /// Writes the changes since the last checkpoint, and the blocks being moved. Returns the new
     /// root.
     ///
     /// # Errors
-    /// Of the devices, or a damaged page.
+    /// Errors of the devices, or a damaged page.
     pub(super) async fn write(
         &mut self,
         old: &OldMaps<'_>,
@@ -112,7 +112,7 @@ impl Metadata {
     }
 }
 
-/// Writes blocks as one chunk, and adds their changes of the metadata map.
+/// Writes blocks as one chunk, and records their entries for the metadata map.
 async fn write_blocks(
     shared: &Shared,
     blocks: &[(u64, Option<Block>)],

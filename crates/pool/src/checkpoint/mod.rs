@@ -31,35 +31,36 @@ use merge::{Merge, MergeInput};
 use metadata::Metadata;
 use relocate::Moving;
 
-/// What a checkpoint merges, and where a replay after it begins.
+/// Input of a checkpoint: sealed changes, and the place in the log where a replay after the
+/// checkpoint begins.
 #[derive(Debug)]
 pub(crate) struct Frozen {
     pub(crate) recent: Recent,
-    /// First chunk that is not part of it.
+    /// First chunk after the sealed changes.
     pub(crate) start: LogStart,
-    /// Log of that chunk.
+    /// Number of the log that has this chunk.
     pub(crate) log: u64,
     /// The volume table without `snapshot`.
     pub(crate) volume_table: VolumeTable,
-    /// Snapshots of exactly these changes.
+    /// Snapshots to take of the volumes after exactly these changes.
     pub(crate) snapshot: Option<SnapshotOrder>,
 }
 
-/// Reads of the maps that a checkpoint changes.
+/// Reader of the old map pages.
 struct OldMaps<'a> {
     shared: &'a Shared,
     retries: ReadRetries,
-    /// The first checkpoint of an opening, which may lose what cannot be read.
+    /// True for the first checkpoint of an opening, which may give up unreadable pages.
     is_opening: bool,
 }
 
 impl OldMaps<'_> {
-    /// Reads pages of volumes, and repeats failed reads. `None` if a page is damaged: what it has
-    /// is lost. A page that the device cannot read may be whole, and counts as damaged only in the
-    /// first checkpoint of an opening: an operator knows of the failure then.
+    /// Reads pages of volumes, and repeats failed reads. `None` for a damaged page, whose entries
+    /// are lost. A page that the device fails to read may be intact, so only the first checkpoint
+    /// of an opening counts it as damaged: at an opening, an operator sees the failure.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     async fn read<T>(
         &self,
         attempt: impl AsyncFn() -> Result<T, PageError>,
@@ -82,7 +83,7 @@ impl OldMaps<'_> {
     }
 }
 
-/// A checkpoint being made.
+/// A checkpoint in progress.
 struct Work<'a> {
     shared: &'a Shared,
     old: OldMaps<'a>,
@@ -95,7 +96,7 @@ impl Shared {
     /// Makes a checkpoint. Only one runs at a time.
     ///
     /// # Errors
-    /// Of the devices, or a damaged map page. The pool then fails every change.
+    /// Errors of the devices, or a damaged map page. The pool then fails every change.
     pub(crate) async fn checkpoint(&self) -> Result<(), IoError> {
         let done = self.try_checkpoint().await;
         if let Err(error) = done {
@@ -110,7 +111,7 @@ impl Shared {
         let (frozen, mut work, mut meta, moving) = {
             let mut state = self.state.lock();
             state.check()?;
-            // A checkpoint of what a snapshot sealed contains nothing that was asked for since.
+            // A checkpoint of changes that a snapshot sealed does not cover later requests.
             if state.frozen.is_none() {
                 state.wanted.checkpoint = false;
                 let start = state.position.start();
@@ -133,7 +134,7 @@ impl Shared {
         };
         let before = (work.trees.clone(), work.usage.clone());
         match work.relocate(&moving).await {
-            // What moves is as good where it is.
+            // Moving is optional: the old places stay valid.
             Err(IoError::ReadFault) => {
                 tracing::error!(pool = self.name, "map cannot be read: its blocks are not moved");
                 (work.trees, work.usage) = before;
@@ -150,9 +151,9 @@ impl Shared {
         }
         let root =
             meta.write(&work.old, &work.usage, &work.volume_table, &moving, frozen.birth()).await?;
-        // Everything that the checkpoint refers to took effect before, so one flush covers it.
+        // All blocks that the checkpoint refers to were written before, so one flush covers them.
         self.flush().await?;
-        // Without the log device, too, the checkpoint is whole.
+        // The devices of the table must have the whole checkpoint, even without the log device.
         self.written_out().await?;
         let turn = self.update_turn().await?;
         let superblock = self.next_update(|superblock| {
@@ -164,7 +165,7 @@ impl Shared {
         self.commit(superblock, &frozen.volume_table, &volume_table, trees, meta, usage);
         drop(turn);
         drop(frozen);
-        // Clearing takes too long for the lock.
+        // Clearing the table takes too long under the lock.
         let merged = self.state.lock().merged.take();
         if let Some(Frozen { mut recent, .. }) = merged.and_then(Arc::into_inner) {
             recent.clear();
@@ -197,7 +198,7 @@ impl Shared {
             (volume.mapped, volume.shared, volume.root) =
                 (merged.mapped, merged.shared, merged.root);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
-            // It may have been deleted since.
+            // The volume may have been deleted since the changes were sealed.
             if merged.state != VolumeState::Present {
                 volume.state = merged.state;
             }
@@ -218,9 +219,9 @@ impl Shared {
 }
 
 impl Frozen {
-    /// Birth of the pages of the checkpoint: nothing in them is younger, and a snapshot of what
-    /// is in them is not older. The first checkpoint of a pool comes before every chunk, but a
-    /// birth of 0 would belong to no volume, and its pages would never be freed.
+    /// Birth of the checkpoint's pages: the sequence before its start. No block below them is
+    /// newer, and every snapshot that contains them has at least this sequence. The birth is at
+    /// least 1, because a page of birth 0 would belong to no volume and never be freed.
     fn birth(&self) -> u64 {
         (self.start.sequence - 1).max(1)
     }
@@ -264,7 +265,7 @@ impl Work<'_> {
         let merge = Merge::new(&self.old, &mut self.usage, old, ownership, frozen.birth());
         let merged = merge.run(input, level).await?;
         let volume = self.volume_table.volumes.get_mut(&id).expect("the identifiers are its own");
-        // Damage of the map may have hidden what was mapped.
+        // A damaged page may have hidden mapped blocks.
         let mapped = volume.mapped.saturating_add_signed(merged.mapped);
         volume.mapped = mapped.min(volume.blocks);
         volume.shared = volume.shared.saturating_sub(merged.unshared);
@@ -283,12 +284,12 @@ impl Work<'_> {
         }
     }
 
-    /// A block or page is no longer used.
+    /// Counts a block or page as no longer used.
     fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
         self.usage.retire(self.shared, entry)
     }
 
-    /// A block or page is used.
+    /// Counts a block or page as used.
     fn add(&mut self, entry: Entry) {
         self.usage.add(self.shared, entry);
     }
@@ -318,7 +319,7 @@ impl Usage {
 }
 
 impl State {
-    /// Seals the recent changes: a checkpoint merges them. Later ones go to another table.
+    /// Seals the recent changes for the next checkpoint. Later changes go to another table.
     pub(crate) fn freeze(&mut self, start: LogStart, snapshot: Option<SnapshotOrder>) {
         assert!(self.frozen.is_none(), "one checkpoint at a time");
         let capacity = self.active.capacity();

@@ -4,10 +4,11 @@
 //! the map alone, and is absent from the only map that continues from it, is freed. Nothing is
 //! written: the volume table has the block up to which the walk came.
 //!
-//! Invariants: one map is reaped at a time, so those around it are whole; pages that cover blocks
-//! beyond the walk are whole, so it can continue after a crash; subtrees that are shared are not
-//! read, so the work is proportional to what is freed; what is below a damaged page, of either
-//! map, stays counted as used, because the other map may have it.
+//! Invariants:
+//! - one map is reaped at a time, so its parent and child are whole;
+//! - pages that cover blocks beyond the position are whole, so the walk can continue after a crash;
+//! - shared subtrees are not read, so the work is proportional to the freed space;
+//! - entries below a damaged page of either map stay counted as used: the other map may have them.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 use crate::ondisk::volume_table::VolumeState;
 
-/// A page on the way to the next block of the walk, and its counterpart in the other map.
+/// A page on the path to the next block of the walk, and its counterpart in the other map.
 struct Frame {
     level: u8,
     index: u64,
@@ -40,7 +41,7 @@ impl Frame {
 
 /// Walk of one map.
 struct Walk {
-    /// What is not younger belongs to the parent.
+    /// Blocks with a birth up to this sequence belong to the parent.
     floor: u64,
     from: u64,
     frames: Vec<Frame>,
@@ -71,10 +72,10 @@ impl Walk {
 }
 
 impl Work<'_> {
-    /// Frees as much as one checkpoint may.
+    /// Frees blocks up to the limit of one checkpoint.
     ///
     /// # Errors
-    /// Of the devices, except for damaged pages.
+    /// Errors of the devices. Damaged pages are none.
     pub(super) async fn reap(&mut self) -> Result<(), IoError> {
         let mut pages = REAP_PAGES;
         while pages > 0 {
@@ -95,7 +96,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Continues the walk of one map; returns whether it came to the end.
+    /// Continues the walk of one map; returns true at its end.
     async fn reap_one(&mut self, id: u32, pages: &mut usize) -> Result<bool, IoError> {
         let tree = self.trees[&id];
         let child = self.volume_table.children(id).next().map(|child| self.trees[&child.id]);

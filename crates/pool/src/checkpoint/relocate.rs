@@ -1,6 +1,6 @@
-//! Relocation: maps refer to the new places of blocks and pages that the cleaner wants out of their
-//! segments. Everything that shares a page gets the same copy of it, with the birth of the old one,
-//! so their owners stay the same.
+//! Relocation: makes maps refer to the new places of the blocks and pages that the cleaner moves
+//! out of its segments. Maps that share a page share its copy, which keeps the birth of the page,
+//! so ownership does not change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,28 +15,29 @@ use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
 
-/// What the cleaner wants out of its segments.
+/// Blocks and pages that the cleaner moves out of its segments.
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
-    /// New places of blocks that snapshots have, by old location.
+    /// New entries of blocks that snapshots have, by old location.
     pub(crate) blocks: BTreeMap<u64, Entry>,
-    /// Pages of snapshots, and with level 0 blocks of `blocks`, in every map that has them.
+    /// Places of the pages that refer to `blocks`, in every map that has them, and of pages of
+    /// snapshots. Level 0 stands for a block.
     pub(crate) places: BTreeSet<PagePlace>,
-    /// Pages that one volume owns, pages of volume 0, and metadata: merging writes them again.
+    /// Pages owned by one volume, pages of volume 0, and metadata blocks: merging rewrites them.
     pub(crate) touched: BTreeSet<PagePlace>,
 }
 
-/// Pages that are copied, with the entries of their old places.
+/// Pages to copy, with their old entries.
 type Batch = Vec<(Entry, PagePlace, MapPage)>;
 
 impl Work<'_> {
-    /// Copies what moves, and changes the trees that have it.
+    /// Copies the moving pages, and changes the trees that have them.
     ///
     /// # Errors
-    /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may
-    /// move.
+    /// Errors of the devices; [`IoError::ReadFault`] for an unreadable page, after which nothing
+    /// may move.
     pub(super) async fn relocate(&mut self, moving: &Moving) -> Result<(), IoError> {
-        // New entries by old location, of blocks and pages.
+        // New entries of blocks and pages, by old location.
         let mut moved = moving.blocks.clone();
         for (old, new) in &moving.blocks {
             self.retire(Entry { location: *old, ..*new })?;
@@ -65,8 +66,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Copies the pages of one level. What several trees share is copied once, and pages of several
-    /// trees fill a chunk: with many snapshots, each has a page or two.
+    /// Copies the pages of one level. A page that several trees share is copied once. Pages of
+    /// several trees fill a chunk, because with many snapshots each tree has only a page or two.
     async fn relocate_level(
         &mut self,
         level: u8,

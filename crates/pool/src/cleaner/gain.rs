@@ -1,8 +1,9 @@
 //! Gain: whether cleaning still frees space. Pure.
 //!
-//! Near the limit of its density a pool gains nothing from one pass: copies, their headers and the
-//! checkpoint take what the victims give. Free space may go up and down for ever then, so only more
-//! of it than at any time in a row of passes counts. What hosts wrote meanwhile counts as free.
+//! Near its limit of density, a pool gains nothing from a pass: copies, headers and the checkpoint
+//! take all space that the victims give. Free space may then rise and fall for ever. So a pass
+//! gains only if it leaves more free space than all passes since the last gain. Blocks written for
+//! hosts meanwhile count as free.
 
 use crate::limits::FRUITLESS_PASSES;
 
@@ -10,7 +11,7 @@ use crate::limits::FRUITLESS_PASSES;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gain {
     fruitless: u32,
-    /// Most blocks that were free during these passes.
+    /// Most free blocks during these passes.
     most_free: u64,
 }
 

@@ -1,15 +1,15 @@
-//! Cleaner: copies live blocks out of the segments with the fewest of them, and lets a checkpoint
-//! free these segments.
+//! Cleaner: copies live blocks out of the segments that have the fewest, and lets a checkpoint free
+//! these segments.
 //!
 //! Invariants:
 //! - a block is copied only if the map has it at this place now, and the copy takes effect only if
 //!   the map still does;
-//! - a segment that cannot be read, or whose live blocks are not found, stays as it is, and is
-//!   tried again later;
-//! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the
-//!   block refer to the copy, so a replay never sees one of them changed alone;
-//! - map pages and metadata are not copied: the checkpoint writes them again;
-//! - no checkpoint runs and no ancestry changes between a look at a tree and the effect of the
+//! - a segment that cannot be read, or whose live blocks are not found, is kept and tried again
+//!   later;
+//! - a block of snapshots is copied once. The next checkpoint makes all maps that have the block
+//!   refer to the copy, so a replay never sees only some of them changed;
+//! - map pages and metadata are not copied: the checkpoint rewrites them;
+//! - no checkpoint runs and no ancestry changes between the lookup in a tree and the effect of the
 //!   copy, because one task does both in turn.
 
 pub(crate) mod gain;
@@ -42,18 +42,19 @@ const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BY
 /// Live blocks of a segment, gathered for one chunk.
 #[derive(Default)]
 struct Copies {
-    /// With the entries of the copied blocks.
+    /// Records of the copies, with the old entries of the blocks.
     records: Vec<(ChunkRecord, Entry)>,
     blocks: Vec<Block>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
-    /// Most of them.
+    /// Limit of `pages`.
     pages_max: usize,
     /// Leaves of volumes that the next checkpoint will write because of copies.
     leaves: BTreeSet<(u32, u64)>,
-    /// Most of them.
+    /// Limit of `leaves`.
     leaves_max: usize,
-    /// A block or page was left, because the next checkpoint would have to copy too many pages.
+    /// True if a block or page was skipped because the next checkpoint would have to copy too many
+    /// pages.
     skipped: bool,
     owners: Owners,
 }
@@ -61,7 +62,7 @@ struct Copies {
 /// A block or page that a chunk header names.
 #[derive(Clone, Copy)]
 struct Found {
-    /// Its source and place.
+    /// Source volume, level and index.
     place: PagePlace,
     birth: u64,
     location: u64,
@@ -71,12 +72,12 @@ impl Shared {
     /// Cleans some segments, and makes the checkpoint that frees them.
     ///
     /// # Errors
-    /// Of the devices; the pool then fails every change.
+    /// Errors of the devices. The pool then fails every change.
     pub(crate) async fn clean(&self) -> Result<(), IoError> {
         let (crowded, before) = {
             let mut state = self.state.lock();
             state.wanted.cleaning = false;
-            // Maps that are being reaped are not whole.
+            // Maps that are being reaped lack pages.
             let crowded = 2 * state.active.len() > state.sizes.recent || state.deleting > 0;
             (crowded, self.room(&mut state))
         };
@@ -95,9 +96,8 @@ impl Shared {
         let victims = self.victims();
         let (leaves_max, has_spare) = {
             let mut state = self.state.lock();
-            // A block of many snapshots has as many leaves. What is spare in a small pool may be
-            // more than the reserve has for pages; a large pool has the most that memory is bounded
-            // to.
+            // Moving a block that n snapshots share rewrites n leaves. Spare blocks limit the
+            // number of rewritten pages in small pools, memory in large ones.
             let spare = self.spare_blocks(&mut state) / 2;
             copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
             (state.sizes.recent / 2, spare > 0)
@@ -105,13 +105,13 @@ impl Shared {
         let mut is_first_whole = None;
         let mut cleaned = 0;
         for segment in &victims {
-            // One segment is always cleaned.
+            // The first segment is always cleaned, without a limit.
             copies.leaves_max = if is_first_whole.is_none() { usize::MAX } else { leaves_max };
             let mut done = self.clean_segment(*segment, &mut copies).await;
             if done == Err(IoError::ReadFault) {
                 tracing::error!(pool = self.name, segment, "segment cannot be read: it stays");
                 self.state.lock().leave_alone(*segment);
-                // Nothing is known of its live blocks.
+                // The live blocks of an unreadable segment are unknown.
                 is_first_whole.get_or_insert(false);
                 done = Ok(());
             }
@@ -121,7 +121,7 @@ impl Shared {
             is_first_whole.get_or_insert(!copies.skipped);
             cleaned += 1;
             let mut state = self.state.lock();
-            // Hosts changed more meanwhile.
+            // Hosts have used up the spare segments meanwhile.
             if has_spare && state.segments.free() < state.checkpoint_segments() {
                 break;
             }
@@ -141,11 +141,12 @@ impl Shared {
         let mut state = self.state.lock();
         state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
-        // Segments withheld from use are no gain, and no sign of a clean pool.
+        // Freed segments of an evacuated device are not reused, so they are neither a gain nor a
+        // sign that cleaning is over.
         if state.evacuated.is_none() {
             state.gain.count(before, after);
         }
-        // The counted blocks belong to a chunk or map page that is damaged.
+        // The remaining live blocks belong to a damaged chunk or map page.
         let is_stuck = state.segments.is_closed(first) && state.live_in(first) >= live;
         if is_stuck && is_whole && state.deleting == 0 {
             tracing::error!(pool = self.name, segment = first, "live blocks not found: it stays");
@@ -164,14 +165,15 @@ impl Shared {
         error
     }
 
-    /// Free blocks, and those that hosts took since the opening.
+    /// Free blocks plus the blocks written for hosts since the opening, so that writes of hosts do
+    /// not hide the gain of a pass.
     fn room(&self, state: &mut State) -> u64 {
         let segment = u64::from(self.storage.layout.segment_blocks());
         state.segments.free() as u64 * segment + state.host_blocks
     }
 
-    /// Blocks that copies may take: half of what the checkpoint after them leaves. Pages of
-    /// snapshots take the other half, at most, as chunks of a page each.
+    /// Budget for copies of data blocks: half of the free space beyond the next checkpoint's need.
+    /// The other half is for copied pages of snapshots, each in a chunk of its own.
     fn spare_blocks(&self, state: &mut State) -> u64 {
         let spare = state.segments.free().saturating_sub(state.checkpoint_segments());
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
@@ -184,21 +186,22 @@ impl Shared {
         let free_blocks = state.segments.free() as u64 * u64::from(segment_blocks);
         let evacuated = state.evacuated.clone();
         let spare = self.spare_blocks(state);
-        // During an evacuation, the device has segments for what the others have no room for.
-        // Larger passes then spread the checkpoint after each over more of them.
+        // An evacuation copies more per pass, so that more segments share the cost of a checkpoint.
+        // If the other devices run out of segments, the log still has those of the evacuated
+        // device.
         let share = if evacuated.is_some() { 2 } else { 4 };
         let budget = Budget {
-            // A copy takes a header per chunk.
+            // Copies need one header block per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
-            // A large pass spreads its checkpoint over more copies, without which it gains nothing
-            // at the density of a full pool.
+            // In a nearly full pool, a small pass frees less than its checkpoint writes, so a large
+            // pool copies more per pass.
             copies: (state.sizes.recent as u64 / 2)
                 .min(free_blocks / share)
                 .max((state.sizes.copies as u64).min(spare)),
         };
-        // An evacuated device is emptied whatever that gains, as long as the others have room for a
-        // checkpoint, which takes half of the reserve, and for what is reserved. Writes of hosts
-        // leave more than that, so they cannot take that room for good.
+        // Evacuate even without a gain, while the other devices have more free segments than a
+        // checkpoint (half of the reserve) and the reservations need. Host writes leave more than
+        // that free, so they cannot block an evacuation for ever.
         let (sizes, supply) = (state.sizes, state.supply());
         let kept = supply.left_free(&sizes, 0) - sizes.reserve.div_ceil(2);
         if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
@@ -222,7 +225,7 @@ impl Shared {
         let layout = &self.storage.layout;
         let blocks = layout.first_block(segment)..layout.first_block(segment + 1);
         let mut at = blocks.start;
-        // From chunk to chunk: payload is never taken for a header.
+        // Follow the lengths in the headers, so that payload is never parsed as a header.
         while at < blocks.end {
             let header = self.storage.read_one(at).await?;
             let Ok(header) = ChunkHeader::decode(&header, at, layout) else { break };
@@ -272,7 +275,7 @@ impl Shared {
         Ok(Some(entry).filter(|entry| entry.location == found.location))
     }
 
-    /// The top of what has a block or page, and its entry.
+    /// Top owner of a block or page, and the entry in the map of this owner.
     async fn top(&self, found: Found, owners: &Owners) -> Result<Option<(Node, Entry)>, IoError> {
         for node in owners.tops(found.place.volume, found.birth) {
             if let Some(entry) = self.has(&node, found).await? {
@@ -282,8 +285,8 @@ impl Shared {
         Ok(None)
     }
 
-    /// Adds everything that has a block or page to the moving places; returns false if that is too
-    /// much for the next checkpoint.
+    /// Adds all owners of a block or page to the moving places; returns false if they are too many
+    /// for the next checkpoint.
     async fn add_holders(
         &self,
         top: Node,
@@ -328,15 +331,15 @@ impl Shared {
     ) -> Result<(), IoError> {
         let Found { place, birth, location } = found;
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
-        // A block that was changed since is dead at the next checkpoint.
+        // The next checkpoint frees a block that was overwritten since the last one.
         if !top.is_snapshot && self.state.lock().recent(top.id, place.index).is_some() {
             return Ok(());
         }
         let bytes = match payload {
             Some(bytes) => bytes,
             None => {
-                // Writers hold memory while they wait for the cleaner. The buffer is returned
-                // before the copies need one.
+                // Writers hold memory while they wait for the cleaner, so this may not take the
+                // ordinary memory. The buffer is returned before the copies need one.
                 let memory = buf::acquire_more(header.checksums.len() * BLOCK_BYTES).await;
                 payload.insert(self.storage.read(header.block + 1, memory).await?.to_vec())
             }
@@ -371,7 +374,8 @@ impl Shared {
         Ok(())
     }
 
-    /// A damaged block stays where reads find its damage, instead of getting a new checksum.
+    /// Keeps a damaged block in place: a copy would get a new checksum, which would hide the damage
+    /// from reads.
     fn skip_damaged(&self, volume: u32, block: u64, location: u64) -> Result<(), IoError> {
         let device = &self.storage.device_of(location).name;
         tracing::error!(device, location, volume, block, "block is damaged; its segment stays");
@@ -410,7 +414,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes all copies that are gathered.
+    /// Writes all gathered copies.
     async fn write_copies(&self, copies: &mut Copies) -> Result<(), IoError> {
         while !copies.records.is_empty() {
             self.write_chunk_of(copies).await?;
@@ -418,9 +422,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes the first of the copies as a chunk. It ends with its segment, if it reaches that end:
-    /// what chunks leave of segments is as lost as dead blocks, and a full pool has little of
-    /// either.
+    /// Writes the first copies as a chunk, which fills its segment to the end if possible: unused
+    /// blocks at the end of a segment are lost space.
     async fn write_chunk_of(&self, copies: &mut Copies) -> Result<(), IoError> {
         let room = self.state.lock().position.room();
         let count = if room == 0 { copies.blocks.len() } else { copies.blocks.len().min(room) };

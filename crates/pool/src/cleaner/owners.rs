@@ -1,8 +1,8 @@
-//! Owners: which volumes and snapshots have a block or page, found by its birth.
+//! Owners: finds the volumes and snapshots that have a block or page, by its birth.
 //!
-//! What has a block is connected in the ancestry (see [`crate::ondisk::ancestry`]). Its top is the
-//! volume or snapshot that is not older than the block, with a parent that is; it was taken from
-//! the volume that wrote the block, or adopted its place.
+//! The nodes that share a block are connected in the [ancestry](crate::ondisk::ancestry). Their top
+//! is at least as new as the block, and its parent is older. It is a volume or snapshot of the
+//! source that wrote the block, or a node that replaced such a snapshot when that was deleted.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ use crate::map::tree::Tree;
 pub(super) struct Node {
     pub(super) id: u32,
     pub(super) tree: Tree,
-    /// False for a volume, whose blocks change.
+    /// False for a volume, whose blocks may change.
     pub(super) is_snapshot: bool,
     sequence: u64,
-    /// Sequence of its parent.
+    /// Sequence of the parent.
     floor: u64,
 }
 
-/// The ancestry as it was when a pass of the cleaner began; it does not change meanwhile.
+/// Ancestry at the beginning of a cleaning pass. It does not change during the pass.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
     by_source: BTreeMap<u32, Vec<Node>>,
@@ -54,15 +54,15 @@ impl Owners {
         owners
     }
 
-    /// The volumes and snapshots of which one has a block with this source and birth, unless it is
-    /// dead.
+    /// Candidates for the top owner of a block with this source and birth. Exactly one has the
+    /// block if it is live.
     pub(super) fn tops(&self, source: u32, birth: u64) -> impl Iterator<Item = Node> {
         let own = self.by_source.get(&source).into_iter().flatten();
         let fits = move |node: &&Node| node.floor < birth && birth <= node.sequence;
         own.chain(&self.adopted).filter(fits).copied()
     }
 
-    /// What continues from a snapshot.
+    /// Volumes and snapshots whose parent is this snapshot.
     pub(super) fn children(&self, id: u32) -> impl Iterator<Item = Node> {
         self.children.get(&id).into_iter().flatten().copied()
     }

@@ -3,14 +3,14 @@
 /// Bounds of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Budget {
-    /// Most live blocks of a segment whose cleaning gains anything.
+    /// Most live blocks of a segment that is worth cleaning.
     pub(crate) live_max: u32,
-    /// Blocks to copy in all, except that one segment is always cleaned.
+    /// Blocks to copy in all. One segment is cleaned even if it has more.
     pub(crate) copies: u64,
 }
 
-/// Chooses among closed segments, given with their live blocks: the emptiest first, because their
-/// cleaning frees most for the least copying.
+/// Chooses among closed segments, given with their live blocks. The emptiest come first: they free
+/// most space per copied block.
 pub(crate) fn choose(closed: impl Iterator<Item = (u32, u32)>, budget: &Budget) -> Vec<u32> {
     let mut gains: Vec<(u32, u32)> = closed.filter(|(_, live)| *live <= budget.live_max).collect();
     gains.sort_unstable_by_key(|(segment, live)| (*live, *segment));

@@ -1,4 +1,4 @@
-//! Append: writes one chunk, and lets it and its predecessors take effect.
+//! Append: writes one chunk, and applies it after its predecessors.
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{BufMut, buf};
@@ -12,7 +12,7 @@ use crate::ondisk::chunk::{ChunkHeader, ChunkRecord};
 use crate::ondisk::superblock::LogStart;
 use crate::ondisk::{Block, checksum};
 
-/// A chunk that took effect.
+/// An applied chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Appended {
     pub(crate) sequence: u64,
@@ -29,18 +29,18 @@ struct ChunkPlace {
     durable: u64,
 }
 
-/// False for chunks of checkpoints and the cleaner.
+/// True for chunks with host data or orders; false for those of checkpoints and the cleaner.
 fn is_of_hosts(records: &[ChunkRecord]) -> bool {
     !matches!(records.first(), Some(ChunkRecord::Page { .. } | ChunkRecord::Moved { .. }))
 }
 
-/// Memory for a chunk of this payload: the header, then the payload.
+/// Memory for the header of a chunk, and this many payload blocks.
 pub(crate) async fn chunk_memory(payload_blocks: usize) -> BufMut {
     buf::acquire_more((1 + payload_blocks) * BLOCK_BYTES).await
 }
 
-/// A chunk whose place is reserved. No later chunk takes effect before it, so the pool fails if its
-/// write is abandoned.
+/// A chunk with a reserved place. Later chunks take effect only after this one, so dropping it
+/// unwritten fails the pool.
 struct Reserved<'a> {
     shared: &'a Shared,
     sequence: u64,
@@ -62,12 +62,12 @@ impl Drop for Reserved<'_> {
 }
 
 impl Shared {
-    /// Writes a chunk whose payload is in `memory` behind the place of the header. Returns after it
-    /// took effect. The caller is a task that nothing drops.
+    /// Writes a chunk. `memory` has the payload after space for the header. Returns after the chunk
+    /// took effect. The caller must run in a task that is not dropped.
     ///
     /// # Errors
-    /// [`IoError::NoSpace`] without effect. A failed write fails the pool: a replay would end at
-    /// this chunk.
+    /// [`IoError::NoSpace`] without effect. A failed write fails the pool, because a replay would
+    /// end at this chunk.
     pub(crate) async fn append(
         &self,
         records: Vec<ChunkRecord>,
@@ -110,8 +110,8 @@ impl Shared {
         Ok(Appended { sequence: start.sequence, payload: start.block + 1 })
     }
 
-    /// Reserves the place of a chunk on the log device: waits for the turn of hosts, for a slot,
-    /// and for the marks of its volumes.
+    /// Reserves the place of a chunk on the log device: waits for the throttle of hosts, for a
+    /// slot, and for the marks of its volumes.
     async fn reserve_on(
         &self,
         log: &LogDevice,
@@ -129,7 +129,7 @@ impl Shared {
         }
     }
 
-    /// Reserves the place of a chunk. Nothing without a free slot of the log device; `Ok(None)` if
+    /// Reserves the place of a chunk. `None` without a free slot on the log device; `Ok(None)` if
     /// the superblock must mark volumes first.
     fn try_reserve(
         &self,
@@ -165,7 +165,7 @@ impl Shared {
             head.tail.reserve((segment, start.slot), first, 1 + payload as u32, volumes);
         }
         let position = &state.position;
-        // Without volatile caches a completed write is durable.
+        // Without volatile caches, completed writes are durable.
         let durable = match self.storage.has_volatile_cache() {
             true => position.durable,
             false => position.applied(),
@@ -173,7 +173,7 @@ impl Shared {
         Some(Ok(Some(ChunkPlace { start, log: position.log, durable })))
     }
 
-    /// The device write of a chunk has ended.
+    /// Records the end of a chunk's device write.
     fn complete(&self, sequence: u64, content: ChunkContent, written: Result<(), IoError>) {
         let mut state = self.state.lock();
         match written {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, NamedDevice, Pool};
 
-    /// Every later chunk waited for it, without an error.
+    /// Regression: every later chunk waited for ever for the abandoned one.
     #[test]
     fn abandoned_chunk_fails_the_pool() {
         let sim = Simulation::new(1, SimConfig::default());

@@ -1,7 +1,7 @@
 //! Log device: holds the newest segments of the log until they are written out.
 //!
-//! A segment has the same content on the log device, in its slot, as it gets in its place on the
-//! devices of the pool. So a chunk has one address, and reads find it in either place.
+//! A segment has the same content in its slot on the log device as in its place on the devices of
+//! the pool. So a chunk has one address, and a read may use either.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -22,11 +22,12 @@ pub(crate) struct LogDevice {
     pub(crate) named: NamedDevice,
     pub(crate) slots: u32,
     segment_blocks: u32,
-    /// Pieces that are written out before the tail shrinks, so that hosts see it shrink steadily.
+    /// Pieces written out per step. The tail shrinks after each step, in small steps so that hosts
+    /// are slowed down evenly.
     pub(crate) pieces: usize,
-    /// A write or flush of it failed.
+    /// True after a failed write or flush.
     failed: AtomicBool,
-    /// Locked after the state of the pool, for a few instructions.
+    /// Locked after the state of the pool, and held for a few instructions.
     head: Mutex<Head>,
 }
 
@@ -36,14 +37,14 @@ pub(crate) struct Head {
     pub(crate) throttle: Throttle,
 }
 
-/// Blocks of a tail near which hosts slow down: before the slots are exhausted, of which the first
-/// and the last are in part empty.
+/// Limit of a tail, in blocks, near which hosts are slowed down: less than all slots, because the
+/// first and the last may be partly empty.
 pub(crate) fn tail_limit(limit: u64, slots: u32, segment_blocks: u32) -> u64 {
     limit.min(u64::from(slots - 2) * u64::from(segment_blocks))
 }
 
 impl LogDevice {
-    /// A log device without a tail. Hosts slow down when the tail comes near `limit`, in blocks.
+    /// A log device without a tail. Hosts are slowed down near `limit`, in blocks.
     pub(crate) fn new(
         named: NamedDevice,
         slots: u32,
@@ -58,7 +59,7 @@ impl LogDevice {
         LogDevice { named, slots, segment_blocks, pieces, failed, head }
     }
 
-    /// The tail and the throttle.
+    /// Locks the tail and the throttle.
     pub(crate) fn head(&self) -> parking_lot::MutexGuard<'_, Head> {
         self.head.lock()
     }
@@ -80,7 +81,7 @@ impl LogDevice {
         self.offset(start.slot, self.split(start.block).1)
     }
 
-    /// Where the log device has a block, while it does.
+    /// Slot of a block, if the log device has it.
     pub(crate) fn held(&self, block: u64) -> Option<TailSlot> {
         self.head().tail.held(self.split(block).0)
     }
@@ -90,7 +91,7 @@ impl LogDevice {
         self.named.device.read(self.offset(slot, block), buf)
     }
 
-    /// Lets a chunk of hosts begin when its turn has come.
+    /// Delays a chunk of hosts by the throttle.
     pub(crate) async fn pace(&self, blocks: u64) {
         let pause = {
             let mut head = self.head();
@@ -102,7 +103,7 @@ impl LogDevice {
         }
     }
 
-    /// A chunk took effect.
+    /// Records that a chunk took effect.
     pub(crate) fn applied(&self, start: &LogStart, blocks: u64) {
         let (segment, first) = self.split(start.block);
         self.head().tail.apply(segment, first, blocks as u32);
@@ -124,7 +125,7 @@ impl LogDevice {
         self.judge(self.named.device.flush().await)
     }
 
-    /// Notes whether a write or flush of the log device failed.
+    /// Records a failed write or flush of the log device.
     pub(crate) fn judge(&self, done: Result<(), IoError>) -> Result<(), IoError> {
         if done.is_err() {
             self.failed.store(true, Ordering::Relaxed);
@@ -132,7 +133,7 @@ impl LogDevice {
         done
     }
 
-    /// Whether a write or flush of the log device failed.
+    /// True after a failed write or flush of the log device.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
@@ -142,10 +143,11 @@ impl LogDevice {
         self.named.device.geometry().volatile_cache
     }
 
-    /// Reads from where a block was held; second, whether it still is.
+    /// Reads blocks from their slot; the second value is false if the slot was freed during the
+    /// read.
     ///
     /// # Errors
-    /// Of the device.
+    /// Errors of the device.
     pub(crate) async fn read_held(
         &self,
         held: TailSlot,

@@ -1,7 +1,7 @@
-//! Gathering: the writes of a core join the open chunk while earlier chunks are in flight.
+//! Gathering: the writes of a core join its open chunk while earlier chunks are in flight.
 //!
-//! Invariants: a chunk is written by a task of its own, so a dropped call does not stop it; payload
-//! is kept by reference until the chunk is written, and then copied once. The steady state
+//! Invariants: a task of its own writes each chunk, so a dropped call does not interrupt the write;
+//! payload is kept by reference until the chunk is written, and then copied once; the steady state
 //! allocates nothing.
 
 use std::cell::{Cell, RefCell};
@@ -92,7 +92,8 @@ impl Gatherer {
             this.close(&task);
             let begun = time::now();
             let outcome = task.write(&shared).await;
-            // With a log device, chunks wait for its throttle: that says nothing about its queue.
+            // With a log device, chunks wait for its throttle, so their time does not measure its
+            // queue.
             if shared.storage.log.is_none() {
                 let mut pace = this.pace.get();
                 pace.completed(time::now() - begun);
@@ -106,7 +107,7 @@ impl Gatherer {
         chunk
     }
 
-    /// A chunk that no task refers to.
+    /// A chunk to which no task refers.
     fn unused(&self) -> Rc<GatheredChunk> {
         let mut kept = self.kept.borrow_mut();
         if let Some(chunk) = kept.iter().find(|chunk| Rc::strong_count(chunk) == 1) {
@@ -140,7 +141,7 @@ impl GatheredChunk {
         shared.append(records, memory).await.map(drop)
     }
 
-    /// Copies the payload, and empties the chunk.
+    /// Copies the payload to the end of the chunk, and empties the lists.
     fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<ChunkRecord> {
         let mut parts = self.parts.borrow_mut();
         for data in parts.payload.drain(..) {

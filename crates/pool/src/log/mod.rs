@@ -1,5 +1,5 @@
-//! Log: where the next chunk goes, the chunks in flight, and the writer that gathers the writes of
-//! a core into chunks. The log device, and the task that writes it out.
+//! Log: its position, chunks in flight, the writer that gathers the writes of a core into chunks,
+//! the log device, and the task that writes it out.
 
 pub(crate) mod append;
 pub(crate) mod device;

@@ -1,9 +1,9 @@
-//! Pace: how many chunks of a core are in flight. Pure.
+//! Pace: number of chunks of a core in flight. Pure.
 //!
-//! A cloud disk that is limited in I/Os per second queues what exceeds the limit. More chunks in
-//! flight then only wait longer, and carry fewer writes each. So the number falls while chunks take
-//! much longer than the fastest did lately, and rises again while they do not. Two remain, so that
-//! the device never idles between chunks.
+//! A cloud disk with a limit of I/Os per second queues I/O beyond the limit. More chunks in flight
+//! then only wait longer, and carry fewer writes each. So the number falls while chunks take much
+//! longer than the fastest recent one, and rises otherwise. It stays at two or more, so that the
+//! device never idles between chunks.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::limits::CHUNKS_IN_FLIGHT;
 /// Fewest chunks in flight.
 const LEAST: usize = 2;
 
-/// The fastest time is forgotten by this part with each chunk, as a device may become slower.
+/// Part by which the fastest time grows with each chunk, because a device may become slower.
 const FORGET: u32 = 256;
 
-/// Chunks in flight, by the times that they take.
+/// State of the pace of a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pace {
     most: usize,
@@ -29,12 +29,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Most chunks in flight.
+    /// Most chunks in flight now.
     pub(super) fn most(&self) -> usize {
         self.most
     }
 
-    /// A chunk was written in this time.
+    /// Counts a chunk whose write took this time.
     pub(super) fn completed(&mut self, took: Duration) {
         let fastest = self.fastest.saturating_add(self.fastest / FORGET);
         self.fastest = fastest.min(took);

@@ -1,8 +1,7 @@
-//! Log position: where the next chunk goes, and the chunks that are written but have not taken
-//! effect.
+//! Log position: place of the next chunk, and the chunks that have not taken effect.
 //!
 //! Invariants: sequences are consecutive; chunks take effect in the order of sequences, whatever
-//! the order in which the devices complete them; after a failed chunk none takes effect, because a
+//! the order in which devices complete them; no chunk takes effect after a failed one, because a
 //! replay would end there.
 
 use std::collections::VecDeque;
@@ -14,19 +13,19 @@ use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::U48_MAX;
 use crate::ondisk::superblock::LogStart;
 
-/// Segments that a log takes when it begins.
+/// Segments that a new log takes.
 pub const BEGINNING_SEGMENTS: usize = 2;
 
 /// A chunk in flight.
 #[derive(Debug)]
 pub struct InFlight {
-    /// Where a replay that begins with it would start.
+    /// Start of a replay that begins with this chunk.
     pub start: LogStart,
-    /// What it changes, once it is written.
+    /// Changes of the chunk; `None` until it is written.
     pub content: Option<ChunkContent>,
 }
 
-/// Changes of a chunk.
+/// Content of a written chunk.
 #[derive(Debug, Default)]
 pub struct ChunkContent {
     /// Changes, in order.
@@ -44,13 +43,13 @@ pub struct Position {
     pub durable: u64,
     next: LogStart,
     segment_blocks: u64,
-    /// Places of segments on the log device, used in turn; 1 without one.
+    /// Number of slots on the log device, used in turn; 1 without one.
     slots: u32,
     in_flight: VecDeque<InFlight>,
 }
 
 impl Position {
-    /// A log that begins in a new segment.
+    /// New log that begins in a new segment.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without two free segments.
@@ -69,12 +68,12 @@ impl Position {
         Ok(Position { log, durable: sequence, next, segment_blocks, slots: 1, in_flight })
     }
 
-    /// The same log, whose segments have places on a log device.
+    /// The same log, with slots on a log device.
     pub fn on_slots(self, slots: u32) -> Position {
         Position { slots, ..self }
     }
 
-    /// Sequence of the first chunk that has not taken effect: the chunks before it were applied.
+    /// Sequence of the first chunk that has not taken effect.
     pub fn applied(&self) -> u64 {
         self.start().sequence
     }
@@ -84,21 +83,22 @@ impl Position {
         self.in_flight.len()
     }
 
-    /// Where a replay of everything that has not taken effect would begin.
+    /// Start of a replay of all chunks that have not taken effect.
     pub fn start(&self) -> LogStart {
         self.in_flight.front().map_or(self.next, |first| first.start)
     }
 
-    /// Payload blocks of a chunk that fills the segment of the next one; 0 if only a header fits.
+    /// Most payload blocks of the next chunk in the present segment; 0 if only a header fits.
     pub fn room(&self) -> usize {
         (self.segment_blocks - self.next.block % self.segment_blocks - 1) as usize
     }
 
-    /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and
-    /// the following segment.
+    /// Reserves the place of a chunk with this payload: sequence, block of the header, and
+    /// following segment.
     ///
     /// # Errors
-    /// [`IoError::NoSpace`] without a free segment when one is needed, and at the last sequence.
+    /// [`IoError::NoSpace`] if the chunk needs a new segment and none is free, and at the last
+    /// sequence.
     pub fn reserve(
         &mut self,
         payload_blocks: usize,
@@ -117,7 +117,7 @@ impl Position {
         }
         next.block += blocks;
         if blocks == left(&start) {
-            // A position is within the pool, so it moves on at once.
+            // The position must always be a block of the pool.
             next = self.following(next, segments)?;
         }
         next.sequence += 1;
@@ -126,15 +126,15 @@ impl Position {
         Ok(start)
     }
 
-    /// The same position at the start of the following segment.
+    /// The position at the start of the following segment.
     fn following(&self, at: LogStart, segments: &mut Segments) -> Result<LogStart, IoError> {
         let following = segments.take().ok_or(IoError::NoSpace)?;
         let slot = (at.slot + 1) % self.slots;
         Ok(LogStart { block: u64::from(at.following) * self.segment_blocks, following, slot, ..at })
     }
 
-    /// Moves on to the following segment if the log has a chunk in this one, which names the
-    /// following: a replay would not find a chunk after a segment without any.
+    /// Moves the position to the following segment, if a chunk in the present one names the
+    /// following: a replay cannot pass a segment without a chunk.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without a free segment.
@@ -145,13 +145,13 @@ impl Position {
         Ok(())
     }
 
-    /// A chunk is on its device.
+    /// Records that a chunk is written.
     pub fn written(&mut self, sequence: u64, content: ChunkContent) {
         let index = sequence - self.applied();
         self.in_flight[index as usize].content = Some(content);
     }
 
-    /// The next chunk that takes effect, if it is written.
+    /// Next chunk to apply, if it is written.
     pub fn pop_written(&mut self) -> Option<InFlight> {
         self.in_flight.pop_front_if(|first| first.content.is_some())
     }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn full_pool_keeps_its_position() {
+    fn failed_reserve_leaves_log_position_unchanged() {
         let mut segments = Segments::new(3, &[], |_| false);
         let mut position = Position::begin(1, 0, 16, &mut segments).unwrap();
         chunk(&mut position, &mut segments, 15);

@@ -1,44 +1,45 @@
-//! Segments: which are free, which the log since the last checkpoint uses, and which wait for reads
-//! that began before they became free.
+//! Segments: their uses, from free over the log since the last checkpoint to closed, and retired
+//! until reads in progress have ended.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Holds the segments that a read may refer to. A read keeps a clone while it lasts.
+/// Guard of a read: segments that retire during the read are not reused until all clones are
+/// dropped.
 pub type ReadGuard = Arc<()>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Free,
-    /// Part of the log since the last checkpoint, or next in it.
+    /// Used by the log since the last checkpoint, or next in it.
     Log,
-    /// Earlier part of the log; free when no map refers to it.
+    /// Written before the last checkpoint; free when no map refers to it.
     Closed,
     /// No map refers to it, but reads may be in progress.
     Retired,
-    /// Free, of a device that is evacuated or was removed.
+    /// Free, and not to be used: on a removed or evacuated device.
     Withheld,
 }
 
-/// Uses of all segments.
+/// Use of every segment.
 #[derive(Debug)]
 pub struct Segments {
     uses: Vec<Use>,
     free: BTreeSet<u32>,
-    /// Segments that are not used again once they are free: of removed devices.
+    /// Segments of removed devices, which are never used again.
     withheld: Vec<Range<u32>>,
-    /// Segments of a device that is evacuated: only used when there are no others, so that a
-    /// checkpoint never lacks space that the pool has.
+    /// Segments of an evacuated device: used only if no others are free, so that a checkpoint never
+    /// lacks space that the pool has.
     drained: Option<Range<u32>>,
-    /// The log since the last checkpoint, in order; the following segment is the last.
+    /// Segments of the log since the last checkpoint, in order, then the following one.
     log: VecDeque<u32>,
     reads: ReadGuard,
     retired: VecDeque<(ReadGuard, Vec<u32>)>,
 }
 
 impl Segments {
-    /// Segments of which those in `log` are part of the log, and those that `is_live` are closed.
+    /// Segments of a pool: those in `log` are used by the log, other live ones are closed.
     pub fn new(count: u32, log: &[u32], is_live: impl Fn(u32) -> bool) -> Segments {
         let mut uses: Vec<Use> = (0..count)
             .map(|segment| if is_live(segment) { Use::Closed } else { Use::Free })
@@ -63,7 +64,7 @@ impl Segments {
         self.uses.len()
     }
 
-    /// Number of free segments, without those of a device that is evacuated.
+    /// Number of free segments, without those of an evacuated device.
     pub fn free(&mut self) -> usize {
         self.release();
         self.free.len()
@@ -74,7 +75,8 @@ impl Segments {
         self.log.len()
     }
 
-    /// Appends a free segment to the log, the next one after the last for sequential devices.
+    /// Appends a free segment to the log: the next one after the last, so that devices write
+    /// sequentially.
     pub fn take(&mut self) -> Option<u32> {
         self.release();
         let after = self.log.back().map_or(0, |last| last + 1);
@@ -88,13 +90,13 @@ impl Segments {
         Some(segment)
     }
 
-    /// A guard for a read that begins now.
+    /// Guard for a read that begins now.
     pub fn guard(&self) -> ReadGuard {
         self.reads.clone()
     }
 
-    /// A checkpoint is durable from which a replay begins in `start`: closes the segments before
-    /// it, and retires closed ones without live blocks.
+    /// Records a durable checkpoint from which a replay begins in `start`: closes the segments
+    /// before it, and retires closed ones without live blocks.
     pub fn commit(&mut self, start: u32, is_live: impl Fn(u32) -> bool) {
         while let Some(first) = self.log.front().copied().filter(|first| *first != start) {
             self.uses[first as usize] = Use::Closed;
@@ -120,13 +122,13 @@ impl Segments {
         self.free.extend(first..first + count);
     }
 
-    /// Lets no segment of the range be used again.
+    /// Excludes the segments of a range from use.
     pub fn withhold(&mut self, range: Range<u32>) {
         self.retain(&range);
         self.withheld.push(range);
     }
 
-    /// Lets segments of the range be used only when there are no others.
+    /// Uses segments of a range only if no others are free.
     pub fn drain(&mut self, range: Range<u32>) {
         assert!(self.drained.is_none(), "one device at a time is evacuated");
         self.retain(&range);
@@ -142,7 +144,7 @@ impl Segments {
         }
     }
 
-    /// Ends what [`Segments::drain`] began: the device is used as before, or it was removed.
+    /// Ends [`Segments::drain`]: the device is used as before, or was removed.
     pub fn end_drain(&mut self, removed: bool) {
         let Some(range) = self.drained.take() else { return };
         if removed {
@@ -156,7 +158,7 @@ impl Segments {
         }
     }
 
-    /// Segments of the range that are in use, and of these the part of the log.
+    /// Segments of a range that are in use, and how many of them the log uses.
     pub fn in_use(&mut self, range: &Range<u32>) -> (usize, usize) {
         self.release();
         let uses = &self.uses[range.start as usize..range.end as usize];
@@ -170,7 +172,8 @@ impl Segments {
     }
 
     fn release(&mut self) {
-        // Reads that began earlier may refer to what was retired later, so in order.
+        // In order, because a read that began earlier may refer to segments that were retired
+        // later.
         while let Some((_, dead)) =
             self.retired.pop_front_if(|(reads, _)| Arc::strong_count(reads) == 1)
         {

@@ -1,8 +1,8 @@
-//! Tail: the part of the log that the log device holds and the devices of the pool may lack. Pure.
+//! Tail: part of the log that the log device has and the devices of the pool may lack. Pure.
 //!
 //! Invariants: segments come in the order of the log and use the slots in turn; per segment,
-//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its segment is durable as
-//! a whole.
+//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its whole segment is
+//! durable.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -13,20 +13,20 @@ use crate::limits::WRITE_OUT_BLOCKS;
 struct TailSegment {
     segment: u32,
     slot: u32,
-    /// Blocks that chunks have.
+    /// Blocks taken by chunks.
     end: u32,
-    /// Blocks of chunks that took effect: they are on the log device.
+    /// Blocks of applied chunks, which are on the log device.
     applied: u32,
     /// Blocks that are durable on the devices of the pool.
     durable: u32,
 }
 
-/// Blocks that are written out with one copy.
+/// Blocks that are copied to the devices of the pool in one write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Segment of the pool.
     pub segment: u32,
-    /// Place of the segment on the log device.
+    /// Slot of the segment.
     pub slot: u32,
     /// First block within the segment.
     pub first: u32,
@@ -34,7 +34,7 @@ pub struct Piece {
     pub count: u32,
 }
 
-/// Place of a segment on the log device, as of one moment.
+/// Slot of a segment at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TailSlot {
     /// Place of the segment.
@@ -48,17 +48,17 @@ pub struct TailSlot {
 pub struct Tail {
     slots: u32,
     segments: VecDeque<TailSegment>,
-    /// Segments of the log before the first one.
+    /// Number of segments that left the tail since the opening.
     before: u64,
-    /// Numbers of segments in the log since the opening.
+    /// Number of each segment in the tail, counted since the opening.
     numbers: BTreeMap<u32, u64>,
-    /// Blocks that chunks took since the opening, that took effect, and that are durable.
+    /// Blocks taken by chunks since the opening; then those of applied chunks, and durable ones.
     ends: u64,
     applied: u64,
     durable: u64,
-    /// A caller waits until this number of blocks is durable.
+    /// Number of blocks whose durability a caller waits for.
     wanted: u64,
-    /// Per volume the blocks of the log up to its last change.
+    /// Per volume, the blocks of the log up to its last change.
     changed: BTreeMap<u32, u64>,
 }
 
@@ -83,7 +83,7 @@ impl Tail {
         self.segments.len() >= self.slots as usize
     }
 
-    /// A chunk has this place, after all chunks before it, and changes these volumes.
+    /// Adds a chunk after all earlier ones, with the volumes that it changes.
     pub fn reserve(
         &mut self,
         (segment, slot): (u32, u32),
@@ -107,7 +107,7 @@ impl Tail {
         }
     }
 
-    /// The next chunk took effect: the one with these blocks of a segment.
+    /// Records that the next chunk took effect, which has these blocks of a segment.
     pub fn apply(&mut self, segment: u32, first: u32, count: u32) {
         let index = self.numbers[&segment] - self.before;
         let own = &mut self.segments[index as usize];
@@ -116,37 +116,37 @@ impl Tail {
         self.applied += u64::from(count);
     }
 
-    /// The place of a segment on the log device, while it is there.
+    /// Slot of a segment, if the log device has it.
     pub fn held(&self, segment: u32) -> Option<TailSlot> {
         let number = *self.numbers.get(&segment)?;
         let own = &self.segments[(number - self.before) as usize];
         Some(TailSlot { slot: own.slot, number })
     }
 
-    /// Asks that everything that took effect is written out; returns what
-    /// [`Tail::is_durable`] gets.
+    /// Requests that all applied chunks are written out; returns the argument for
+    /// [`Tail::is_durable`].
     pub fn want_applied(&mut self) -> u64 {
         self.wanted = self.wanted.max(self.applied);
         self.applied
     }
 
-    /// Whether this number of blocks of the log is durable on the devices of the pool.
+    /// True if this number of blocks of the log is durable on the devices of the pool.
     pub fn is_durable(&self, blocks: u64) -> bool {
         self.durable >= blocks
     }
 
-    /// Blocks that may be on the log device only.
+    /// Blocks of the tail.
     pub fn blocks(&self) -> u64 {
         self.ends - self.durable
     }
 
-    /// True if something took effect that is not durable.
+    /// True if applied blocks are not durable on the devices of the pool.
     pub fn has_applied(&self) -> bool {
         self.applied > self.durable
     }
 
-    /// The next pieces to write out, at most `most`. Without `all`, whole segments and what someone
-    /// waits for.
+    /// Next pieces to write out, at most `most`. Without `all`, only complete segments, and blocks
+    /// that a caller waits for.
     pub fn pieces(&self, all: bool, most: usize) -> Vec<Piece> {
         let last = self.segments.len().saturating_sub(1);
         let all = all || self.wanted > self.durable;
@@ -159,7 +159,7 @@ impl Tail {
                 pieces.push(Piece { segment: own.segment, slot: own.slot, first, count });
                 first += count;
             }
-            // In order.
+            // Later segments wait, to keep the order.
             if own.applied < own.end || pieces.len() == most {
                 break;
             }
@@ -167,7 +167,8 @@ impl Tail {
         pieces
     }
 
-    /// Pieces, the first ones, are durable on the devices of the pool: frees slots.
+    /// Records that these pieces, the first of the tail, are durable on the devices of the pool.
+    /// Frees slots.
     pub fn written_out(&mut self, pieces: &[Piece]) {
         for piece in pieces {
             let index = self.numbers[&piece.segment] - self.before;
@@ -182,7 +183,7 @@ impl Tail {
     }
 
     /// Frees the slots of segments that are durable as a whole. At once, because a segment without
-    /// a slot may come back to the log.
+    /// a slot may return to the log.
     fn free_slots(&mut self) {
         while self.segments.len() > 1 && self.segments[0].durable == self.segments[0].end {
             let gone = self.segments.pop_front().expect("there are two");
@@ -191,7 +192,7 @@ impl Tail {
         }
     }
 
-    /// Volumes with changes that may not be durable on the devices of the pool.
+    /// Volumes with changes in the tail.
     pub fn volumes(&self) -> BTreeSet<u32> {
         self.changed.keys().copied().collect()
     }
@@ -205,7 +206,7 @@ mod tests {
         Piece { segment, slot, first, count }
     }
 
-    /// Three chunks in two segments, of which two took effect.
+    /// Tail with three chunks in two segments; two chunks took effect.
     fn tail() -> Tail {
         let mut tail = Tail::new(2);
         tail.reserve((7, 0), 0, 300, [1]);
@@ -253,7 +254,7 @@ mod tests {
         tail.reserve((7, 0), 0, 5, []);
         tail.apply(7, 0, 5);
         tail.written_out(&tail.pieces(true, 9));
-        // An empty checkpoint frees segment 7, which follows segment 3.
+        // An empty checkpoint frees segment 7, which then follows segment 3.
         tail.reserve((3, 1), 0, 5, []);
         tail.apply(3, 0, 5);
         tail.reserve((7, 2), 0, 5, []);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_that_returns_to_a_slot_is_another_one() {
+    fn reused_slot_does_not_match_old_segment() {
         let mut tail = tail();
         let held = tail.held(7);
         tail.written_out(&tail.pieces(true, 9));

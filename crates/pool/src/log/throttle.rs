@@ -1,35 +1,35 @@
-//! Throttle: slows hosts down to the speed at which the log device is written out. Pure.
+//! Throttle: slows hosts down to the speed of writing out. Pure.
 //!
-//! Below half of its limit the tail does not slow hosts down. Above, they get a rate that falls
-//! with the room that is left: twice that of the writing out at half, the same at three quarters,
-//! so the tail settles there, and hosts never stop and go.
+//! Below half of its limit, the tail does not slow hosts down. Above, hosts get a rate that falls
+//! with the remaining room: twice the rate of writing out at half of the limit, the same rate at
+//! three quarters. So the tail settles there, and hosts are slowed down evenly.
 
 use std::time::Duration;
 
-/// Share of the rate that hosts get from the limit on, until no slot is free.
+/// Part of the rate of writing out that hosts get at and above the limit, while slots are free.
 const LEAST: f64 = 0.25;
 
-/// Longest pause of a chunk, whatever was measured.
+/// Longest pause of a chunk, for any measured rate.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// Rates of hosts and of the writing out.
 #[derive(Clone, Copy, Debug)]
 pub struct Throttle {
-    /// Blocks of the tail.
+    /// Limit of the tail, in blocks.
     limit: u64,
-    /// Measured rate of the writing out, in blocks per second.
+    /// Measured rate of writing out, in blocks per second.
     rate: Option<f64>,
-    /// When the next chunk may begin, as time since any fixed moment.
+    /// Earliest start of the next chunk, as time since a fixed moment.
     next: Duration,
 }
 
 impl Throttle {
-    /// The pace of a tail with this limit, in blocks.
+    /// Throttle for a tail with this limit, in blocks.
     pub fn new(limit: u64) -> Throttle {
         Throttle { limit, rate: None, next: Duration::ZERO }
     }
 
-    /// The share of the limit that the tail has reached.
+    /// Size of the tail, as part of the limit.
     fn filled(&self, tail: u64) -> f64 {
         tail as f64 / self.limit as f64
     }
@@ -39,8 +39,8 @@ impl Throttle {
         2 * tail > self.limit
     }
 
-    /// Counts blocks that were written out. Only a tail that slows hosts down keeps the devices
-    /// busy.
+    /// Measures the rate from blocks that were written out. Counts only while the tail slows hosts
+    /// down: otherwise the devices are not always busy.
     pub fn measure(&mut self, blocks: u64, took: Duration, tail: u64) {
         if self.is_slowing(tail) && !took.is_zero() {
             let now = blocks as f64 / took.as_secs_f64();
@@ -48,7 +48,7 @@ impl Throttle {
         }
     }
 
-    /// The pause before a chunk of hosts with these blocks.
+    /// Pause before a host chunk of this many blocks.
     pub fn pause(&mut self, blocks: u64, tail: u64, now: Duration) -> Duration {
         let Some(rate) = self.rate.filter(|_| self.is_slowing(tail)) else {
             return Duration::ZERO;
@@ -65,8 +65,8 @@ impl Throttle {
 mod tests {
     use super::*;
 
-    /// Hosts with one chunk of 16 blocks after the other, each of 1 ms, against devices of 10,000
-    /// blocks/s: pauses in the last half of the time, in µs.
+    /// Simulates hosts with one chunk of 16 blocks at a time, each of 1 ms, and devices of 10,000
+    /// blocks/s. Returns the pauses in the second half of the time, in µs.
     fn pauses(limit: u64, seconds: u64) -> Vec<u64> {
         let mut pace = Throttle::new(limit);
         let (mut now, mut written, mut drained) = (Duration::ZERO, 0.0, 0.0);

@@ -1,9 +1,9 @@
-//! Writing out: copies the tail from the log device to its place on the devices of the pool, in the
+//! Write-out: copies the tail from the log device to its place on the devices of the pool, in the
 //! order of the log, and frees its slots.
 //!
-//! Invariants: only chunks that took effect are copied, so that they are whole on the log device; a
-//! slot is free only after its segment was flushed. A failure fails the pool: the tail stays on the
-//! log device, where recovery finds it.
+//! Invariants: only applied chunks are copied, because these are whole on the log device; a slot is
+//! freed only after its segment was flushed. A failure fails the pool: the tail stays on the log
+//! device, where recovery finds it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES, WRITE_OUT_P
 use crate::manage::shared::{Shared, WriteOut};
 use crate::storage::Storage;
 
-/// What the writer does next.
+/// Next step of the write-out task.
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
     Stop,
     Copy(Vec<Piece>),
-    /// The superblock says that the tail is empty.
+    /// Remove the marks in the superblock: the tail is empty.
     Unmark,
 }
 
-/// Copies pieces, several at a time. Their memory has a reserve, because writers that wait for a
+/// Copier of pieces, several at a time. Its memory is reserved, because writers that wait for a
 /// slot hold the rest.
 pub(crate) struct Copier {
     log: Arc<LogDevice>,
@@ -41,10 +41,10 @@ impl Copier {
         Copier { log, reserve }
     }
 
-    /// Copies pieces to their place, and flushes it.
+    /// Copies pieces to their place, and flushes the devices.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     pub(crate) async fn copy(&self, storage: &Storage, pieces: &[Piece]) -> Result<(), IoError> {
         for some in pieces.chunks(WRITE_OUT_COPIES) {
             run_all(some.iter().map(|piece| self.one(storage, piece)), |()| {}).await?;
@@ -66,7 +66,7 @@ impl Copier {
 }
 
 impl Shared {
-    /// Writes out the log until the pool stops.
+    /// Writes the log out until the pool stops.
     pub(crate) async fn keep_writing_out(&self, log: Arc<LogDevice>) {
         let copier = Copier::new(log.clone());
         loop {
@@ -104,7 +104,8 @@ impl Shared {
         }
     }
 
-    /// Ends the sleep of an idle pool: the timer of a pause begins.
+    /// Wakes the task of an idle pool, so that the timer of
+    /// [`WRITE_OUT_PAUSE`](crate::limits::WRITE_OUT_PAUSE) begins.
     fn stirs(log: &LogDevice) -> Option<Due> {
         log.head().tail.has_applied().then(|| Due::Copy(Vec::new()))
     }
@@ -113,7 +114,7 @@ impl Shared {
         let state = self.state.lock();
         let head = log.head();
         let is_planned = state.is_closing();
-        // A checkpoint in progress needs the log written out.
+        // Continue while a checkpoint runs: it waits until the log is written out.
         let is_over = state.check().is_err() || state.wanted.stop && !state.kept;
         if state.write_out == WriteOut::Abandoned || is_over && !is_planned {
             return Some(Due::Stop);
@@ -124,7 +125,8 @@ impl Shared {
         if !pieces.is_empty() {
             return Some(Due::Copy(pieces));
         }
-        // The checkpoint of an opening has the turn to update, and can be dropped.
+        // During an opening, its checkpoint has the right to update the superblock, and may be
+        // dropped.
         let is_drained = idle && state.kept && head.tail.volumes().is_empty();
         match (is_drained || is_planned) && !state.superblock.tail.is_empty() {
             true => Some(Due::Unmark),
@@ -152,10 +154,10 @@ impl Shared {
         Ok(())
     }
 
-    /// Waits until everything that took effect is durable on the devices of the table.
+    /// Waits until all applied chunks are durable on the devices of the table.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     pub(crate) async fn written_out(&self) -> Result<(), IoError> {
         let Some(log) = &self.storage.log else { return Ok(()) };
         let wanted = log.head().tail.want_applied();

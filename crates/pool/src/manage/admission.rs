@@ -1,5 +1,5 @@
-//! Admission: whether changes and orders may begin, and what the maintenance task does for them.
-//! The decisions are in [`super::space`].
+//! Admission: whether changes and orders may begin, and requests to the maintenance task for space.
+//! [`super::space`] has the decisions.
 
 use flagstone_blockdev::IoError;
 
@@ -29,7 +29,7 @@ impl State {
         }
     }
 
-    /// Decides whether a change may begin; `None` if it has to wait.
+    /// Decides whether a change may begin; `None` if it must wait.
     fn try_admit(&mut self, demand: &WriteCost, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
@@ -48,15 +48,16 @@ impl State {
         Some(decided)
     }
 
-    /// Segments that the next checkpoint takes, at most, after a pass of the cleaner: a quarter of
-    /// the reserve if nothing else changed, and half of it if as much changed as can.
+    /// Most segments that the next checkpoint takes after a cleaning pass: a quarter of the reserve
+    /// without other changes, half of the reserve with a full table of recent changes.
     pub(crate) fn checkpoint_segments(&self) -> usize {
         let Sizes { reserve, recent, .. } = self.sizes;
         let changed = (self.active.len() + self.admitted.0).min(recent);
         reserve.div_ceil(4) + (reserve * changed).div_ceil(4 * recent)
     }
 
-    /// For more reserved blocks than there is room for: `None` while the cleaner makes room.
+    /// Decides about more reserved blocks than free segments back: `None` while the cleaner frees
+    /// segments.
     pub(super) fn try_back(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
@@ -74,7 +75,7 @@ impl State {
         })
     }
 
-    /// Decides whether an order may begin; `None` if it has to wait.
+    /// Decides whether an order may begin; `None` if it must wait.
     fn try_admit_order(&mut self, kind: OrderKind, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
@@ -86,14 +87,14 @@ impl State {
         Some(decided)
     }
 
-    /// Asks for what an admission needs.
+    /// Turns an admission into a decision, and requests the work that it waits for.
     fn decide(&mut self, admission: SpaceDecision) -> Option<Result<(), IoError>> {
         match admission {
             SpaceDecision::Now => Some(Ok(())),
             SpaceDecision::Full => Some(Err(IoError::NoSpace)),
             SpaceDecision::AfterCheckpoint => {
-                // Admitted changes can be merged when they have taken effect, which wakes this one:
-                // until then, checkpoints would follow each other without any use.
+                // Wait until the admitted changes take effect, which wakes this admission. Until
+                // then, checkpoints would merge nothing.
                 let merges =
                     self.admitted == (0, 0) || !self.active.is_empty() || self.deleting > 0;
                 self.wanted.checkpoint |= merges;
@@ -106,7 +107,7 @@ impl State {
         }
     }
 
-    /// Asks for work ahead of the limits, so that writes rarely wait for it.
+    /// Requests work ahead of the limits, so that writes rarely wait for it.
     fn want_upkeep(&mut self, sizes: &Sizes, supply: &SpaceState) {
         let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
         self.wanted.checkpoint |=
@@ -125,7 +126,7 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit(&demand, waited)).await
     }
 
-    /// Begins a change now, or returns `None` if it has to wait.
+    /// Begins a change now; `None` if it must wait.
     ///
     /// # Errors
     /// As [`Shared::admit`].
@@ -141,8 +142,8 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
     }
 
-    /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
-    /// tells the maintenance task about work that it asks for.
+    /// Waits for a decision, which gets the number of checkpoints since the first attempt. Wakes
+    /// the maintenance task if the decision requests work.
     pub(super) async fn admitted(
         &self,
         decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,

@@ -21,7 +21,7 @@ pub(crate) enum Claim {
     Thick { volume: u32, blocks: u64 },
     /// Snapshots keep what these volumes have.
     Snapshots(Vec<u32>),
-    /// A volume gets the content and size of a snapshot.
+    /// Gives a volume the content and size of a snapshot.
     Rollback { volume: u32, snapshot: u32 },
 }
 
@@ -96,8 +96,7 @@ impl State {
         self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.volume_table)).sum();
     }
 
-    /// True if so many more blocks can be reserved. Writes that were admitted may still take free
-    /// segments.
+    /// True if `more` blocks can be reserved. Admitted writes may still take free segments.
     fn has_room(&mut self, more: u64) -> bool {
         let (sizes, supply) = (self.sizes, self.supply());
         let fits = supply.used().saturating_add(more) <= sizes.capacity;

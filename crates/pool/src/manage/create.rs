@@ -1,4 +1,4 @@
-//! Creation of a pool.
+//! Creation of a pool: checks its devices, and writes their superblocks last.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ pub struct CreateOptions {
     pub name: String,
     /// Blocks of 4 KiB per segment: a power of two from 16 to 8,192.
     pub segment_blocks: u32,
-    /// Use devices that contain data.
+    /// Allows devices that contain data.
     pub overwrite: bool,
 }
 
 impl CreateOptions {
-    /// Segments of 8 MiB, on empty devices only.
+    /// Segments of 8 MiB; refuses devices that contain data.
     pub fn new(name: impl Into<String>) -> CreateOptions {
         CreateOptions {
             name: name.into(),
@@ -48,7 +48,7 @@ impl CreateOptions {
     }
 }
 
-/// A device that a pool can use.
+/// Checks that a pool can use this device.
 pub(super) async fn check_device(
     named: &NamedDevice,
     segment_blocks: u32,
@@ -92,14 +92,14 @@ pub(super) async fn is_empty(
     Ok(is_blank(rest) && (is_blank(mark) || mark.starts_with(&MARK_MAGIC)))
 }
 
-/// Beginning of the mark of a device during a creation. If that does not end, the device is still
+/// Magic of the mark on a device during a creation. After a crash, a device with a mark counts as
 /// empty.
 const MARK_MAGIC: [u8; 8] = *b"FSPOOLM\n";
 
-/// Length of a mark: its beginning, and the identifier of the device.
+/// Length of a mark: magic, and identifier of the device.
 const MARK_BYTES: usize = MARK_MAGIC.len() + 16;
 
-/// A device that can be the log device, with as many slots as it can use.
+/// Checks that a device can be the log device, and counts its usable slots.
 pub(super) async fn check_log_device(
     named: &NamedDevice,
     options: &CreateOptions,
@@ -123,8 +123,9 @@ pub(super) async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Removes superblocks of an earlier pool, which would contradict the new ones. Meanwhile each
-/// device has its identifier in the first copy: a device with two names has only the last.
+/// Removes the superblocks of an earlier pool, which would contradict the new ones. The first copy
+/// of each device then has the device's identifier as a mark: a device that was given under two
+/// names has only the mark of the second.
 pub(super) async fn wipe_all(
     devices: &[NamedDevice],
     records: &[DeviceRecord],
@@ -159,12 +160,12 @@ pub(super) async fn wipe_all(
 }
 
 impl Pool {
-    /// Creates a pool on these devices, and opens it.
+    /// Creates a pool on these devices, and opens it. The superblock is written last, so a failed
+    /// creation leaves no pool.
     ///
     /// # Errors
     /// [`PoolError`] for devices that contain data, are too small or named twice, options out of
-    /// range, and errors of the devices. The superblock is written last, so a creation that failed
-    /// leaves no pool.
+    /// range, and errors of the devices.
     pub async fn create(
         devices: Vec<NamedDevice>,
         options: &CreateOptions,
@@ -172,7 +173,7 @@ impl Pool {
         Pool::create_with_log(devices, None, options).await
     }
 
-    /// Creates a pool on these devices, with a log device, and opens it.
+    /// Creates a pool with a log device, and opens it.
     ///
     /// # Errors
     /// As [`Pool::create`]; the log device needs four segments.

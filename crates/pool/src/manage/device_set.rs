@@ -1,18 +1,18 @@
-//! Device set: the devices that a server records for a pool, and which of them an order is adding
-//! or removing.
+//! Device set: the devices that a server records for a pool, and the device that an order adds or
+//! removes.
 //!
-//! A set is recorded before the order writes to a device, and again after it has ended. After a
-//! crash between the two the superblocks decide whether the device is part of the pool: a set that
-//! is not one complete pool is refused, and nothing is written to it.
+//! The set is recorded before the order writes to a device, and again after the order. After a
+//! crash in between, the superblocks decide whether the device is part of the pool: a set that is
+//! not one complete pool is refused, and nothing is written to its devices.
 
 /// Devices of a pool, as recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSet<T> {
-    /// All devices, with those that are being added or removed.
+    /// All devices, including those that an order adds or removes.
     pub devices: Vec<T>,
-    /// Device that an order is adding.
+    /// Device that an order adds.
     pub adding: Option<T>,
-    /// Device that an order is removing.
+    /// Device that an order removes.
     pub removing: Option<T>,
 }
 
@@ -31,8 +31,8 @@ impl<T: Clone + PartialEq> DeviceSet<T> {
         self
     }
 
-    /// Sets to open after a crash, in this order, until one is a pool: all devices, then without
-    /// the one being added, the one being removed, or both.
+    /// Sets to try after a crash, in this order, until one is a pool: all devices; then without the
+    /// added one, without the removed one, without both.
     pub fn alternatives(&self) -> Vec<Vec<T>> {
         let mut sets = vec![self.devices.clone()];
         for left_out in [&self.adding, &self.removing].into_iter().flatten() {

@@ -1,17 +1,17 @@
-//! Devices: a pool grows by a device, or gets rid of one, while it is used.
+//! Devices: growth of an open pool by a device, and removal of a device.
 //!
 //! Invariants:
 //! - the numbers of segments never change: those of a removed device stay unused;
-//! - the table of devices changes by an update of the superblock, while no checkpoint runs. A new
-//!   device has copies 0 and 1 of that update before any other device: after a crash, either it has
-//!   two copies, and the opening completes the update, or the other devices are a pool without it;
-//! - a device is removed when nothing refers to its segments, reads in progress included.
+//! - the device table changes by an update of the superblock, while no checkpoint runs. A new
+//!   device gets copies 0 and 1 of that update before any other device: after a crash, either the
+//!   new device has two copies, and the opening completes the update, or the other devices are a
+//!   pool without it;
+//! - a device is removed when nothing refers to its segments, including reads in progress;
+//! - a task of its own writes a change of the table, and a chunk of the log: dropping the caller
+//!   does not interrupt them.
 //!
-//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller
-//!   that is dropped does not end them halfway.
-//!
-//! A new device that fails before another device has the update leaves the pool as it was. A crash
-//! ends an evacuation: it is begun again by order.
+//! If a new device fails before another device has the update, the pool stays as it was. A crash
+//! ends an evacuation; the operator starts it again.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offse
 use crate::recover::superblocks::read_superblock;
 use crate::storage::{NamedDevice, write_block};
 
-/// Why a pool cannot get or lose a device.
+/// Reason why a device cannot be added or removed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceOrderError {
     /// The new device cannot be used.
@@ -42,7 +42,7 @@ pub enum DeviceOrderError {
     /// The order was refused.
     #[error(transparent)]
     Order(#[from] VolumeError),
-    /// The pool has its most devices or segments.
+    /// The pool has the most devices or segments.
     #[error(
         "the pool cannot have this device too: it has at most 16 devices, removed ones included, and 16,777,216 segments"
     )]
@@ -52,7 +52,7 @@ pub enum DeviceOrderError {
     Unknown {
         /// Name of the pool.
         pool: String,
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// The device is the only one.
@@ -60,7 +60,7 @@ pub enum DeviceOrderError {
     Last {
         /// Name of the pool.
         pool: String,
-        /// The device.
+        /// Name of the device.
         device: String,
     },
     /// Another device is being removed.
@@ -75,9 +75,9 @@ pub enum DeviceOrderError {
          used or reserved: add a device, or delete volumes or snapshots first"
     )]
     NoRoom {
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// Capacity without it.
+        /// Capacity without the device, in bytes.
         capacity_bytes: u64,
         /// Bytes in use or reserved.
         needed_bytes: u64,
@@ -88,7 +88,7 @@ pub enum DeviceOrderError {
          add a device, or delete volumes or snapshots first"
     )]
     Unbacked {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// Bytes reserved.
         needed_bytes: u64,
@@ -101,14 +101,15 @@ pub enum DeviceOrderError {
          be moved: scrub the pool, write or delete what is damaged, and repeat the order"
     )]
     Damaged {
-        /// The device.
+        /// Name of the device.
         device: String,
         /// Number of segments.
         segments: usize,
     },
 }
 
-/// An evacuation in progress. Dropping it ends the evacuation, and the device is used as before.
+/// An evacuation in progress. Dropping it ends the evacuation, and the pool uses the device as
+/// before.
 pub struct Evacuation {
     pool: Pool,
     device: String,
@@ -116,14 +117,14 @@ pub struct Evacuation {
     progress: Cell<Progress>,
 }
 
-/// Whether an evacuation gets on.
+/// Progress of an evacuation, or lack of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Progress {
-    /// Fewest segments of the device that were in use.
+    /// Fewest segments of the device in use so far.
     least: usize,
-    /// Most segments of the others that were free: they are cleaned first if they have no room.
+    /// Most free segments of the other devices so far: if these are full, they are cleaned first.
     most_free: usize,
-    /// Steps since.
+    /// Steps since the last progress.
     steps: u32,
 }
 
@@ -142,8 +143,8 @@ impl Drop for Evacuation {
 }
 
 impl Pool {
-    /// Checks a device that is to be added, and removes its superblocks: it has answered then.
-    /// Holds up nothing in the pool, and may be dropped.
+    /// Checks a device before it is added, and removes its superblocks, which proves that the
+    /// device answers. Blocks nothing in the pool, and may be dropped.
     ///
     /// # Errors
     /// As [`Pool::grow`].
@@ -164,10 +165,10 @@ impl Pool {
         let shared = self.shared();
         let superblock = shared.state.lock().superblock.clone();
         let is_volatile = |named: &NamedDevice| named.device.geometry().volatile_cache;
-        // A log device decides what hosts see of caches.
+        // With a log device, hosts see only the cache of the log device.
         let is_seen = shared.storage.log.is_none();
         if is_seen && is_volatile(new) && !shared.storage.has_volatile_cache() {
-            // Hosts that are attached were told that they need not flush.
+            // Attached hosts were told that they need not flush.
             let reason = "it has a volatile write cache, and the devices of the pool have none: turn \
                           its cache off";
             return Err(PoolError::Unsuitable { device: new.name.clone(), reason }.into());
@@ -175,12 +176,12 @@ impl Pool {
         check_addition(new, &superblock, overwrite).await
     }
 
-    /// Adds a device to the pool. Its space can be used when the call returns. `overwrite` allows a
+    /// Adds a device to the pool. Its space is usable when the call returns. `overwrite` allows a
     /// device that contains data.
     ///
     /// # Errors
     /// [`DeviceOrderError`] for a device that cannot be used, and errors of the devices. After an
-    /// error of a device in the pool, it has to be opened again, with the new device or without.
+    /// error of a device in the pool, reopen the pool, with or without the new device.
     pub async fn grow(&self, new: NamedDevice, overwrite: bool) -> Result<(), DeviceOrderError> {
         let pool = self.clone();
         let grown = spawn(async move { pool.grow_now(new, overwrite).await });
@@ -194,7 +195,7 @@ impl Pool {
         let record = self.check_growth(&new, overwrite).await?;
         let turn = self.maintenance_turn().await?;
         wipe(&new).await?;
-        // From here on to the end of the update, the log device's marks wait.
+        // Marks of the log device wait until this update ends.
         let update = shared.update_turn().await.map_err(VolumeError::Io)?;
         let superblock = shared.next_update(|superblock| superblock.devices.push(record));
         let index = superblock.devices.len() - 1;
@@ -221,7 +222,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Writes a superblock with another table. A new device has its first copies already.
+    /// Writes a superblock with a changed table. A new device already has copies 0 and 1.
     async fn write_table(
         &self,
         turn: &SuperblockLock<'_>,
@@ -240,15 +241,15 @@ impl Pool {
         written
     }
 
-    /// Begins to move everything from a device to the others. It is written to only while the
-    /// others have no free segment.
+    /// Begins to move everything from a device to the others. The log uses the device only while
+    /// the others have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
     pub async fn evacuate(&self, device: &str) -> Result<Evacuation, DeviceOrderError> {
-        // A device that is being added has its segments only after that.
+        // A growth in progress must end first: it adds segments.
         let _order = self.order(OrderKind::Deletion).await?;
-        // What was overwritten since the last one counts as used.
+        // Blocks that were overwritten since the last checkpoint count as used.
         self.checkpoint().await.map_err(VolumeError::Io)?;
         let shared = self.shared();
         let pool = || shared.name.clone();
@@ -279,7 +280,7 @@ impl Pool {
             let (capacity_bytes, needed_bytes) = (room * block, used * block);
             return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
         }
-        // What could not be read before may be readable now.
+        // Segments that could not be read earlier may be readable now.
         state.damaged.retain(|segment, _| !range.contains(segment));
         state.segments.drain(range.clone());
         (state.evacuated, state.sizes) = (Some(range), sizes);
@@ -291,7 +292,7 @@ impl Pool {
 }
 
 impl Evacuation {
-    /// Bytes on the device that are in use, as of the last checkpoint.
+    /// Bytes in use on the device, as of the last checkpoint.
     pub fn left_bytes(&self) -> u64 {
         let state = self.pool.shared().state.lock();
         let blocks: u64 = match &state.evacuated {
@@ -305,7 +306,7 @@ impl Evacuation {
     /// free segments for what is reserved.
     ///
     /// # Errors
-    /// [`DeviceOrderError`] if the rest cannot be moved, and errors of the devices.
+    /// [`DeviceOrderError`] if the remaining blocks cannot be moved, and errors of the devices.
     pub async fn step(&self) -> Result<bool, DeviceOrderError> {
         let shared = self.pool.shared();
         let (range, log, damaged, used, free, is_backed) = {
@@ -351,7 +352,7 @@ impl Evacuation {
         Ok(false)
     }
 
-    /// The others have no free segments for what is reserved.
+    /// Error: the free segments of the other devices do not back the reservations.
     fn unbacked(&self) -> DeviceOrderError {
         let mut state = self.pool.shared().state.lock();
         let (sizes, supply) = (state.sizes, state.supply());
@@ -361,7 +362,7 @@ impl Evacuation {
         DeviceOrderError::Unbacked { device, needed_bytes, left_bytes }
     }
 
-    /// The others are too full for the cleaner.
+    /// Error: the other devices are too full for the cleaner.
     fn no_room(&self) -> DeviceOrderError {
         let mut state = self.pool.shared().state.lock();
         let block = BLOCK_BYTES as u64;
@@ -389,11 +390,11 @@ impl Evacuation {
         Ok(())
     }
 
-    /// Removes the device from the table, once [`Evacuation::step`] has returned true. It keeps its
-    /// superblock, of an older update, until [`release`] removes it.
+    /// Removes the device from the table, after [`Evacuation::step`] has returned true. The device
+    /// keeps an outdated superblock until [`release`] removes it.
     ///
     /// # Errors
-    /// Of the devices: the pool has to be opened again.
+    /// Errors of the devices: reopen the pool.
     pub async fn complete(self) -> Result<(), DeviceOrderError> {
         let removed = spawn(self.complete_now());
         removed.await.unwrap_or(Err(VolumeError::Io(IoError::Unreachable).into()))
@@ -430,8 +431,8 @@ impl Evacuation {
     }
 }
 
-/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of
-/// its own: the removal may be canceled while the device, which is slow or hangs, writes the chunk.
+/// Moves the log to its next segment, which a chunk in the present segment names. A task of its own
+/// writes this chunk: the removal may be canceled while a slow or hung device writes.
 async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     let memory = chunk_memory(0).await;
     shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
@@ -441,7 +442,7 @@ async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     left.map_err(|_| VolumeError::Full { pool: shared.name.clone() })
 }
 
-/// A device that is to be added to a pool.
+/// Checks that a device can be added to a pool.
 ///
 /// # Errors
 /// [`DeviceOrderError`] if it cannot.
@@ -454,7 +455,7 @@ pub(super) async fn check_addition(
     if devices.len() == DEVICES_MAX {
         return Err(DeviceOrderError::TooMany);
     }
-    // Another name of a device that the pool has is refused, whatever may be overwritten.
+    // A second name of a device of the pool is refused, even with `overwrite`.
     if let Ok(found) = read_superblock(new).await
         && found.superblock.pool == *pool
         && devices.iter().any(|own| own.id == found.superblock.device_id() && !own.is_removed())
@@ -471,9 +472,8 @@ pub(super) async fn check_addition(
     }
 }
 
-/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before
-/// copies 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one
-/// then.
+/// Writes copies 0 and 1 of a new device. They are not rewritten before copies 2 and 3 are written:
+/// a torn rewrite would leave one whole copy, while other devices may already need this device.
 pub(super) async fn write_first_copies(
     named: &NamedDevice,
     index: usize,
@@ -489,7 +489,7 @@ pub(super) async fn write_first_copies(
 /// Removes the superblocks of a device that was removed from a pool.
 ///
 /// # Errors
-/// Of the device.
+/// Errors of the device.
 pub async fn release(named: &NamedDevice) -> Result<(), PoolError> {
     wipe(named).await
 }

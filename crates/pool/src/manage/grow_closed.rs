@@ -1,10 +1,10 @@
-//! Growth of a closed pool: the way out of one that is too full to be opened.
+//! Growth of a closed pool, for a pool that is too full to be opened.
 //!
-//! The new device becomes part of the table by an update of the superblock that changes nothing
-//! else: log, checkpoint and marks stay, and the next opening replays the log as before. Nothing in
-//! the log is written, so the tail of a log device stays where it is.
+//! An update of the superblock adds the device to the table and changes nothing else. Log,
+//! checkpoint, marks and the tail of a log device stay, and the next opening replays the log as
+//! before.
 //!
-//! A crash leaves the pool with the new device or without, as during the growth of an open pool.
+//! A crash leaves the pool with or without the new device, as in the growth of an open pool.
 
 use flagstone_blockdev::IoError;
 
@@ -18,14 +18,14 @@ use crate::ondisk::superblock::{DeviceRecord, Superblock};
 use crate::recover::superblocks::repair;
 use crate::storage::NamedDevice;
 
-/// What a growth needs of a closed pool, and the record of the new device.
+/// Devices and layout of a closed pool, and the record of the new device.
 async fn check_growth(
     devices: &[NamedDevice],
     options: &OpenOptions,
     new: &NamedDevice,
     overwrite: bool,
 ) -> Result<(Found, DeviceRecord), DeviceOrderError> {
-    // A log device without a tail is left out: a blank one may belong to something else.
+    // Without a tail, the log device is not opened: a blank one may belong to something else.
     let found = find_devices(devices, options, LogUse::Detach).await?;
     let record = check_addition(new, &found.superblock, overwrite).await?;
     if record.segments < SEGMENTS_MIN {
@@ -36,8 +36,8 @@ async fn check_growth(
 }
 
 impl Pool {
-    /// Checks a device that is to be added to a closed pool, and removes its superblocks: it has
-    /// answered then. Writes nothing to the pool, and may be dropped.
+    /// Checks a device before it is added to a closed pool, and removes its superblocks, which
+    /// proves that the device answers. Writes nothing to the pool, and may be dropped.
     ///
     /// # Errors
     /// As [`Pool::grow_closed`].
@@ -51,12 +51,12 @@ impl Pool {
         Ok(wipe(new).await?)
     }
 
-    /// Adds a device to the closed pool whose devices these are. `overwrite` allows a device that
-    /// contains data. The caller is a task that nothing drops.
+    /// Adds a device to the closed pool on these devices. `overwrite` allows a device that contains
+    /// data. The caller must run in a task that is not dropped.
     ///
     /// # Errors
-    /// As [`Pool::open_with`] and [`Pool::grow`]. After an error of a device, the pool has the new
-    /// device or not: both sets are to be tried.
+    /// As [`Pool::open_with`] and [`Pool::grow`]. After an error of a device, the pool may or may
+    /// not have the new device: try both sets.
     pub async fn grow_closed(
         devices: &[NamedDevice],
         options: &OpenOptions,
@@ -106,8 +106,8 @@ mod tests {
         NamedDevice { name: name.to_owned(), device: Arc::new(device) }
     }
 
-    /// A pool whose log has all but `free` segments, with one block written, and one in each of
-    /// `pages` pages of the map.
+    /// Pool whose log takes all but `free` segments, with one written block in each of `pages` map
+    /// pages.
     async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>, free: usize, pages: u64) {
         let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
         let made = Pool::create_with_log(vec![device.clone()], log, &options).await;
@@ -115,7 +115,7 @@ mod tests {
         let size = VolumeOptions { size_bytes: 1 << 30, ..VolumeOptions::default() };
         let db = pool.create_volume("db", &size).await.unwrap();
         db.write(0, Buf::copy_of(&[7; BLOCK_BYTES]).unwrap(), false).await.unwrap();
-        // No checkpoint, and no admission: the log takes every segment.
+        // Without checkpoints and admission, the log takes every segment.
         let turn = pool.maintenance_turn().await.unwrap();
         let shared = pool.shared();
         let volume = *shared.state.lock().volume_table.volumes.keys().next().unwrap();
@@ -191,9 +191,10 @@ mod tests {
         .unwrap();
     }
 
-    /// A growth that a worn log device fails is completed by the next opening, which detaches it.
+    /// A growth takes effect although the worn log device fails; the next opening detaches the log
+    /// device.
     #[test]
-    fn worn_log_device_fails_a_growth_that_takes_effect() {
+    fn failed_growth_with_worn_log_device_takes_effect() {
         block_on(async {
             let (device, new) = (memory("/a", SEGMENTS), memory("/b", SEGMENTS));
             let memory = memory("/log", SEGMENTS);
@@ -217,7 +218,7 @@ mod tests {
         .unwrap();
     }
 
-    /// The device that has the path of a drained log device may belong to something else.
+    /// A device under the path of a drained log device may belong to something else.
     #[test]
     fn growth_writes_nothing_to_a_blank_log_device() {
         block_on(async {

@@ -1,7 +1,7 @@
-//! Identity of a pool: which pool some devices are, and how recent its state on them is.
+//! Identity of a pool: its identifier, and the number of its last update.
 //!
-//! An opening compares the devices with each other. That finds neither an old copy of all of them
-//! nor another pool of the same name, so a server remembers the identity of each pool.
+//! An opening compares the devices with each other. This detects neither an old copy of all devices
+//! nor another pool of the same name, so a server records the identity of each pool.
 
 use super::pool::Pool;
 use crate::error::PoolError;
@@ -10,32 +10,32 @@ use crate::ondisk::superblock::Superblock;
 use crate::recover::superblocks::{assemble, read_superblock};
 use crate::storage::NamedDevice;
 
-/// A pool at one moment.
+/// Identity of a pool at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolIdentity {
     /// Identifier of the pool.
     pub id: PoolId,
-    /// Number of the last update of its superblock. Each opening adds at least one.
+    /// Number of the last superblock update. Each opening makes at least one.
     pub update: u64,
 }
 
-/// What the devices have to be, before anything is written to them.
+/// Checks on the devices before anything is written to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Name of the pool.
+    /// Expected name of the pool.
     pub name: Option<String>,
-    /// The pool, with this update or a later one.
+    /// Identifier of the expected pool, and the lowest acceptable update.
     pub identity: Option<PoolIdentity>,
 }
 
-/// The pool that some devices are.
+/// Pool that was found on devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExaminedPool {
     /// Its name.
     pub name: String,
     /// Its identity.
     pub identity: PoolIdentity,
-    /// Identifiers of its devices, without removed ones and the log device.
+    /// Identifiers of the devices, without removed ones and the log device.
     pub devices: Vec<PoolId>,
 }
 
@@ -70,7 +70,7 @@ impl Expected {
 }
 
 impl Pool {
-    /// Reads which pool these devices are. Writes nothing.
+    /// Identifies the pool on these devices. Writes nothing.
     ///
     /// # Errors
     /// As [`Pool::open`], for devices that are not one complete and current pool.
@@ -86,7 +86,7 @@ impl Pool {
         Ok(ExaminedPool { name: superblock.name, identity, devices })
     }
 
-    /// Its identity now, which is durable.
+    /// Present, durable identity of the pool.
     pub fn identity(&self) -> PoolIdentity {
         let state = self.shared().state.lock();
         PoolIdentity { id: state.superblock.pool, update: state.superblock.update }

@@ -16,13 +16,13 @@ use crate::storage::{NamedDevice, read_block};
 /// State of a log device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogDeviceStatus {
-    /// Its name; none while it is missing. Then the log goes to the other devices.
+    /// Name; `None` while the device is missing, and the log goes to the other devices.
     pub name: Option<String>,
     /// Space for the log, in bytes.
     pub size_bytes: u64,
-    /// Part of the log that no other device has, in bytes.
+    /// Size of the tail, which no other device has, in bytes.
     pub tail_bytes: u64,
-    /// Hosts slow down when the tail comes near this limit, in bytes.
+    /// Limit of the tail, in bytes. Hosts are slowed down near it.
     pub limit_bytes: u64,
 }
 
@@ -42,14 +42,14 @@ impl LogDeviceStatus {
 }
 
 impl Shared {
-    /// Waits until the log device is no longer written out.
+    /// Waits until the task that writes out the log device has ended.
     pub(crate) async fn write_out_ended(&self) {
         let ended = || (self.state.lock().write_out == WriteOut::Ended).then_some(());
         self.progress.wait_for(ended).await;
     }
 
-    /// True if the log device may have changes that the other devices lack, or the superblock says
-    /// so. After an update that failed, what it says is not known.
+    /// True if the log device may have changes that the other devices lack. Also true after a
+    /// failed update, because the marks on disk are then unknown.
     pub(crate) fn has_tail(&self) -> bool {
         let state = self.state.lock();
         let is_marked = !state.superblock.tail.is_empty() || state.update == Update::Over;
@@ -68,7 +68,7 @@ impl Pool {
     /// opened. Returns their names.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     pub async fn give_up_tail(&self) -> Result<Vec<String>, VolumeError> {
         let volumes = self.volumes().into_iter().filter(|volume| volume.incomplete);
         let names: Vec<String> = volumes.map(|volume| volume.name).collect();
@@ -78,7 +78,7 @@ impl Pool {
                 Ok(())
             });
             match accepted.await {
-                // It was deleted meanwhile.
+                // The volume was deleted meanwhile.
                 Ok(()) | Err(VolumeError::Unknown { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -86,17 +86,17 @@ impl Pool {
         Ok(names)
     }
 
-    /// Returns when the log device has answered a read, a write and a flush, at once without one. A
-    /// log device that hangs never does, and would keep the pool from being closed.
+    /// Reads, writes and flushes the log device; returns at once without one. Never returns if the
+    /// log device hangs, which would also block a close of the pool.
     ///
     /// # Errors
-    /// Of the log device.
+    /// Errors of the log device.
     pub async fn ask_log_device(&self) -> Result<(), IoError> {
         let shared = self.shared();
         let Some(log) = &shared.storage.log else { return Ok(()) };
         read_block(&log.named.device, 0).await?;
         let own = shared.clone();
-        // A task of its own: a chunk whose writing is dropped would never end.
+        // A task of its own writes the chunk: the log could not continue after a dropped write.
         let written = spawn(async move {
             let memory = chunk_memory(0).await;
             own.append(Vec::new(), memory).await
@@ -105,13 +105,13 @@ impl Pool {
         log.flush().await
     }
 
-    /// Closes the pool, and gives it another log device, or none. The former one is free then. The
-    /// pool is to be opened again, whatever the outcome.
+    /// Closes the pool, and replaces its log device, or removes it (`None`). The former log device
+    /// is then unused. Reopen the pool afterwards, also after an error.
     ///
     /// # Errors
-    /// [`PoolError`] for a device that contains data, unless it may be overwritten, is too small,
-    /// or is part of the pool, and errors of devices. The pool then has the former log device or
-    /// the new one, and nothing in it.
+    /// [`PoolError`] for a device that is too small, part of the pool, or contains data that may
+    /// not be overwritten, and errors of devices. The pool then has the former log device or the
+    /// new one, with an empty tail.
     pub async fn set_log_device(
         &self,
         log_device: Option<NamedDevice>,
@@ -130,7 +130,7 @@ impl Pool {
         if let (Some(named), Some(record)) = (&log_device, &record) {
             wipe_all(std::slice::from_ref(named), std::slice::from_ref(record)).await?;
         }
-        // The update of a device that was added or removed may still be on its way.
+        // An update that adds or removes a device may still be in progress.
         let _turn = shared.update_turn().await.map_err(failure)?;
         let current = {
             let mut state = shared.state.lock();
@@ -155,7 +155,7 @@ impl Pool {
             .with_log(&superblock, log)
             .map_err(|reason| PoolError::Superblock { device: shared.name.clone(), reason })?;
         storage.write_superblock(&superblock).await.map_err(failure)?;
-        // From here on the change is durable: the former one is found to be none of the pool's.
+        // The change is durable: an opening ignores the former log device from now on.
         if let Some(former) = &shared.storage.log
             && let Err(error) = wipe(&former.named).await
         {

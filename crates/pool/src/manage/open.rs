@@ -1,14 +1,15 @@
-//! Opening of a pool: recovery, and what to do without its log device.
+//! Opening of a pool: recovery, and decisions about a missing log device.
 //!
-//! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device
-//! that was named is blank, as a local SSD after a stop of its machine, or has an older state of
-//! the pool. Then the pool opens with the prefix of its history that its other devices have, and
-//! keeps the volumes that lack changes from being opened. Or it is *elsewhere*: it was not found,
-//! another device was, or its superblock is damaged. Then it may come back with the tail, which
-//! opening the prefix would lose: the pool is refused, until the operator gives the tail up.
+//! A log device whose tail may be missing is in one of two conditions:
+//! - *gone*: the named device is blank, as a local SSD after a stop of its machine, or has an older
+//!   state of the pool. The pool opens with the prefix of its history that the other devices have.
+//!   Volumes that lack changes cannot be opened.
+//! - *elsewhere*: the log device was not found, another device has its name, or its superblock is
+//!   damaged. It may come back with the tail, and opening the prefix would lose the tail. The pool
+//!   is refused until the operator gives the tail up.
 //!
-//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied
-//! to the other devices, and the pool opens without it. A failure of another device detaches
+//! A log device that can be read but not written, such as a worn SSD, is *detached*: its tail is
+//! copied to the other devices, and the pool opens without it. Failures of other devices detach
 //! nothing.
 
 use std::sync::Arc;
@@ -40,57 +41,57 @@ use crate::storage::{NamedDevice, Storage};
 /// Options of an opening.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// The device that is or was the log device. It may also be among the other devices.
+    /// Present or former log device. It may also be among the other devices.
     pub log: Option<NamedDevice>,
-    /// What becomes of changes that only the log device had, if it is gone.
+    /// Handling of the tail if the log device is gone.
     pub tail: LostTail,
-    /// What the devices have to be.
+    /// Checks on the devices.
     pub expected: Expected,
 }
 
-/// What becomes of the tail of a lost log device.
+/// Handling of the tail of a lost log device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LostTail {
-    /// The pool is refused: names of disks change, so a blank device may have taken the place of
-    /// the log device, which is still there.
+    /// Refuse the pool. Names of disks change: a blank device may have the name of a log device
+    /// that still exists.
     Keep,
-    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back
-    /// is waited for.
+    /// Accept the loss if the log device is gone, and refuse the pool if it may come back. Volumes
+    /// that lack changes cannot be opened.
     #[default]
     Withhold,
-    /// It is given up, wherever the log device is. Volumes that lack changes can be opened. A blank
-    /// device is not used as the log device.
+    /// Give the tail up, wherever the log device is. Volumes that lack changes can be opened. A
+    /// blank device does not become the log device.
     GiveUp,
 }
 
-/// What was found in place of the log device.
+/// Device found in place of the log device.
 #[derive(Clone, Debug)]
 enum FoundLog {
-    /// It has the newest update.
+    /// Log device with the newest update.
     Current(NamedDevice),
-    /// It has an older state of the pool: it can be used again.
+    /// Log device with an older state of the pool. It can be used again.
     Outdated(NamedDevice),
-    /// Blank: a local SSD after its machine was stopped, or an unused disk.
+    /// Blank device: a local SSD after its machine was stopped, or an unused disk.
     Blank(NamedDevice),
-    /// Fewer than two copies of its superblock are whole.
+    /// Log device with fewer than two whole copies of its superblock.
     Damaged(NamedDevice),
-    /// Another device, whose name this is.
+    /// Another device, with this name.
     Other(String),
     Missing,
 }
 
-/// Whether a log device is used after its tail was copied to the other devices.
+/// Use of a log device after its tail was copied to the other devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LogUse {
     Continue,
-    /// It does not take writes.
+    /// Open without it: it fails writes.
     Detach,
 }
 
 /// Why an attempt to open a pool failed.
 enum Failure {
     Final(PoolError),
-    /// Of this log device, after its tail was copied.
+    /// Failure of this log device, after its tail was copied.
     WithLog(PoolError, NamedDevice),
 }
 
@@ -100,24 +101,26 @@ impl From<PoolError> for Failure {
     }
 }
 
-/// How a pool is opened that has a log device.
+/// Way to open a pool that has a log device.
 #[derive(Clone, Debug)]
 enum OpenPlan {
-    /// With this log device and its tail.
+    /// Open with this log device and its tail.
     Whole(NamedDevice),
-    /// The tail is empty: with this log device, or without any.
+    /// Open with this log device, or without any. The tail is empty.
     Drained(Option<NamedDevice>),
-    /// The tail is lost.
+    /// Open without the tail, which is lost.
     Prefix,
 }
 
 fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<OpenPlan, PoolError> {
     let is_blank = matches!(found, FoundLog::Blank(_));
-    // A blank device may have taken the name of the log device, whatever that still has.
+    // Device names change: a blank device under this name does not prove that the log device is
+    // empty.
     if superblock.tail.is_empty() && !(is_blank && tail == LostTail::Keep) {
         return Ok(match found {
             FoundLog::Current(named) => OpenPlan::Whole(named),
-            // It was given up wherever the log device is, so another disk may have its name.
+            // The operator gave the tail up wherever the log device is, so this blank device may be
+            // another disk.
             FoundLog::Blank(_) if tail == LostTail::GiveUp => OpenPlan::Drained(None),
             FoundLog::Outdated(named) | FoundLog::Blank(named) | FoundLog::Damaged(named) => {
                 OpenPlan::Drained(Some(named))
@@ -140,7 +143,7 @@ fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Open
     Err(log_missing(superblock, device, is_blank))
 }
 
-/// The error of a pool whose log device has a tail and was not found.
+/// Error of a pool with a tail whose log device was not found.
 pub(crate) fn log_missing(superblock: &Superblock, device: String, is_blank: bool) -> PoolError {
     let pool = superblock.name.clone();
     let (id, slots) = superblock.log_device.map(|log| (log.id, log.segments)).unwrap_or_default();
@@ -150,8 +153,8 @@ pub(crate) fn log_missing(superblock: &Superblock, device: String, is_blank: boo
 }
 
 impl Pool {
-    /// Opens the pool whose devices these are, in any order. Recovery replays the log, and ends
-    /// with a checkpoint.
+    /// Opens the pool on these devices, in any order. Recovery replays the log, and ends with a
+    /// checkpoint.
     ///
     /// # Errors
     /// As [`Pool::open_with`].
@@ -159,7 +162,7 @@ impl Pool {
         Pool::open_with(devices, &OpenOptions::default()).await
     }
 
-    /// Opens the pool whose devices these are, in any order, with its log device.
+    /// Opens the pool on these devices, in any order, with its log device.
     ///
     /// # Errors
     /// [`PoolError`] names the device and the reason, for devices that are not one complete and
@@ -174,7 +177,8 @@ impl Pool {
             (Some(OpenPlan::Prefix), Some(log)) => log.name.clone(),
             _ => return Ok(pool),
         };
-        // Now the superblock says that the tail is empty, and the device can be used.
+        // The superblock now says that the tail is empty, so the device can be the log device
+        // again.
         let closed = pool.close().await;
         closed.map_err(|error| PoolError::Device { device: name, error })?;
         drop(pool);
@@ -182,8 +186,8 @@ impl Pool {
     }
 }
 
-/// Opens a pool, and without its log device if that does not take writes: its tail is on the other
-/// devices then.
+/// Opens a pool. If the log device fails writes after its tail was copied to the other devices,
+/// opens without it.
 async fn open_or_detach(
     devices: Vec<NamedDevice>,
     options: &OpenOptions,
@@ -223,7 +227,7 @@ async fn open_once(
 
 /// Devices of a closed pool.
 pub(super) struct Found {
-    /// With the log device, if it is used.
+    /// Includes the log device if it is used.
     pub(super) storage: Storage,
     /// Newest superblock.
     pub(super) superblock: Superblock,
@@ -234,7 +238,7 @@ pub(super) struct Found {
 /// Reads the superblocks of the devices.
 ///
 /// # Errors
-/// As [`Pool::open_with`], but for metadata behind the superblock.
+/// As [`Pool::open_with`], without errors of metadata behind the superblock.
 pub(super) async fn find_devices(
     devices: &[NamedDevice],
     options: &OpenOptions,
@@ -273,7 +277,7 @@ pub(super) async fn find_devices(
     Ok(Found { storage, superblock, superblocks, plan })
 }
 
-/// Gives a storage its log device.
+/// Adds the log device to a storage.
 pub(crate) fn attach_log(storage: &mut Storage, superblock: &Superblock, named: &NamedDevice) {
     let Some(record) = superblock.log_device else { return };
     let limit = Sizes::of(&storage.layout).tail;
@@ -281,7 +285,7 @@ pub(crate) fn attach_log(storage: &mut Storage, superblock: &Superblock, named: 
     storage.log = Some(Arc::new(log));
 }
 
-/// A device that is too small cannot be the log device.
+/// Refuses a device that is too small for the log device.
 fn fitting(found: FoundLog, superblock: &Superblock) -> FoundLog {
     let bytes = superblock.log_device.map_or(0, |record| record.size_bytes);
     match found {
@@ -297,7 +301,8 @@ fn fitting(found: FoundLog, superblock: &Superblock) -> FoundLog {
     }
 }
 
-/// Adds the superblock of a log device to the others, or returns what the device is instead.
+/// Adds the superblock of a log device to the others; otherwise returns the kind of device that was
+/// found.
 async fn add_log(
     found: &mut Vec<(NamedDevice, FoundSuperblock)>,
     log: &NamedDevice,
@@ -326,7 +331,7 @@ async fn add_log(
                 Ok(false) | Err(_) => FoundLog::Other(log.name.clone()),
             })
         }
-        // Damage; or its first update was not completed, and there is no tail.
+        // The superblock is damaged, or its first update was interrupted and there is no tail.
         Err(PoolError::Superblock { .. }) => {
             let copies = read_copies(log).await.0;
             Ok(match copies.into_iter().flatten().any(|superblock| is_own(&superblock)) {
@@ -341,7 +346,7 @@ async fn add_log(
     }
 }
 
-/// What a recovery knows besides the storage and its newest superblock.
+/// Input of a recovery besides the storage and its newest superblock.
 struct Recovery<'a> {
     superblocks: Vec<FoundSuperblock>,
     plan: Option<&'a OpenPlan>,
@@ -365,7 +370,8 @@ async fn recover(
     replay.proof = match plan {
         Some(OpenPlan::Prefix) => LossEvidence::Accepted,
         Some(OpenPlan::Whole(_)) if gives_up => LossEvidence::Accepted,
-        // Without marks, only pages of checkpoints may be on the log device alone.
+        // No volume is marked, so the log device has no host data that the other devices lack, only
+        // pages of checkpoints.
         Some(OpenPlan::Whole(_)) if superblock.tail.is_empty() => LossEvidence::OfHosts,
         Some(OpenPlan::Drained(_)) => LossEvidence::OfHosts,
         Some(OpenPlan::Whole(_)) | None => LossEvidence::Any,
@@ -381,7 +387,7 @@ async fn recover(
     let device = format!("a device of pool {}", superblock.name);
     let failure = |error| PoolError::Device { device: device.clone(), error };
     if let Some(log) = &storage.log {
-        // From now on the log device has nothing that the others lack.
+        // After this, the other devices have everything that the log device has.
         let copied = Copier::new(log.clone()).copy(&storage, &replay.on_log).await;
         copied.map_err(failure)?;
     }
@@ -397,7 +403,7 @@ async fn recover(
         Some(_) | None => Failure::Final(error),
     };
     repair(&storage, &on_disk, &superblocks).await.map_err(with_log)?;
-    // Replayed chunks may be in the caches of the devices only.
+    // Replayed chunks may still be in volatile caches.
     storage.flush_table().await.map_err(failure)?;
     if is_prefix {
         let made = superblock.tail.made_since(volume_table.next_id);
@@ -437,7 +443,7 @@ async fn recover(
     Pool::start(storage, sizes, opened).await.map_err(with_log)
 }
 
-/// Keeps the volumes that lack changes from being opened.
+/// Marks volumes that lack changes, so that they cannot be opened.
 fn mark_incomplete(volume_table: &mut VolumeTable, tail: &TailVolumes) {
     for (id, volume) in &mut volume_table.volumes {
         volume.incomplete |= tail.has(*id) && volume.is_present_volume();
@@ -494,7 +500,8 @@ mod tests {
                 (LostTail::GiveUp, give_up),
             ] {
                 let empty = decide(&found, TailVolumes::default(), lost);
-                // A blank device is used after a search for the log device, and a look at its use.
+                // A caller that does not pass `Keep` has searched for the log device, and checked
+                // that the blank device is unused.
                 let expected_empty = match (&found, lost) {
                     (FoundLog::Blank(_), LostTail::Keep) => "refused",
                     (FoundLog::Blank(_), LostTail::GiveUp) => "without",

@@ -1,4 +1,4 @@
-//! Pool: opening, closing, orders on volumes, and the task that keeps it.
+//! Pool: opening, closing, orders on volumes, and the maintenance task.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ impl Drop for PoolGuard {
     }
 }
 
-/// An open pool. Clones refer to the same pool. Dropping all handles of it and of its volumes stops
-/// it as a crash would: [`Pool::close`] makes a checkpoint first.
+/// An open pool. Clones refer to the same pool. Dropping the last handle of the pool and its
+/// volumes stops it like a crash: call [`Pool::close`] first to make a checkpoint.
 #[derive(Clone)]
 pub struct Pool {
     guard: Arc<PoolGuard>,
@@ -59,13 +59,14 @@ pub struct PoolStatus {
     pub devices: Vec<String>,
     /// Space for volumes and their maps, in bytes.
     pub capacity_bytes: u64,
-    /// Space in use, in bytes; includes changes that a checkpoint may find to be overwritten.
+    /// Space in use, in bytes. Counts recent changes in full, even if a checkpoint will find them
+    /// overwritten.
     pub used_bytes: u64,
-    /// Space reserved for thick volumes beyond what they use, in bytes.
+    /// Space reserved for thick volumes that they do not use yet, in bytes.
     pub reserved_bytes: u64,
     /// Free segments, in bytes.
     pub free_segment_bytes: u64,
-    /// Most memory of map pages, in bytes.
+    /// Limit for cached map pages, in bytes.
     pub map_cache_bytes: u64,
     /// Number of volumes.
     pub volumes: usize,
@@ -73,15 +74,15 @@ pub struct PoolStatus {
     pub checkpoints: u64,
     /// Segments that the cleaner emptied since the opening.
     pub cleaned_segments: u64,
-    /// Live blocks that it copied out of them.
+    /// Live blocks that the cleaner copied since the opening.
     pub copied_blocks: u64,
-    /// Why the pool fails changes, until it is opened again.
+    /// Failure after which the pool fails changes, until it is opened again.
     pub failed: Option<IoError>,
     /// The log device, if the pool has one.
     pub log: Option<LogDeviceStatus>,
 }
 
-/// One order at a time: released when dropped.
+/// Lock of the running order: only one order runs at a time. Released on drop.
 pub(super) struct OrderGuard(Arc<Shared>);
 
 impl Drop for OrderGuard {
@@ -108,20 +109,20 @@ impl Pool {
             progress: SharedNotify::default(),
             gatherers: CoreLocal::new(),
         });
-        // An opening that is dropped ends the writing out, which holds the devices.
+        // Dropping the opening ends the write-out task, which holds the devices.
         let guard = Arc::new(PoolGuard(shared.clone()));
         if let Some(log) = shared.storage.log.clone() {
             shared.state.lock().write_out = WriteOut::Runs;
             let shared = shared.clone();
             spawn_detached(async move { shared.keep_writing_out(log).await });
         }
-        // One for what was replayed before a snapshot, one for everything.
+        // One checkpoint for changes replayed before a snapshot, and one for the rest.
         while shared.state.lock().needs_first_checkpoint() {
             if let Err(error) = shared.checkpoint().await {
-                // It uses the devices until it ends.
+                // The write-out task uses the devices until it ends.
                 shared.write_out_ended().await;
                 let pool = shared.name.clone();
-                // A device that is a file has no room if its file system is full.
+                // A file as device cannot be written if its file system is full.
                 let is_full = shared.state.lock().segments.free() == 0;
                 return Err(match error {
                     IoError::NoSpace if is_full => PoolError::Full { pool, free },
@@ -138,10 +139,10 @@ impl Pool {
         &self.guard.0
     }
 
-    /// Makes a checkpoint of everything that took effect before.
+    /// Makes a checkpoint of all earlier changes.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     pub async fn checkpoint(&self) -> Result<(), IoError> {
         let shared = self.shared();
         let target = {
@@ -158,11 +159,11 @@ impl Pool {
         shared.progress.wait_for(done).await
     }
 
-    /// Makes a checkpoint, so that the next opening has nothing to replay, writes out the log
-    /// device, and stops. Changes fail from now on.
+    /// Makes a checkpoint, so that the next opening replays nothing, writes out the log device, and
+    /// stops. Later changes fail.
     ///
     /// # Errors
-    /// Of the devices; the pool is stopped, and its log is replayed at the next opening.
+    /// Errors of the devices. The pool is stopped anyway, and the next opening replays its log.
     pub async fn close(&self) -> Result<(), IoError> {
         let made = self.checkpoint().await;
         let shared = self.shared();
@@ -180,12 +181,12 @@ impl Pool {
         }
     }
 
-    /// Stops the pool and removes its superblocks: its data is lost, and its devices are free. A
-    /// crash during it leaves a device without a superblock, and repeating it on the others is up
-    /// to the caller.
+    /// Stops the pool and removes its superblocks: its data is lost, and its devices are free.
+    /// After a crash in between, some devices have no superblock; the caller must remove those of
+    /// the others.
     ///
     /// # Errors
-    /// Of the device whose superblock was not removed.
+    /// Errors of the device whose superblock was not removed.
     pub async fn destroy(&self) -> Result<(), PoolError> {
         let shared = self.shared();
         {
@@ -198,9 +199,9 @@ impl Pool {
         }
         shared.progress.notify();
         shared.write_out_ended().await;
-        // Otherwise a checkpoint in progress could write a superblock afterwards.
+        // A checkpoint in progress could write a superblock afterwards.
         shared.maintenance_ended().await;
-        // A pool that failed before has no further updates.
+        // After a failure of the pool, no update can be in progress.
         let _turn = shared.update_turn().await;
         shared.state.lock().update = Update::Over;
         for (_, named) in shared.storage.members() {
@@ -209,7 +210,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Changes the most memory of map pages, in bytes. Pages beyond it are freed at once.
+    /// Changes the limit for cached map pages, in bytes. Frees pages beyond it at once.
     ///
     /// # Errors
     /// [`PoolError::Options`] beyond [`MAP_CACHE_BYTES`].
@@ -265,7 +266,7 @@ impl Pool {
         volume_table.by_name(name).map(|volume| VolumeInfo::of(volume_table, volume))
     }
 
-    /// A volume as a device. Handles of the same volume see the same data and size.
+    /// Opens a volume as a device. Handles of one volume see the same data and size.
     ///
     /// # Errors
     /// [`VolumeError::Unknown`]; [`VolumeError::Incomplete`] after the log device was lost.
@@ -323,9 +324,9 @@ impl Pool {
         Ok(order)
     }
 
-    /// Writes the record of an order, durably. A task of its own holds the locks of the order until
-    /// then, so a dropped call leaves no chunk that never ends, and no other order sees the volume
-    /// table without it. Returns the locks.
+    /// Writes the record of an order durably, in a task that holds the locks of the order. So
+    /// dropping the call leaves no unfinished chunk, and no other order sees the volume table
+    /// without this one. Returns the locks.
     pub(super) async fn commit<L: 'static>(
         &self,
         locks: L,
@@ -333,8 +334,8 @@ impl Pool {
     ) -> Result<L, VolumeError> {
         let shared = self.shared().clone();
         let task = spawn(async move {
-            // No admission: an order takes no entry and no block, and one that keeps the
-            // maintenance task waiting must not wait for a checkpoint.
+            // No admission: an order takes no entry and no block. An order that blocks the
+            // maintenance task must not wait for a checkpoint.
             let memory = chunk_memory(0).await;
             shared.append(vec![record], memory).await?;
             shared.flush().await?;
@@ -359,7 +360,8 @@ impl Pool {
         self.check_room(state, is_new, more)
     }
 
-    /// Checks that the volume table can get `count` more volumes and snapshots, and as many bytes.
+    /// Checks that the volume table has room for `count` more volumes and snapshots, and their
+    /// bytes.
     pub(super) fn check_room(
         &self,
         state: &State,
@@ -426,7 +428,7 @@ impl Pool {
         self.open_volume(name)
     }
 
-    /// Changes a volume, as one durable step: `change` gets the volume as it is.
+    /// Changes a volume in one durable step: `change` gets the present record.
     pub(super) async fn change(
         &self,
         name: &str,
@@ -507,11 +509,11 @@ impl Pool {
         .await
     }
 
-    /// Deletes a volume. Its handles fail every call from now on; its space is freed by and by.
+    /// Deletes a volume. Its handles fail every call from now on. Checkpoints free its space. Works
+    /// in a full pool.
     ///
     /// # Errors
-    /// [`VolumeError::Unknown`], [`VolumeError::HasSnapshots`], or of the devices. A full pool is
-    /// none.
+    /// [`VolumeError::Unknown`], [`VolumeError::HasSnapshots`], or errors of the devices.
     pub async fn delete_volume(&self, name: &str) -> Result<(), VolumeError> {
         let order = self.order(OrderKind::Deletion).await?;
         let volume = {

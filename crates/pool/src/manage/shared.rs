@@ -1,4 +1,5 @@
-//! Shared state of an open pool: one lock, held for a few instructions and never across an await.
+//! Shared state of an open pool, under one lock that is held for a few instructions and never
+//! across an await.
 //!
 //! Invariant: the recent changes above the trees are exactly the chunks that took effect since the
 //! checkpoint of the trees.
@@ -40,7 +41,8 @@ pub(crate) struct Shared {
     pub(crate) cache: PageCache,
     pub(crate) sizes: Sizes,
     pub(crate) state: Mutex<State>,
-    /// A chunk took effect, a checkpoint was committed, work was requested, or the pool failed.
+    /// Notified when a chunk takes effect, a checkpoint is committed, work is requested, or the
+    /// pool fails.
     pub(crate) progress: SharedNotify,
     pub(crate) gatherers: CoreLocal<Gatherer>,
 }
@@ -51,11 +53,11 @@ pub(crate) struct VolumeHandle {
     pub(crate) blocks: AtomicU64,
     pub(crate) deleted: AtomicBool,
     pub(crate) thick: AtomicBool,
-    /// A snapshot.
+    /// True for a snapshot.
     pub(crate) read_only: bool,
 }
 
-/// Work that the maintenance task has been asked for.
+/// Work requested of the maintenance task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) checkpoint: bool,
@@ -63,7 +65,7 @@ pub(crate) struct Wanted {
     pub(crate) stop: bool,
 }
 
-/// What the maintenance task does next.
+/// Next work of the maintenance task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Stop,
@@ -71,33 +73,34 @@ pub(crate) enum Work {
     Clean,
 }
 
-/// Whether an order keeps the maintenance task from beginning work.
+/// Right of an order to keep the maintenance task from working.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MaintenancePause {
     #[default]
     None,
-    /// It waits until the maintenance task has ended its work.
+    /// The order waits until the maintenance task is idle.
     Waiting,
-    /// It changes the ancestry of volumes.
+    /// The order has the right, and changes the ancestry of volumes.
     Held,
 }
 
-/// An update of the superblock.
+/// State of the superblock updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Update {
-    /// None is in progress.
+    /// No update is in progress.
     Idle,
-    /// One task has the turn.
+    /// A task has the right to update, and has not begun to write.
     Runs,
-    /// It writes. If it is dropped meanwhile, the update may be on some of the devices.
+    /// A task writes an update. If the task is dropped, the update may be on some of the devices.
     Writes,
-    /// None may follow. One failed, and may be on some of the devices: another update of the same
-    /// number would contradict it. Or the devices have another log device, or are no pool.
+    /// No further update is allowed: an update failed and may be on some devices, where the next
+    /// one with its number would contradict it; or the log device was replaced, or the pool
+    /// destroyed.
     Over,
 }
 
 impl Update {
-    /// What follows when the turn ends, or is dropped.
+    /// Next state when the task ends or is dropped.
     pub(crate) fn ended(self) -> Update {
         match self {
             Update::Idle | Update::Runs => Update::Idle,
@@ -106,13 +109,13 @@ impl Update {
     }
 }
 
-/// The task that writes out the log device.
+/// State of the task that writes out the log device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteOut {
     Runs,
-    /// It ends as soon as it can: a device failed, or the pool is destroyed.
+    /// It ends as soon as possible: a device failed, or the pool is destroyed.
     Abandoned,
-    /// There is none.
+    /// No write-out task runs.
     Ended,
 }
 
@@ -128,7 +131,7 @@ impl Usage {
     }
 }
 
-/// Emptied lists of chunks that took effect, so that the next chunks allocate nothing.
+/// Empty lists of applied chunks, reused so that the next chunks allocate nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RecycledLists {
     pub(crate) records: Vec<Vec<ChunkRecord>>,
@@ -153,47 +156,46 @@ pub(crate) struct State {
     pub(crate) position: Position,
     pub(crate) segments: Segments,
     pub(crate) active: Recent,
-    /// Changes that a checkpoint is merging, or will merge next.
+    /// Sealed changes that the next checkpoint merges, or the present one is merging.
     pub(crate) frozen: Option<Arc<Frozen>>,
-    /// Changes that a checkpoint has merged.
+    /// Sealed changes that a checkpoint has merged.
     pub(crate) merged: Option<Arc<Frozen>>,
     pub(crate) volume_table: VolumeTable,
-    /// Maps as of the last checkpoint, of everything in the volume table but snapshots that are
-    /// newer.
+    /// Maps as of the last checkpoint. Newer snapshots have none.
     pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
-    /// Of the volumes' maps, as of the last checkpoint.
+    /// Usage by the volumes' maps, as of the last checkpoint.
     pub(crate) usage: Usage,
-    /// Of the metadata map, as of the last checkpoint.
+    /// Usage by the metadata map, as of the last checkpoint.
     pub(crate) meta_usage: Usage,
-    /// Sum of both.
+    /// Live blocks of `usage` and `meta_usage`.
     pub(crate) live: u64,
     /// VolumeTable as it is on disk.
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
     pub(crate) update: Update,
-    /// Volumes that the superblock marks, whatever becomes of an update in progress: chunks that
-    /// change them may go to the log device.
+    /// Volumes that are marked in the superblock whether or not an update in progress completes.
+    /// Chunks that change them may go to the log device.
     pub(crate) marked: TailVolumes,
     /// Volumes that the next update marks.
     pub(crate) to_mark: BTreeSet<u32>,
-    /// The task that writes out the log device.
+    /// State of the task that writes out the log device.
     pub(crate) write_out: WriteOut,
-    /// Number of checkpoints since the opening.
+    /// Checkpoints since the opening.
     pub(crate) checkpoints: u64,
-    /// Entries and ranges that were admitted and have not taken effect.
+    /// Admitted entries and ranges that have not taken effect.
     pub(crate) admitted: (usize, usize),
-    /// What the cleaner wants out of its segments, by the next checkpoint.
+    /// Blocks and pages that the next checkpoint moves for the cleaner.
     pub(crate) moving: Moving,
-    /// Closed segments that could not be cleaned, and the checkpoint after which the cleaner tries
-    /// again: the device may only have been away.
+    /// Closed segments that could not be cleaned, each with the checkpoint after which the cleaner
+    /// tries again: the device may have been away only for a while.
     pub(crate) damaged: BTreeMap<u32, u64>,
-    /// The cleaner found nothing since the last checkpoint.
+    /// True if cleaning has gained nothing since the last checkpoint.
     pub(crate) nothing_to_clean: bool,
-    /// It found no segment to clean since the last checkpoint.
+    /// True if there was no segment to clean since the last checkpoint.
     pub(crate) cleaner_gains_nothing: bool,
     pub(crate) gain: Gain,
-    /// Blocks of chunks with changes of hosts and orders since the opening.
+    /// Blocks of chunks with host data or orders since the opening.
     pub(crate) host_blocks: u64,
     /// Segments cleaned and blocks copied since the opening.
     pub(crate) cleaned: (u64, u64),
@@ -204,7 +206,7 @@ pub(crate) struct State {
     /// Whether the maintenance task works.
     pub(crate) maintenance_runs: bool,
     pub(crate) pause: MaintenancePause,
-    /// Blocks reserved for thick volumes beyond what they have.
+    /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
     /// Orders that took effect since the opening.
     pub(super) orders: u64,
@@ -216,9 +218,9 @@ pub(crate) struct State {
     pub(super) next_claim: u64,
     /// Volumes and snapshots being deleted.
     pub(crate) deleting: usize,
-    /// Memory for the next table of recent changes.
+    /// Empty table for the next recent changes.
     pub(crate) spare: Option<Recent>,
-    /// As the devices are now.
+    /// Sizes for the present devices.
     pub(crate) sizes: Sizes,
     /// Segments of a device that is being evacuated.
     pub(crate) evacuated: Option<Range<u32>>,
@@ -226,7 +228,7 @@ pub(crate) struct State {
     failed: Option<IoError>,
 }
 
-/// Where the blocks of a volume or snapshot are looked up.
+/// Lookup of blocks of a volume or snapshot: its tree, and the tables of newer changes.
 pub(crate) struct View<'a> {
     pub(crate) tree: Tree,
     volume: u32,
@@ -235,7 +237,7 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
-    /// The entry of a block that changed since the checkpoint of the tree.
+    /// Entry of a block that changed after the checkpoint of the tree.
     pub(crate) fn recent(&self, block: u64) -> Option<Entry> {
         let active = self.active.and_then(|active| active.get(self.volume, block));
         active.or_else(|| self.frozen?.recent.get(self.volume, block))
@@ -246,19 +248,19 @@ impl View<'_> {
         self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
     }
 
-    /// True if a block of this volume changed since the checkpoint of the tree.
+    /// True if a block of this volume changed after the checkpoint of the tree.
     pub(crate) fn has_changes(&self) -> bool {
         let frozen = self.frozen.map(|frozen| &frozen.recent);
         self.active.into_iter().chain(frozen).any(|recent| recent.has(self.volume))
     }
 }
 
-/// The parts of a state that recovery or creation provides.
+/// State that recovery or creation provides.
 pub(crate) struct Opened {
     pub(crate) position: Position,
     pub(crate) segments: Segments,
     pub(crate) recent: Recent,
-    /// What was replayed up to a snapshot that the checkpoint lacks.
+    /// Changes replayed before a snapshot that the checkpoint lacks.
     pub(crate) frozen: Option<Frozen>,
     pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
@@ -328,7 +330,7 @@ impl State {
         state
     }
 
-    /// Counts what admission needs of the volume table, so that no write iterates over volumes.
+    /// Updates the counts that admission uses, so that writes do not iterate over volumes.
     pub(crate) fn volume_table_changed(&mut self) {
         let thick = self.volume_table.present().filter(|volume| volume.thick);
         self.reserved = thick.map(reservation).sum();
@@ -337,12 +339,12 @@ impl State {
         self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
     }
 
-    /// Whether the pool was opened and has not made the checkpoint that begins its log.
+    /// True after an opening until the checkpoint that begins the new log.
     pub(crate) fn needs_first_checkpoint(&self) -> bool {
         self.checkpoints == 0 || self.superblock.log != self.position.log
     }
 
-    /// The next work of the maintenance task, which begins now.
+    /// Starts the next work of the maintenance task.
     pub(crate) fn next_work(&mut self) -> Option<Work> {
         if self.wanted.stop || self.check().is_err() {
             return Some(Work::Stop);
@@ -350,7 +352,7 @@ impl State {
         let sealed = self.frozen.is_some();
         let work = match self.pause {
             MaintenancePause::Held => None,
-            // An order waits for what was sealed to be merged.
+            // The order waits until sealed changes are merged.
             MaintenancePause::None | MaintenancePause::Waiting if sealed => Some(Work::Checkpoint),
             MaintenancePause::None if self.wanted.checkpoint => Some(Work::Checkpoint),
             MaintenancePause::None if self.wanted.cleaning => Some(Work::Clean),
@@ -360,13 +362,15 @@ impl State {
         work
     }
 
+    /// Refuses changes after a failure.
+    ///
     /// # Errors
-    /// After a failed write or flush.
+    /// The failure of a write or flush.
     pub(crate) fn check(&self) -> Result<(), IoError> {
         self.failed.map_or(Ok(()), Err)
     }
 
-    /// No chunk takes effect any more, and every change fails with `error`.
+    /// Fails the pool: no chunk takes effect any more, and every change fails with `error`.
     pub(crate) fn fail(&mut self, error: IoError) {
         self.failed.get_or_insert(error);
     }
@@ -375,7 +379,7 @@ impl State {
         self.position.reserve(payload_blocks, &mut self.segments)
     }
 
-    /// Records that were admitted will not take effect, or did: they no longer count as admitted.
+    /// Releases the admission of records that took effect or were abandoned.
     pub(crate) fn withdraw(&mut self, records: &[ChunkRecord]) {
         for record in records {
             let (entries, ranges) = match record {
@@ -392,7 +396,7 @@ impl State {
         }
     }
 
-    /// Lets written chunks take effect, in order.
+    /// Applies written chunks, in order.
     pub(crate) fn apply_written(&mut self, log: Option<&LogDevice>) {
         while let Some(chunk) = self.position.pop_written() {
             let content = chunk.content.expect("it is written");
@@ -447,7 +451,7 @@ impl State {
 
     fn apply_order(&mut self, order: &ChunkRecord, sequence: u64) {
         if let ChunkRecord::Snapshot(order) = order {
-            // The order is alone in its chunk, so this is where the next one begins.
+            // The order is alone in its chunk, so the next chunk begins here.
             self.freeze(self.position.start(), Some((**order).clone()));
         }
         apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
@@ -471,9 +475,9 @@ impl State {
         }
     }
 
-    /// The cleaner's copy takes effect if the block is where the cleaner found it. A recent change
-    /// decides; without one the tree does, from which the cleaner read it, because the cleaner
-    /// waits for its copies before the next checkpoint begins.
+    /// Applies a copy of the cleaner if the block is still at its old place. A recent change
+    /// decides; otherwise the tree has the old place, because the cleaner read it there and waits
+    /// for its copies before the next checkpoint begins.
     fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) {
         let recent = self.recent(volume, block);
         if recent.is_none_or(|found| found.location == old) {
@@ -481,8 +485,8 @@ impl State {
         }
     }
 
-    /// The tree of a volume or snapshot, and from which tables changes since count. A snapshot that
-    /// no checkpoint contains is the tree of its volume with the changes that are sealed.
+    /// Tree of a volume or snapshot, and the tables of newer changes. A snapshot that no checkpoint
+    /// contains has the tree of its volume and the sealed changes.
     pub(crate) fn view(&self, id: u32) -> Result<View<'_>, IoError> {
         let volume = self.volume_table.volumes.get(&id).ok_or(IoError::Unreachable)?;
         let source = volume.source();
@@ -496,7 +500,7 @@ impl State {
         Ok(View { tree: *tree, volume: source, active, frozen })
     }
 
-    /// The entry of a block that changed since the checkpoint.
+    /// Entry of a block that changed since the checkpoint.
     pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
         let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.recent.get(volume, block));
         self.active.get(volume, block).or_else(frozen)
@@ -508,7 +512,7 @@ impl State {
         self.usage.blocks[segment] + self.meta_usage.blocks[segment]
     }
 
-    /// The cleaner leaves a segment alone for a while.
+    /// Keeps the cleaner from choosing a segment for a while.
     pub(crate) fn leave_alone(&mut self, segment: u32) {
         self.damaged.insert(segment, self.checkpoints + DAMAGED_CHECKPOINTS);
     }
@@ -525,7 +529,7 @@ impl State {
 }
 
 impl Shared {
-    /// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
+    /// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
     pub(crate) fn chunk_blocks(&self) -> usize {
         chunk_blocks(&self.storage.layout) as usize
     }
@@ -535,10 +539,10 @@ impl Shared {
         self.gatherers.get_or_init(Gatherer::default)
     }
 
-    /// Makes everything durable that took effect before.
+    /// Makes all earlier changes durable.
     ///
     /// # Errors
-    /// Of the devices; later calls fail with [`IoError::Poisoned`].
+    /// Errors of the devices; later calls fail with [`IoError::Poisoned`].
     pub(crate) async fn flush(&self) -> Result<(), IoError> {
         let applied = {
             let state = self.state.lock();

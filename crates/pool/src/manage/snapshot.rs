@@ -1,8 +1,8 @@
-//! Snapshots and clones: the orders that change the ancestry of volumes, and what differs between
-//! two snapshots.
+//! Snapshots and clones: the orders that change the ancestry of volumes, and the differences
+//! between two snapshots.
 //!
-//! Invariant: ancestry changes only while no checkpoint runs and the cleaner rests, so neither sees
-//! two ancestries. Hosts write on meanwhile.
+//! Invariant: ancestry changes only while neither a checkpoint nor the cleaner runs, so neither
+//! sees it change. Hosts continue to write.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,7 +26,7 @@ use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable, is_name};
 
-/// Most map pages that one call of [`Pool::diff`] compares, and most ranges that it returns.
+/// Most map pages that one call of [`Pool::diff`] compares, and most ranges in its result.
 const DIFF_STEPS: usize = 4096;
 
 /// A snapshot, as listed.
@@ -34,17 +34,18 @@ const DIFF_STEPS: usize = 4096;
 pub struct SnapshotInfo {
     /// Full name, `volume@snapshot`.
     pub name: String,
-    /// The snapshots that were taken together, of this pool and others, have the same.
+    /// Common identifier of the snapshots that were taken together, also of other pools.
     pub id: PoolId,
-    /// Seconds since 1970 when it was taken.
+    /// Time of the snapshot, in seconds since 1970.
     pub created_s: u64,
-    /// Size of the volume then, in bytes.
+    /// Size of the snapshot, in bytes.
     pub size_bytes: u64,
-    /// Space of the blocks that it has, most of which others have too, in bytes.
+    /// Mapped bytes, including those shared with other volumes and snapshots.
     pub referenced_bytes: u64,
-    /// Volumes that continue from it and do not own it.
+    /// Children that do not own the snapshot.
     pub clones: Vec<String>,
-    /// Volumes and snapshots that continue from it; with more than one it cannot be deleted.
+    /// Volumes and snapshots whose parent is this snapshot. With more than one it cannot be
+    /// deleted.
     pub users: Vec<String>,
 }
 
@@ -53,11 +54,11 @@ pub struct SnapshotInfo {
 pub struct Diff {
     /// Ranges in bytes, ascending. Blocks written twice with the same content count as different.
     pub ranges: Vec<Range<u64>>,
-    /// Offset from which to ask for the rest; none at the end.
+    /// Offset at which to continue; `None` at the end.
     pub next: Option<u64>,
 }
 
-/// Keeps the maintenance task from working: released when dropped.
+/// Right to keep the maintenance task from working. Released on drop.
 pub(super) struct MaintenanceTurn(Arc<Shared>);
 
 impl Drop for MaintenanceTurn {
@@ -67,9 +68,8 @@ impl Drop for MaintenanceTurn {
     }
 }
 
-/// A snapshot that is checked and can be taken at once: the checkpoint or cleaning that was in
-/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping
-/// it takes no snapshot.
+/// A checked snapshot that can be taken at once: no checkpoint or cleaning runs, and none begins.
+/// Take it soon, because writes may wait for a checkpoint. Dropping it takes no snapshot.
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
@@ -77,12 +77,11 @@ pub struct PreparedSnapshot {
 }
 
 impl PreparedSnapshot {
-    /// Takes the snapshots, all at one point of the order of writes: they contain every write that
-    /// was acknowledged before the call, and none that begins after it returns. They exist durably
-    /// then.
+    /// Takes the snapshots durably, at one point of the order of writes. They contain every write
+    /// that was acknowledged before the call, and none that begins after it returns.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     pub async fn take(self) -> Result<(), VolumeError> {
         let PreparedSnapshot { pool, order, locks } = self;
         pool.commit(locks, ChunkRecord::Snapshot(Box::new(order))).await.map(drop)
@@ -90,8 +89,7 @@ impl PreparedSnapshot {
 }
 
 impl Pool {
-    /// Waits until neither checkpoint nor cleaning runs and all snapshots are merged, and lets none
-    /// begin.
+    /// Waits until the maintenance task is idle and all snapshots are merged, and keeps it idle.
     pub(super) async fn maintenance_turn(&self) -> Result<MaintenanceTurn, VolumeError> {
         let shared = self.shared();
         shared.state.lock().pause = MaintenancePause::Waiting;
@@ -109,7 +107,8 @@ impl Pool {
         };
         shared.progress.notify();
         shared.progress.wait_for(rests).await?;
-        // Sealing the recent changes needs another table, which takes time to allocate.
+        // Sealing the recent changes needs an empty table, which is allocated here because that
+        // takes time.
         if shared.state.lock().spare.is_none() {
             let spare = Recent::new(shared.sizes.table());
             shared.state.lock().spare = Some(spare);
@@ -174,7 +173,7 @@ impl Pool {
     }
 
     /// Takes a snapshot of each of these volumes, all at one point of the order of writes. Writes
-    /// are not held up, except for a full table of recent changes.
+    /// continue, unless the table of recent changes is full.
     ///
     /// # Errors
     /// As [`Pool::prepare_snapshot`].
@@ -229,12 +228,12 @@ impl Pool {
         Ok(self.open_by_id(&mut state, id, blocks, true))
     }
 
-    /// Deletes a snapshot. Its handles fail every call from now on; blocks that no other snapshot
-    /// or volume has are freed in the background.
+    /// Deletes a snapshot. Its handles fail every call from now on. Checkpoints free its unshared
+    /// space. Works in a full pool.
     ///
     /// # Errors
     /// [`VolumeError::UnknownSnapshot`]; [`VolumeError::InUse`] if more than one volume or snapshot
-    /// continues from it; or of the devices. A full pool is none.
+    /// has it as parent; errors of the devices.
     pub async fn delete_snapshot(&self, name: &str) -> Result<(), VolumeError> {
         let order = self.order(OrderKind::Deletion).await?;
         let snapshot = loop {
@@ -262,9 +261,9 @@ impl Pool {
         Ok(())
     }
 
-    /// Gives a volume the content and size of one of its snapshots. Everything written since is
-    /// lost, unless a later snapshot has it; later snapshots stay. Hosts must not use the volume
-    /// meanwhile, because its content changes below them.
+    /// Replaces content and size of a volume by those of one of its snapshots. Later writes are
+    /// lost, unless a later snapshot has them; later snapshots stay. Hosts must not use the volume
+    /// meanwhile: its content changes under them.
     ///
     /// # Errors
     /// [`VolumeError`] for an unknown volume or snapshot, a reservation of a thick volume that no
@@ -298,7 +297,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether a volume was written since one of its snapshots was taken, or has another size.
+    /// True if the volume was written or resized since one of its snapshots.
     ///
     /// # Errors
     /// [`VolumeError`] for an unknown volume or snapshot, and errors of the devices.
@@ -313,7 +312,7 @@ impl Pool {
         Ok(has_changes || own.blocks != found.blocks || tree(own) != tree(found))
     }
 
-    /// Creates a thin volume that begins as a snapshot, whose blocks it shares.
+    /// Creates a thin volume with the content of a snapshot, whose blocks it shares.
     ///
     /// # Errors
     /// [`VolumeError`] for an unknown snapshot, a name in use or impossible, and errors of the
@@ -342,8 +341,7 @@ impl Pool {
         self.open_volume(name)
     }
 
-    /// Lets a clone own the snapshots from which it continues. The volume that owned them can be
-    /// deleted then.
+    /// Makes a clone the owner of its ancestors. The volume that owned them can then be deleted.
     ///
     /// # Errors
     /// [`VolumeError`] for an unknown volume, one that is no clone, two snapshots of one name, and
@@ -380,14 +378,14 @@ impl Pool {
         shared.progress.wait_for(find).await
     }
 
-    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume
-    /// or of volumes that share a snapshot. Others differ wherever one has data.
+    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`. Blocks of
+    /// unrelated volumes differ wherever either snapshot has data.
     ///
     /// # Errors
-    /// [`VolumeError::UnknownSnapshot`], or of the devices.
+    /// [`VolumeError::UnknownSnapshot`], or errors of the devices.
     pub async fn diff(&self, from: &str, to: &str, offset: u64) -> Result<Diff, VolumeError> {
         let block_bytes = BLOCK_BYTES as u64;
-        // Maps move while no call holds them: each call looks them up.
+        // Maps may move between calls: each call looks them up again.
         let _guard = self.shared().state.lock().guard();
         let [from, to] = self.snapshot_trees([from, to]).await?;
         let end = span(from.level.max(to.level));
@@ -403,7 +401,7 @@ impl Pool {
         Ok(diff)
     }
 
-    /// Compares what both trees have at a block; returns the first block that was not compared.
+    /// Compares both trees at a block; returns the first block that was not compared.
     async fn diff_step(
         &self,
         from: &Tree,
@@ -446,7 +444,7 @@ impl Pool {
     }
 }
 
-/// Lost entries may differ.
+/// Lost blocks count as different: their content is unknown.
 fn is_same(old: &Entry, new: &Entry) -> bool {
     old.location == new.location && ![*old, *new].contains(&Entry::LOST)
 }

@@ -1,4 +1,4 @@
-//! Space: what a pool can hold, and whether a write may begin. Pure.
+//! Space: capacity of a pool, and admission of writes. Pure.
 
 use crate::limits::{
     BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, EVACUATION_STEPS, FRUITLESS_PASSES, MERGES_WAITED,
@@ -7,78 +7,80 @@ use crate::limits::{
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::ondisk::layout::Layout;
 
-/// Entries of [`crate::limits`] that one block of the usage table has.
+/// Segments counted in one block of the usage table.
 pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
 
-/// Sizes that follow from the layout of a pool.
+/// Sizes derived from the layout of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Recent changes between two checkpoints.
+    /// Most recent changes between two checkpoints.
     pub(crate) recent: usize,
-    /// Copies of the cleaner between two checkpoints beside these, as far as memory is bounded.
+    /// Additional copies of the cleaner between two checkpoints, within the limit of memory.
     pub(crate) copies: usize,
     /// Map pages that one checkpoint copies for the cleaner.
     pub(crate) moving: usize,
     /// Segments that only checkpoints, deletions and the cleaner may take.
     pub(crate) reserve: usize,
-    /// Blocks that volumes and their maps may have.
+    /// Most blocks of volumes and their maps.
     pub(crate) capacity: u64,
-    /// Payload of a segment of full chunks, in blocks.
+    /// Payload blocks of a segment that is filled with the largest chunks.
     pub(crate) payload: u64,
     /// Longest volume table, in bytes.
     pub(crate) volume_table: usize,
-    /// Blocks on a log device near which hosts slow down.
+    /// Limit of the tail of a log device, in blocks. Hosts are slowed down near it.
     pub(crate) tail: u64,
 }
 
-/// Most payload blocks of a chunk. Chunks of that size fill segments without a rest.
+/// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
 pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
     let segment = u64::from(layout.segment_blocks());
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
 
-/// Copies of the cleaner beside so many recent changes.
+/// Most copies of the cleaner in addition to `recent` changes.
 fn copies(recent: u64) -> u64 {
     (2 * recent).min(RECENT_MAX as u64 - recent)
 }
 
 impl Sizes {
-    /// Sizes of a pool. A checkpoint writes at most one leaf per recent change, the levels above
-    /// it, and the metadata, after the cleaner copied half as many blocks and chose a quarter as
-    /// many pages. The reserve holds two of both, because the space of the first is free only after
-    /// the second, at half of the density, because pages of many small maps have a chunk each. For
-    /// the recent changes alone that is 6.5 blocks each, so it also holds one checkpoint of changes
-    /// so sparse that each has a page on all six levels. The log has the segment that it writes to
-    /// and the following one. Headers of chunks take a part of the rest, and a sixteenth is slack
-    /// for the cleaner.
+    /// Sizes of a pool:
+    /// - One checkpoint writes at most one leaf per recent change, the levels above it, and the
+    ///   metadata. Before it, the cleaner copies half as many blocks, and chooses a quarter as many
+    ///   pages.
+    /// - The reserve has room for two of these, because the space of the first is free only after
+    ///   the second; and this twice, because the chunks of many small maps have one page each. That
+    ///   is 6.5 blocks per recent change, so it also covers one checkpoint of changes so sparse
+    ///   that each rewrites a page on all six levels.
+    /// - The log holds its present segment and the following one.
+    /// - The rest is for volumes, minus the headers of chunks, and a sixteenth as slack for the
+    ///   cleaner.
     pub(crate) fn of(layout: &Layout) -> Sizes {
         Sizes::with(layout, layout.usable_segments())
     }
 
-    /// Sizes with other usable segments, because devices were added or are evacuated. Space is that
-    /// of the next opening, which must find room for every reservation that was accepted before.
-    /// Only the tables of recent changes stay as large as they are.
+    /// Sizes with other usable segments, after devices were added or while one is evacuated. They
+    /// are those of the next opening, which must have room for every accepted reservation. Only the
+    /// tables of recent changes keep their size.
     pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
         let opened = Sizes::with(layout, segments);
         let recent = opened.recent.min(self.recent);
         Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
     }
 
-    /// Free segments that writes of reserved blocks leave: a part of the reserve is for them. They
-    /// may overwrite blocks while other volumes take all the rest, and what dies of theirs lets the
-    /// cleaner gain then.
+    /// Segments that writes of reserved blocks leave free: they may use a part of the reserve. If
+    /// other volumes fill the rest, the overwritten blocks give the cleaner something to free.
     pub(crate) fn reserved_floor(&self) -> usize {
         self.reserve * 3 / 4
     }
 
-    /// Free segments that orders and writes of zeroes leave for a checkpoint, which needs half of
-    /// the reserve. Below what writes of reserved blocks leave, so that these cannot keep the
-    /// others out.
+    /// Segments that orders and writes of zeroes leave free for a checkpoint, which needs half of
+    /// the reserve. Lower than [`Sizes::reserved_floor`], so that writes of reserved blocks cannot
+    /// starve them.
     pub(crate) fn order_floor(&self) -> usize {
         (self.reserve * 5 / 8).min(self.reserved_floor().saturating_sub(1)).max(self.reserve / 2)
     }
 
-    /// Entries of the table of recent changes.
+    /// Entries in a table of recent changes.
     pub(crate) fn table(&self) -> usize {
         self.recent + self.copies
     }
@@ -88,10 +90,10 @@ impl Sizes {
         let blocks = u64::from(segments) * segment_blocks;
         let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
         let usage = u64::from(layout.segments()).div_ceil(USAGE_PER_BLOCK as u64);
-        // A block of a few snapshots of a small pool has as many pages.
+        // In a small pool, one block shared by a few snapshots already has this many pages.
         let moving = (recent / 4).max(32);
-        // A deleted volume moves all that follow it in the volume table, so a checkpoint may write
-        // all.
+        // Deleting a volume moves all later ones in the volume table, so a checkpoint may rewrite
+        // the whole volume table.
         let volume_table = (blocks / 64).min((VOLUME_TABLE_BYTES_MAX / BLOCK_BYTES) as u64);
         let checkpoint = recent + recent / 2 + recent / 8 + moving + volume_table + 2 * usage + 8;
         let reserve = 4 + (2 * checkpoint).div_ceil(segment_blocks / 2);
@@ -108,54 +110,54 @@ impl Sizes {
             capacity: payload - payload / 16,
             payload: segment_blocks / (chunk + 1) * chunk,
             volume_table: volume_table as usize * BLOCK_BYTES,
-            // A checkpoint ends when the tail that it found is written out; the changes that hosts
-            // make meanwhile fit the next table.
+            // A checkpoint waits until the tail at its start is written out. Changes that hosts
+            // make meanwhile must fit the next table.
             tail: (recent / 2).max(4 * u64::from(layout.segment_blocks())),
         }
     }
 }
 
-/// What decides whether a write may begin.
+/// Space that a write needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriteCost {
-    /// New entries among the recent changes.
+    /// New entries in the table of recent changes.
     pub(crate) entries: usize,
     /// New ranges of zeroes.
     pub(crate) ranges: usize,
-    /// Blocks of data.
+    /// Data blocks.
     pub(crate) blocks: u64,
-    /// The space is reserved: a thick volume, or an order.
+    /// True if the space is reserved: for a thick volume or an order.
     pub(crate) reserved: bool,
 }
 
-/// The state of a pool, as far as space is concerned.
+/// State of the space of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpaceState {
-    /// Live blocks of the maps, their pages included.
+    /// Live blocks of the maps, including map pages.
     pub(crate) live: u64,
-    /// Blocks reserved for thick volumes beyond what they have.
+    /// Blocks reserved for thick volumes that they have not written yet.
     pub(crate) reserved: u64,
-    /// Recent changes, admitted ones included.
+    /// Recent changes, including admitted ones.
     pub(crate) entries: usize,
-    /// Recent ranges, admitted ones included.
+    /// Recent ranges, including admitted ones.
     pub(crate) ranges: usize,
     /// Free segments.
     pub(crate) free: usize,
     /// Segments of the log since the last checkpoint.
     pub(crate) log: usize,
-    /// A checkpoint may find dead blocks: there are recent changes.
+    /// True if there are recent changes: a checkpoint may find dead blocks.
     pub(crate) unmerged: bool,
-    /// Deleted volumes or snapshots still have blocks.
+    /// True while deleted volumes or snapshots still have blocks.
     pub(crate) reaping: bool,
-    /// The cleaner found nothing to free since the last checkpoint.
+    /// True if cleaning has gained nothing since the last checkpoint.
     pub(crate) nothing_to_clean: bool,
-    /// The cleaner found no segment since the last checkpoint whose cleaning frees anything.
+    /// True if no segment was worth cleaning since the last checkpoint.
     pub(crate) cleaner_gains_nothing: bool,
 }
 
 impl SpaceState {
-    /// Blocks in use or reserved; overwritten and deleted ones count until a checkpoint
-    /// finds them.
+    /// Blocks in use or reserved. Overwritten and deleted blocks count until a checkpoint frees
+    /// them.
     pub(crate) fn used(&self) -> u64 {
         self.live + self.reserved + self.entries as u64
     }
@@ -168,38 +170,38 @@ impl SpaceState {
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
     }
 
-    /// Blocks that can be reserved in addition, as far as free segments are concerned.
+    /// Additional blocks that free segments back.
     pub(crate) fn left_backed(&self, sizes: &Sizes) -> u64 {
         let segments = self.free.saturating_sub(sizes.reserve + 1) as u64;
         (segments * sizes.payload).saturating_sub(self.reserved)
     }
 
-    /// True if so many more blocks can be reserved, as far as free segments are concerned.
+    /// True if free segments back `more` additional reserved blocks.
     pub(crate) fn is_backed(&self, sizes: &Sizes, more: u64) -> bool {
         self.free > self.left_free(sizes, more)
     }
 
-    /// Whether less may be in use after the next checkpoint. Others may change blocks all the time,
-    /// so the changes that were recent at first are merged after some.
+    /// True if the next checkpoint may reduce the blocks in use. Hosts keep adding recent changes,
+    /// so changes from before the wait are merged after [`MERGES_WAITED`] checkpoints.
     pub(crate) fn may_shrink(&self, checkpoints_waited: u64) -> bool {
         self.reaping || self.unmerged && checkpoints_waited < MERGES_WAITED
     }
 }
 
-/// Whether a write may begin.
+/// Decision about a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpaceDecision {
     /// Now.
     Now,
-    /// After a checkpoint.
+    /// It waits for a checkpoint.
     AfterCheckpoint,
-    /// After the cleaner has freed segments.
+    /// It waits for the cleaner to free segments.
     AfterCleaning,
-    /// The pool is full.
+    /// It fails: the pool is full.
     Full,
 }
 
-/// Decides whether a write may begin that has waited for so many checkpoints.
+/// Decides about a write that has waited for `waited` checkpoints.
 pub(crate) fn admit(
     sizes: &Sizes,
     supply: &SpaceState,
@@ -219,16 +221,16 @@ pub(crate) fn admit(
             false => SpaceDecision::Full,
         };
     }
-    // Zeroes free space, so they may use a part of the reserve. Their chunks take segments until a
-    // checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even if
-    // that freed nothing, so that a full pool can be emptied.
+    // Zeroes free space, so they may use a part of the reserve. Their chunks occupy segments until
+    // a checkpoint. Below the floor, one write of zeroes is admitted after each checkpoint, even
+    // one that freed nothing, so that a full pool can be emptied.
     if demand.blocks == 0 && supply.free <= sizes.order_floor() && supply.unmerged {
         return match supply.nothing_to_clean {
             false => SpaceDecision::AfterCleaning,
             true => SpaceDecision::AfterCheckpoint,
         };
     }
-    // Until a checkpoint, they may take some of the free segments that back reservations: as many
+    // Until a checkpoint, zeroes may take some of the free segments that back reservations: as many
     // as orders may take of the reserve.
     let lent = sizes.reserve - sizes.order_floor();
     if demand.blocks == 0 && supply.unmerged {
@@ -257,17 +259,17 @@ pub(crate) fn admit(
     SpaceDecision::Now
 }
 
-/// What an order does to the space of a pool.
+/// Effect of an order on the space of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OrderKind {
-    /// It frees space, at least after the next checkpoint.
+    /// It frees space, at the latest after the next checkpoint.
     Deletion,
-    /// Any other.
+    /// It does not free space.
     Other,
 }
 
-/// Decides whether an order may begin. Its chunk takes a block of the log, and no entry among the
-/// recent changes that would limit the chunks until the next checkpoint.
+/// Decides about an order. Its chunk takes one block of the log, and no entry of the recent
+/// changes, which otherwise limit the chunks until the next checkpoint.
 pub(crate) fn admit_order(
     sizes: &Sizes,
     supply: &SpaceState,
@@ -282,7 +284,7 @@ pub(crate) fn admit_order(
     match (supply.free > floor, supply.nothing_to_clean || waited >= PASSES_WAITED, kind) {
         (true, _, _) => SpaceDecision::Now,
         (false, false, _) => SpaceDecision::AfterCleaning,
-        // The checkpoint after it frees its block again.
+        // The next checkpoint frees the block of the order.
         (false, true, OrderKind::Deletion) => SpaceDecision::Now,
         (false, true, OrderKind::Other) => SpaceDecision::Full,
     }
@@ -373,10 +375,10 @@ mod tests {
         assert_eq!(decide(stuck, WRITE), SpaceDecision::Full);
     }
     #[test]
-    fn free_segments_back_what_is_reserved() {
+    fn reservations_are_backed_by_free_segments() {
         let decide = |supply: SpaceState, demand: WriteCost| admit(&SIZES, &supply, &demand, 0);
         let reserved = WriteCost { reserved: true, ..WRITE };
-        // A hundred blocks take eight segments of 14, beside the reserve of four.
+        // A hundred reserved blocks take eight segments of 14 blocks, besides the reserve of four.
         let low = SpaceState { free: 12, ..SUPPLY };
         assert_eq!(decide(low, WRITE), SpaceDecision::AfterCleaning);
         assert_eq!(
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(decide(low, reserved), SpaceDecision::Now);
         let is_backed = |free, more| SpaceState { free, ..SUPPLY }.is_backed(&SIZES, more);
         assert!(is_backed(13, 12) && !is_backed(13, 13) && is_backed(14, 13));
-        // The volume overwrites, and others have taken the rest.
+        // The volume overwrites its blocks, and others have filled the rest of the pool.
         let written = SpaceState { reserved: 0, nothing_to_clean: true, unmerged: false, ..SUPPLY };
         assert_eq!(decide(SpaceState { free: 4, ..written }, reserved), SpaceDecision::Now);
         let lowest = SpaceState { free: 3, ..written };
@@ -408,8 +410,8 @@ mod tests {
         assert_eq!(decide(unmerged, reserved), SpaceDecision::AfterCheckpoint);
     }
 
-    /// A full pool whose thick volumes have been overwritten took no orders any more, and discards
-    /// only after a checkpoint each.
+    /// Regression: a full pool whose thick volumes were overwritten refused orders, and admitted
+    /// only one discard per checkpoint.
     #[test]
     fn thick_writes_leave_room_for_orders_and_discards() {
         for reserve in 4..1000 {

@@ -1,12 +1,11 @@
-//! Superblock updates of an open pool, one at a time: by checkpoints, and by the marks of volumes
-//! whose changes the log device has.
+//! Superblock updates of an open pool: for checkpoints, and to mark volumes with changes on the log
+//! device. One at a time.
 //!
 //! Invariants:
-//! - before a chunk that changes a volume goes to the log device, the superblock says that the log
-//!   device may have changes of this volume. So an opening without the log device knows which
-//!   volumes lack changes;
-//! - an update that failed, or whose task was dropped, as that of an opening that is given up, may
-//!   be on some of the devices, so no further one follows it.
+//! - a chunk goes to the log device only after the volumes that it changes were durably marked, so
+//!   that an opening without the log device knows which volumes lack changes;
+//! - no update follows one that failed or whose task was dropped (e.g. by a canceled opening): it
+//!   may be on some of the devices.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +15,7 @@ use super::shared::{Shared, State, Update};
 use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::superblock::{Superblock, TailVolumes};
 
-/// The right to update the superblock, until it is dropped.
+/// Right to update the superblock. Released on drop.
 pub(crate) struct SuperblockLock<'a>(&'a Shared);
 
 impl Drop for SuperblockLock<'_> {
@@ -32,7 +31,7 @@ impl SuperblockLock<'_> {
     /// Writes an update. A new device has it in copies 0 and 1 already.
     ///
     /// # Errors
-    /// Of the devices; there are no updates after it.
+    /// Errors of the devices. No update can follow.
     pub(crate) async fn write(&self, next: &Superblock, new: Option<usize>) -> Result<(), IoError> {
         self.0.state.lock().update = Update::Writes;
         let written = self.0.storage.write_superblock_after(next, new).await;
@@ -47,7 +46,7 @@ impl SuperblockLock<'_> {
     }
 }
 
-/// Volumes that a record changes for hosts.
+/// Volumes whose content or existence a record changes.
 pub(crate) fn changed(record: &ChunkRecord) -> &[u32] {
     match record {
         ChunkRecord::Data { volume, .. }
@@ -62,7 +61,7 @@ pub(crate) fn changed(record: &ChunkRecord) -> &[u32] {
 }
 
 impl Shared {
-    /// Waits for the turn to update the superblock.
+    /// Waits for the right to update the superblock.
     ///
     /// # Errors
     /// As [`Shared::superblock_turn`].
@@ -70,7 +69,7 @@ impl Shared {
         self.superblock_turn(|_| false).await.map(|turn| turn.expect("there is a need"))
     }
 
-    /// Waits for the turn to update the superblock. None if `done` says that there is no need.
+    /// Waits for the right to update the superblock; `None` as soon as `done` is true.
     ///
     /// # Errors
     /// After a failure of the pool or of an update.
@@ -98,15 +97,15 @@ impl Shared {
         self.progress.wait_for(turn).await
     }
 
-    /// The next update, with a change. Until it is written, chunks may only change volumes that
-    /// both it and the last update mark.
+    /// Next update, with a change. Until it is written, chunks may change only volumes that are
+    /// marked in both this update and the last one.
     pub(crate) fn next_update(&self, change: impl FnOnce(&mut Superblock)) -> Superblock {
         let mut state = self.state.lock();
         let mut next = state.superblock.clone();
         next.update += 1;
         change(&mut next);
         let Some(log) = &self.storage.log else {
-            // Without a log device, only the log of an earlier life may have a tail.
+            // Without a log device, only the log of an earlier opening may have a tail.
             if next.log == state.position.log {
                 (next.tail, next.reached) = (TailVolumes::default(), 0);
             }
@@ -114,7 +113,7 @@ impl Shared {
         };
         let head = log.head();
         let needed = match state.is_closing() && !head.tail.has_applied() {
-            // What did not take effect was not acknowledged.
+            // Changes that did not take effect were not acknowledged.
             true => BTreeSet::new(),
             false => &head.tail.volumes() | &state.to_mark,
         };
@@ -173,15 +172,17 @@ impl Shared {
 }
 
 impl State {
-    /// An update of the superblock is durable.
+    /// Records that an update of the superblock is durable.
     pub(crate) fn updated(&mut self, superblock: Superblock) {
         self.marked = superblock.tail.clone();
         self.to_mark.retain(|volume| !superblock.tail.has(*volume));
         self.superblock = superblock;
     }
 
+    /// Refuses updates after a failure of the pool, except in a planned stop.
+    ///
     /// # Errors
-    /// After a failure of the pool, but for a planned stop.
+    /// The failure.
     fn check_updates(&self) -> Result<(), IoError> {
         match self.check() {
             Err(_) if self.is_closing() => Ok(()),
@@ -189,12 +190,12 @@ impl State {
         }
     }
 
-    /// The pool stops as planned: the log device is written out.
+    /// True during a planned stop, which writes out the log device.
     pub(crate) fn is_closing(&self) -> bool {
         self.wanted.stop && self.check() == Err(IoError::Unreachable)
     }
 
-    /// Whether a chunk with these records may go to the log device.
+    /// True if a chunk with these records may go to the log device.
     pub(crate) fn is_marked(&self, records: &[ChunkRecord]) -> bool {
         records.iter().flat_map(changed).all(|volume| self.marked.has(*volume))
     }

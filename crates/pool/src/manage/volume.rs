@@ -28,10 +28,11 @@ use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
-/// Blocks that one step of a read looks up: entries of 24 B take 1.5 KiB of its state.
+/// Most blocks that one step of a read looks up. Their entries take 1.5 KiB of its future, at 24 B
+/// each.
 const LOOKUP_BLOCKS: usize = 64;
 
-/// Leaves that one call of [`BlockDevice::allocated`] visits at most.
+/// Most leaves that one call of [`BlockDevice::allocated`] visits.
 const ALLOCATED_LEAVES: usize = 256;
 
 /// Options of a new volume.
@@ -39,9 +40,9 @@ const ALLOCATED_LEAVES: usize = 256;
 pub struct VolumeOptions {
     /// Size, in bytes: a positive multiple of 4,096.
     pub size_bytes: u64,
-    /// Reserve the size.
+    /// True to reserve the size.
     pub thick: bool,
-    /// Text that the layers above keep with the volume; 2 KiB in total.
+    /// Text that the layers above store with the volume; 2 KiB in total.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -50,20 +51,20 @@ pub struct VolumeOptions {
 pub struct VolumeInfo {
     /// Name.
     pub name: String,
-    /// Identifies the volume for hosts.
+    /// Identifier for hosts.
     pub uuid: PoolId,
     /// Size, in bytes.
     pub size_bytes: u64,
     /// Space in use as of the last checkpoint, in bytes.
     pub used_bytes: u64,
-    /// The size is reserved.
+    /// True if the size is reserved.
     pub thick: bool,
-    /// The snapshot of another volume from which it continues.
+    /// Parent snapshot, if another volume owns it.
     pub origin: Option<String>,
-    /// Changes were lost with the log device: it cannot be opened before the operator accepts that
-    /// ([`crate::Pool::give_up_tail`]).
+    /// True if changes were lost with the log device. The volume cannot be opened until the
+    /// operator accepts that ([`crate::Pool::give_up_tail`]).
     pub incomplete: bool,
-    /// Text that the layers above keep with it.
+    /// Text that the layers above store with the volume.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -84,13 +85,13 @@ impl VolumeInfo {
     }
 }
 
-/// A volume of an open pool. It keeps the pool open.
+/// A volume of an open pool. Keeps the pool open.
 pub struct PoolVolume {
     guard: Arc<PoolGuard>,
     io: VolumeIo,
 }
 
-/// What a call needs; cheap to clone into its future.
+/// State of a call; cheap to clone into its future.
 #[derive(Clone)]
 struct VolumeIo {
     shared: Arc<Shared>,
@@ -104,7 +105,7 @@ impl PoolVolume {
         PoolVolume { guard, io }
     }
 
-    /// The volume as listed, unless it was deleted.
+    /// Properties and usage of the volume; `None` after its deletion.
     pub fn info(&self) -> Option<VolumeInfo> {
         let state = self.guard.0.state.lock();
         let record = state.volume_table.volumes.get(&self.io.volume);
@@ -150,7 +151,7 @@ impl BlockDevice for PoolVolume {
     fn used_bytes(&self) -> Option<u64> {
         let state = self.io.shared.state.lock();
         let record = state.volume_table.volumes.get(&self.io.volume)?;
-        // A reservation is space in use.
+        // Reserved space counts as used.
         Some(if record.thick { record.blocks } else { record.mapped } * BLOCK)
     }
 
@@ -189,7 +190,7 @@ impl BlockDevice for PoolVolume {
     }
 }
 
-/// Chunks that a write is part of, waited for at its end.
+/// Chunks with the data of a write, awaited at the end of the write.
 #[derive(Default)]
 struct Chunks {
     first: Option<Rc<GatheredChunk>>,
@@ -216,7 +217,8 @@ impl Chunks {
     }
 }
 
-/// Splits blocks into runs of zeroes, at most as long as a record by block, and of data.
+/// Splits blocks into runs of data and runs of zeroes. Runs of zeroes are at most as long as one
+/// record.
 fn runs(data: &Buf) -> impl Iterator<Item = (Range<usize>, bool)> {
     let zeroes = buf::zeroes(BLOCK_BYTES);
     let is_zero = move |block: usize| data[block * BLOCK_BYTES..][..BLOCK_BYTES] == zeroes[..];
@@ -234,8 +236,8 @@ fn runs(data: &Buf) -> impl Iterator<Item = (Range<usize>, bool)> {
 }
 
 impl VolumeIo {
-    /// A write that is admitted at once joins the open chunk in the same turn, so that its future
-    /// only waits for the chunk.
+    /// A write that is admitted at once joins the open chunk in the same turn. Its future then only
+    /// waits for the chunk.
     fn begin_write(&self, block: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let fits = data.len() <= self.shared.chunk_blocks() * BLOCK_BYTES;
         let admitted = fits.then(|| self.shared.try_admit(&self.demand(&data))).flatten();
@@ -257,7 +259,7 @@ impl VolumeIo {
         }
     }
 
-    /// A read of one block whose place is in memory needs no task before the device's.
+    /// A read of one block whose entry is in memory needs no task of its own.
     fn begin_read(&self, block: u64, mut buf: BufMut) -> IoFuture<BufMut> {
         let place = (buf.len() == BLOCK_BYTES).then(|| self.find_now(block)).flatten();
         let Some((entry, guard)) = place else {
@@ -283,8 +285,7 @@ impl VolumeIo {
         }
     }
 
-    /// The entry of a block, if it is known without reading the device, and a guard that keeps its
-    /// segment.
+    /// Entry of a block, if it is in memory, and a guard that keeps its segment from being reused.
     fn find_now(&self, block: u64) -> Option<(Entry, ReadGuard)> {
         let state = self.shared.state.lock();
         let view = state.view(self.volume).ok()?;
@@ -298,8 +299,10 @@ impl VolumeIo {
         self.check_block(entry, block, &read).map(|()| read)
     }
 
+    /// Compares a block with its checksum.
+    ///
     /// # Errors
-    /// [`IoError::ReadFault`] for another content than was written.
+    /// [`IoError::ReadFault`] if they differ.
     fn check_block(&self, entry: &Entry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
         if checksum(bytes) == entry.checksum {
             return Ok(());
@@ -329,7 +332,7 @@ impl VolumeIo {
         chunks.outcome().await
     }
 
-    /// Adds at most a chunk of data to the log.
+    /// Adds data to the log, at most one chunk.
     async fn write_piece(&self, block: u64, data: Buf, chunks: &mut Chunks) -> Result<(), IoError> {
         self.shared.admit(self.demand(&data)).await?;
         self.add(block, &data, chunks);
@@ -386,9 +389,9 @@ impl VolumeIo {
     async fn read_part(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
         let count = buf.len() / BLOCK_BYTES;
         let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
-        // A bit per block that changed since the checkpoint.
+        // Bit set of blocks that changed after the checkpoint.
         let mut recent = 0_u64;
-        // The guard keeps the segments of everything that is looked up now.
+        // The guard keeps the segments of all blocks looked up here.
         let (tree, _guard) = {
             let state = self.shared.state.lock();
             let view = state.view(self.volume)?;
@@ -442,7 +445,7 @@ impl VolumeIo {
         Ok(done)
     }
 
-    /// Number of leading entries that are all holes, or consecutive blocks of one segment.
+    /// Number of leading entries that are all holes, or are consecutive blocks of one segment.
     fn run_of(&self, entries: &[Entry]) -> usize {
         let first = entries[0];
         let layout = &self.shared.storage.layout;
@@ -464,7 +467,7 @@ impl VolumeIo {
                 break;
             }
             let leaf_end = ((at / FANOUT as u64 + 1) * FANOUT as u64).min(blocks.end);
-            // Recent changes and tree must be of one moment.
+            // Recent changes and tree must be read under one lock.
             let (tree, _guard, recent, any_recent) = {
                 let state = self.shared.state.lock();
                 let view = state.view(self.volume)?;

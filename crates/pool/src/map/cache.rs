@@ -38,7 +38,7 @@ impl PageCache {
         PageCache { capacity: AtomicUsize::new(capacity.max(1)), slots: Mutex::default() }
     }
 
-    /// Most pages.
+    /// Most pages in the cache.
     pub fn capacity(&self) -> usize {
         self.capacity.load(Ordering::Relaxed)
     }
@@ -56,7 +56,7 @@ impl PageCache {
         *hand = 0;
     }
 
-    /// The page of an entry, if it is in memory.
+    /// Page of an entry, if it is cached.
     pub fn get(&self, entry: Entry) -> Option<Arc<MapPage>> {
         let mut slots = self.slots.lock();
         let index = *slots.by_location.get(&entry.location)?;
@@ -86,7 +86,7 @@ impl PageCache {
 }
 
 impl Slots {
-    /// Removes a page that was not used since the hand passed it; returns its slot.
+    /// Evicts a page that was not used since the hand passed it; returns its slot.
     fn evict(&mut self) -> usize {
         loop {
             let index = self.hand;

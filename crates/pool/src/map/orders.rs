@@ -1,4 +1,5 @@
-//! Orders: their effect on the volume table and the trees, the same at run time and in a replay.
+//! Orders: effect of a record on the volume table and the trees, the same at run time and in a
+//! replay.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +12,8 @@ use crate::ondisk::volume_table::VolumeTable;
 /// Trees by volume or snapshot.
 pub(crate) type Trees = BTreeMap<u32, Tree>;
 
-/// Applies an order with its sequence in the log; other records change nothing. New snapshots have
-/// no tree before the checkpoint that merges what was written before them.
+/// Applies an order with its sequence in the log; other records change nothing. A new snapshot has
+/// no tree until the checkpoint that merges the earlier changes.
 ///
 /// # Errors
 /// [`FormatError::Field`] for an order that does not fit the volume table.

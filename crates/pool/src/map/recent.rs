@@ -1,8 +1,10 @@
-//! Recent changes: what chunks changed since a checkpoint, in a table of bounded size.
+//! Recent changes: table, of bounded size, of the changes since a checkpoint.
 //!
-//! Invariants: the latest change of a block wins, whether it was recorded for the block or for a
-//! range of zeroes; inserting allocates nothing below the capacity; the order of the table depends
-//! only on its content.
+//! Invariants:
+//! - the latest change of a block wins, whether it was recorded for the block or for a range of
+//!   zeroes;
+//! - inserting allocates nothing below the capacity;
+//! - the order of the table depends only on its content.
 
 use flagstone_runtime::rng::mix64;
 
@@ -11,7 +13,7 @@ use crate::ondisk::entry::Entry;
 
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// 0 for a free slot.
+    /// 0 in a free slot.
     volume: u32,
     block: u64,
     entry: Entry,
@@ -45,7 +47,7 @@ pub struct Change {
     pub volume: u32,
     /// Block.
     pub block: u64,
-    /// Its entry; a hole if it was zeroed.
+    /// New entry; a hole if the block was zeroed.
     pub entry: Entry,
 }
 
@@ -54,13 +56,13 @@ pub struct Change {
 pub struct Recent {
     slots: Vec<Slot>,
     len: usize,
-    /// Entries that began as copies of the cleaner.
+    /// Entries that were inserted as copies of the cleaner.
     copied: usize,
     ranges: Vec<ZeroRange>,
     order: u64,
 }
 
-/// Entries that zeroing this many blocks takes in the table.
+/// Entries in the table for this many zeroed blocks.
 pub fn zero_entries(count: u64) -> usize {
     if count <= ZERO_BY_BLOCK { count as usize } else { 0 }
 }
@@ -72,7 +74,7 @@ impl Recent {
         Recent { slots, len: 0, copied: 0, ranges: Vec::with_capacity(RANGES_MAX), order: 0 }
     }
 
-    /// Number of entries that it holds without allocating.
+    /// Most entries without an allocation.
     pub fn capacity(&self) -> usize {
         self.slots.len() / 2
     }
@@ -82,7 +84,8 @@ impl Recent {
         self.len
     }
 
-    /// Number of entries that began as copies of the cleaner: they replace blocks that are in use.
+    /// Number of entries that were inserted as copies of the cleaner. They replace blocks in use,
+    /// so they take no additional space.
     pub fn copied(&self) -> usize {
         self.copied
     }
@@ -97,7 +100,7 @@ impl Recent {
         self.len == 0 && self.ranges.is_empty()
     }
 
-    /// Index of the slot of a block, or of the free slot where it would be.
+    /// Index of a block's slot, or of the free slot for the block.
     fn slot_of(&self, volume: u32, block: u64) -> usize {
         let mask = self.slots.len() - 1;
         let mut index = mix64(block ^ u64::from(volume) << 44) as usize & mask;
@@ -121,7 +124,7 @@ impl Recent {
         }
     }
 
-    /// True if something of a volume changed. Looks at the whole table.
+    /// True if the volume has changes. Scans the whole table.
     pub fn has(&self, volume: u32) -> bool {
         self.slots.iter().any(|slot| slot.volume == volume)
             || self.ranges.iter().any(|range| range.volume == volume)
@@ -162,12 +165,12 @@ impl Recent {
         }
     }
 
-    /// Only recovery needs it, when it replays what two tables held.
+    /// Used only in recovery, which may replay the content of two tables.
     fn grow(&mut self) {
         self.rebuild(2 * self.slots.len(), |_| true);
     }
 
-    /// Forgets the changes of one volume.
+    /// Removes the changes of one volume.
     pub fn forget(&mut self, volume: u32) {
         self.rebuild(self.slots.len(), |other| other != volume);
         self.ranges.retain(|range| range.volume != volume);
@@ -185,14 +188,14 @@ impl Recent {
         self.copied = self.copied.saturating_sub(before - self.len);
     }
 
-    /// Forgets all changes and keeps the memory.
+    /// Removes all changes, and keeps the memory.
     pub fn clear(&mut self) {
         self.slots.fill(FREE);
         self.ranges.clear();
         (self.len, self.copied, self.order) = (0, 0, 0);
     }
 
-    /// All entries that count, by volume and block.
+    /// Valid entries, by volume and block.
     pub fn sorted(&self) -> Vec<Change> {
         let used = self.slots.iter().filter(|slot| slot.volume != 0);
         let mut changes: Vec<Change> = used
@@ -206,7 +209,7 @@ impl Recent {
         changes
     }
 
-    /// Ranges of a volume, which changes in [`Recent::sorted`] override.
+    /// Zeroed ranges of a volume. The changes in [`Recent::sorted`] override them.
     pub fn ranges(&self, volume: u32) -> impl Iterator<Item = &ZeroRange> {
         self.ranges.iter().filter(move |range| range.volume == volume)
     }

@@ -22,21 +22,21 @@ pub struct Tree {
     pub root: Entry,
 }
 
-/// Part of a tree below one entry, on the way to a block.
+/// Result of a lookup on the path to a block.
 #[derive(Clone, Debug)]
 pub(crate) enum Found {
     /// The leaf with the block.
     Leaf(Arc<MapPage>),
-    /// No page: this many blocks from the block are holes.
+    /// A hole of this many blocks, from the block of the lookup on.
     Holes(u64),
 }
 
-/// Why a page cannot be used.
+/// Reason why a page cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageError {
-    /// It was read, and has another content than was written, or a checkpoint lost it earlier.
+    /// Its content is not what was written, or an earlier checkpoint gave it up.
     Damaged,
-    /// The device did not read it.
+    /// The device failed the read.
     Unread(Unread),
 }
 
@@ -83,7 +83,7 @@ pub(crate) async fn read_page(
 }
 
 impl Tree {
-    /// The leaf of a block, or the extent of the hole that it is in.
+    /// Leaf of a block, or extent of the hole around the block.
     pub(crate) async fn find(
         &self,
         storage: &Storage,
@@ -109,7 +109,7 @@ impl Tree {
         }
     }
 
-    /// The entry of a block, if every page on the way is in the cache.
+    /// Entry of a block, if every page on the path is cached.
     pub(crate) fn lookup_cached(&self, cache: &PageCache, block: u64) -> Option<Entry> {
         if block >= span(self.level) {
             return Some(Entry::HOLE);
@@ -123,7 +123,7 @@ impl Tree {
         Some(entry)
     }
 
-    /// The entry of a block.
+    /// Entry of a block.
     pub(crate) async fn lookup(
         &self,
         storage: &Storage,
@@ -136,7 +136,7 @@ impl Tree {
         })
     }
 
-    /// The entry of a page of the tree; a hole if it does not exist.
+    /// Entry of a page of the tree; a hole if the page does not exist.
     pub(crate) async fn lookup_page(
         &self,
         storage: &Storage,

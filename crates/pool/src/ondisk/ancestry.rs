@@ -1,10 +1,10 @@
-//! Ancestry: the forest of snapshots that volumes continue from, and the orders that change it.
+//! Ancestry: forest of volumes and snapshots, and the orders that change it.
 //!
-//! Ownership by birth: a block or map page belongs to the oldest snapshot or volume on its way from
-//! the root of the forest that is not older than its birth. Everything below that has it, too,
-//! until it was overwritten. Hence the owners of a block are connected, and freeing needs no
-//! reference counts: a volume frees blocks that are younger than its parent; a deleted snapshot
-//! frees blocks that are younger than its parent and absent from its only child.
+//! Ownership by birth. The owner of a block or map page is the topmost node whose sequence is at
+//! least the birth of the block. The node's descendants share the block until they overwrite it. So
+//! the nodes that share a block are connected, and no reference counts are needed: a volume frees
+//! blocks newer than its parent. A deleted snapshot frees blocks newer than its parent that its
+//! only child does not have.
 
 use std::collections::BTreeSet;
 
@@ -13,19 +13,19 @@ use super::chunk::SnapshotOrder;
 use super::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
 use crate::id::PoolId;
 
-/// Rule that tells blocks and pages of one map from those that it shares with its parent.
+/// Range of births that a map owns, in contrast to blocks shared with its parent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
-    /// Entries younger than this sequence are the map's own.
+    /// The map owns blocks with a birth above this sequence.
     pub parent: u64,
-    /// The parent is being deleted, and was reaped up to this block.
+    /// Position up to which the parent was reaped, if it is being deleted.
     pub reaped: u64,
-    /// Sequence of the grandparent, which counts below `reaped`.
+    /// Sequence of the grandparent, which counts instead of `parent` below `reaped`.
     pub grandparent: u64,
 }
 
 impl Ownership {
-    /// Whether an entry that covers the blocks before `end` is the map's own.
+    /// True if the map owns an entry that covers the blocks before `end`.
     pub fn is_own(&self, birth: u64, end: u64) -> bool {
         birth > if end <= self.reaped { self.grandparent } else { self.parent }
     }
@@ -37,7 +37,7 @@ impl VolumeRecord {
         self.state == VolumeState::Present && self.kind == VolumeKind::Volume
     }
 
-    /// For a snapshot, the sequence of the log up to which it goes.
+    /// Sequence of a snapshot: it contains the chunks before it.
     pub fn sequence(&self) -> Option<u64> {
         match self.kind {
             VolumeKind::Volume => None,
@@ -45,7 +45,7 @@ impl VolumeRecord {
         }
     }
 
-    /// The volume that wrote the blocks that no parent has.
+    /// Volume that wrote the unshared blocks of this node.
     pub fn source(&self) -> u32 {
         match self.kind {
             VolumeKind::Volume => self.id,
@@ -53,7 +53,7 @@ impl VolumeRecord {
         }
     }
 
-    /// For a present snapshot, the volume under whose name it is found.
+    /// Volume whose name a present snapshot has.
     pub fn owner(&self) -> Option<u32> {
         match (self.kind, self.state) {
             (VolumeKind::Snapshot { owner, .. }, VolumeState::Present) => Some(owner),
@@ -63,7 +63,7 @@ impl VolumeRecord {
 }
 
 impl VolumeTable {
-    /// Whether a change of blocks takes effect. Those in flight do not when their volume was
+    /// True if a change of blocks takes effect. A change in flight has no effect if its volume was
     /// deleted, or rolled back to a smaller size.
     pub fn takes_effect(&self, volume: u32, block: u64, count: u64) -> bool {
         let volume = self.volumes.get(&volume).filter(|volume| volume.is_present_volume());
@@ -75,7 +75,7 @@ impl VolumeTable {
         self.volumes.get(&id).filter(|snapshot| snapshot.owner().is_some())
     }
 
-    /// Snapshots that are not being deleted, by identifier, which is the order of their creation.
+    /// Present snapshots by identifier, which is the order of creation.
     pub fn snapshots(&self) -> impl Iterator<Item = &VolumeRecord> {
         self.volumes.values().filter(|snapshot| snapshot.owner().is_some())
     }
@@ -97,7 +97,7 @@ impl VolumeTable {
         self.snapshot_name(of).unwrap_or_else(|| of.name.clone())
     }
 
-    /// Volumes and snapshots that continue from a snapshot.
+    /// Volumes and snapshots whose parent is this snapshot.
     pub fn children(&self, id: u32) -> impl Iterator<Item = &VolumeRecord> {
         self.volumes.values().filter(move |child| child.parent == id)
     }
@@ -107,7 +107,7 @@ impl VolumeTable {
         self.volumes.get(&id).and_then(VolumeRecord::sequence).unwrap_or(0)
     }
 
-    /// Ownership of the map of a volume or snapshot.
+    /// Ownership of the blocks in the map of a volume or snapshot.
     pub fn ownership(&self, id: u32) -> Ownership {
         let parent = self.volumes.get(&id).map_or(0, |volume| volume.parent);
         let of_parent = self.volumes.get(&parent);
@@ -121,11 +121,11 @@ impl VolumeTable {
         }
     }
 
-    /// Takes snapshots at a sequence of the log. Their maps are the present maps of the volumes.
+    /// Takes snapshots at a sequence of the log. They share the present maps of the volumes.
     ///
     /// # Errors
-    /// [`FormatError::Field`] for anything but present volumes without a snapshot of this name,
-    /// each once.
+    /// [`FormatError::Field`] unless each volume is present, is named once, and has no snapshot of
+    /// this name.
     pub fn snapshot(&mut self, order: &SnapshotOrder, sequence: u64) -> Result<(), FormatError> {
         let conflict = FormatError::Field("snapshot");
         let mut seen = BTreeSet::new();
@@ -161,8 +161,8 @@ impl VolumeTable {
         Ok(())
     }
 
-    /// Gives a volume the map and size of a snapshot. Its former map becomes that of a volume being
-    /// deleted, whose identifier is returned.
+    /// Gives a volume the map and size of a snapshot. A nameless volume that is being deleted gets
+    /// the former map; returns its identifier.
     ///
     /// # Errors
     /// [`FormatError::Field`] unless the volume is present and owns the snapshot.
@@ -185,22 +185,23 @@ impl VolumeTable {
         };
         (rolled.root, rolled.blocks, rolled.mapped, rolled.shared) = (root, blocks, mapped, mapped);
         (rolled.parent, rolled.adopted) = (snapshot, false);
-        // The writes lost with the log device were made to the former map.
+        // The lost changes belonged to the content that this rollback replaces.
         rolled.incomplete = false;
         self.insert(former)?;
         Ok(hidden)
     }
 
-    /// The snapshots from which a volume continues, the youngest first.
+    /// Ancestors of a volume, newest first.
     pub fn ancestors(&self, id: u32) -> impl Iterator<Item = &VolumeRecord> {
         let parent = |volume: &&VolumeRecord| self.volumes.get(&volume.parent);
         std::iter::successors(self.volumes.get(&id), parent).skip(1)
     }
 
-    /// Lets a clone own the snapshots from which it continues, and that it does not own.
+    /// Makes a clone the owner of its ancestors that other volumes own.
     ///
     /// # Errors
-    /// [`FormatError::Field`] unless the volume is a clone, or for two snapshots of one name.
+    /// [`FormatError::Field`] unless the volume is a clone, or if two snapshots would have one
+    /// name.
     pub fn promote(&mut self, volume: u32) -> Result<(), FormatError> {
         let conflict = FormatError::Field("promotion");
         if !self.volumes.get(&volume).is_some_and(VolumeRecord::is_present_volume) {
@@ -230,11 +231,11 @@ impl VolumeTable {
         Ok(())
     }
 
-    /// Applies a deletion. The blocks are freed by checkpoints.
+    /// Marks a volume or snapshot as deleted. Checkpoints free its blocks.
     ///
     /// # Errors
     /// [`FormatError::Field`] unless it is a present volume that owns no snapshot, or a present
-    /// snapshot from which one volume or snapshot at most continues.
+    /// snapshot with at most one child.
     pub fn delete(&mut self, id: u32) -> Result<(), FormatError> {
         let conflict = FormatError::Field("deletion");
         let deletable = match self.volumes.get(&id) {
@@ -253,8 +254,8 @@ impl VolumeTable {
         }
     }
 
-    /// Removes a volume or snapshot whose blocks were freed. Its child continues from its parent.
-    /// The blocks that are left and the parent lacks are the child's own from now on.
+    /// Removes a volume or snapshot after its last block was freed. Its parent becomes the parent
+    /// of its child, which then owns the remaining blocks that the parent lacks.
     pub(crate) fn remove_reaped(&mut self, id: u32) {
         let Some(gone) = self.volumes.remove(&id) else { return };
         let left = gone.mapped.saturating_sub(gone.shared);
@@ -268,12 +269,12 @@ impl VolumeTable {
         }
     }
 
-    /// Checks what decoding of single volumes cannot.
+    /// Checks the relations between volumes, which decoding of a single volume cannot check.
     pub(super) fn check_ancestry(&self) -> Result<(), FormatError> {
         let bad = FormatError::Field("ancestry");
         let mut midway = 0;
         for volume in self.volumes.values() {
-            // Sequences that descend leave no room for a cycle.
+            // A parent always has a lower sequence, so there are no cycles.
             let older = match self.volumes.get(&volume.parent).map(VolumeRecord::sequence) {
                 None => volume.parent == 0,
                 Some(None) => false,
@@ -306,7 +307,7 @@ mod tests {
         VolumeRecord { parent, ..VolumeRecord::new(id, name.to_owned(), 100) }
     }
 
-    /// Volume 1 with the snapshots 3 and 4, and clone 5 of the first; volume 2 with snapshot 6.
+    /// Volume 1 with snapshots 3 and 4, and clone 5 of snapshot 3; volume 2 with snapshot 6.
     fn family() -> VolumeTable {
         let mut volume_table = VolumeTable::default();
         volume_table.upsert(&volume(1, "db", 0)).unwrap();

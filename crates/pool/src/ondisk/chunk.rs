@@ -26,11 +26,11 @@ const SNAPSHOT_FIXED_BYTES: usize = 32;
 /// Snapshots that are taken at one point of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotOrder {
-    /// Name of all of them.
+    /// Common name of the snapshots.
     pub name: String,
     /// Volumes, each once. Their snapshots get consecutive identifiers.
     pub volumes: Vec<u32>,
-    /// Identifies them together.
+    /// Common identifier of the snapshots.
     pub uuid: PoolId,
     /// Seconds since 1970.
     pub created_s: u64,
@@ -63,36 +63,37 @@ pub enum ChunkRecord {
         volume: u32,
         /// Block.
         block: u64,
-        /// Where the map has it, if nothing changed it.
+        /// Old location. The copy takes effect only if the map still has it.
         old: u64,
         /// Birth of the content.
         birth: u64,
     },
-    /// A map page, or with level 0 a metadata block or the cleaner's copy of a block of snapshots,
-    /// in the payload. The checkpoint after it makes maps refer to it.
+    /// A map page in the payload; with level 0 a metadata block, or the cleaner's copy of a block
+    /// of snapshots. The next checkpoint makes maps refer to it.
     Page {
-        /// The volume that wrote it first, and its place in the map.
+        /// Volume that wrote it first, level and index.
         place: PagePlace,
         /// Birth of the content.
         birth: u64,
     },
-    /// A volume is created or changed.
+    /// Creates or changes a volume.
     Volume(Box<VolumeRecord>),
-    /// A volume or snapshot is deleted.
+    /// Deletes a volume or snapshot.
     Delete {
         /// Volume or snapshot.
         volume: u32,
     },
-    /// Snapshots of volumes, of the chunks before this one. It is alone in its chunk.
+    /// Takes snapshots of volumes that contain the chunks before this one. The only record of its
+    /// chunk.
     Snapshot(Box<SnapshotOrder>),
-    /// A volume gets the content and size of a snapshot.
+    /// Gives a volume the content and size of a snapshot.
     Rollback {
         /// Volume.
         volume: u32,
         /// Snapshot.
         snapshot: u32,
     },
-    /// A clone takes over the snapshots from which it comes.
+    /// Makes a clone the owner of its ancestors.
     Promote {
         /// The clone.
         volume: u32,
@@ -114,7 +115,7 @@ impl ChunkRecord {
         }
     }
 
-    /// Payload blocks that belong to it.
+    /// Number of payload blocks of this record.
     pub fn payload_blocks(&self) -> usize {
         match self {
             ChunkRecord::Data { count, .. } => usize::from(*count),
@@ -123,7 +124,7 @@ impl ChunkRecord {
         }
     }
 
-    /// Bytes of the header that it takes, its checksums included.
+    /// Header bytes of the record and of the checksums of its payload.
     pub fn header_bytes(&self) -> usize {
         self.encoded_len() + CHECKSUM_BYTES * self.payload_blocks()
     }
@@ -280,18 +281,18 @@ impl SnapshotOrder {
     }
 }
 
-/// A decoded header, or one to be encoded.
+/// A header, decoded or to be encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkHeader {
     /// Number of the log.
     pub log: u64,
     /// Position in the log.
     pub sequence: u64,
-    /// Every chunk before this sequence was durable when this one was written.
+    /// Every chunk before this sequence was durable when this header was written.
     pub durable: u64,
     /// Block of the header.
     pub block: u64,
-    /// Segment that follows in the log.
+    /// Segment that follows this one in the log.
     pub following: u32,
     /// Changes, in order.
     pub records: Vec<ChunkRecord>,
@@ -303,7 +304,7 @@ impl ChunkHeader {
     /// Encodes the header into a block.
     ///
     /// # Panics
-    /// If records and checksums exceed [`RECORD_SPACE_BYTES`], or do not belong together.
+    /// If records and checksums exceed [`RECORD_SPACE_BYTES`], or their numbers do not match.
     pub fn encode(&self, block: &mut Block) {
         let payload: usize = self.records.iter().map(ChunkRecord::payload_blocks).sum();
         assert_eq!(payload, self.checksums.len(), "each payload block has an owner");
@@ -331,10 +332,10 @@ impl ChunkHeader {
         seal(block);
     }
 
-    /// Decodes the header that lies at block `at` of a pool.
+    /// Decodes the header at block `at` of a pool.
     ///
     /// # Errors
-    /// [`FormatError`] for anything but a header of this place with possible values.
+    /// [`FormatError`] for a header of another place, or impossible values.
     pub fn decode(block: &Block, at: u64, layout: &Layout) -> Result<ChunkHeader, FormatError> {
         let fields = open(block, MAGIC)?;
         if fields.u64(40) != at {

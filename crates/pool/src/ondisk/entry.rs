@@ -5,7 +5,7 @@ use super::{Fields, FormatError, put};
 /// Length of an encoded entry, in bytes.
 pub const ENTRY_BYTES: usize = 16;
 
-/// Most significant value of a location and of a sequence.
+/// Largest location, and largest sequence.
 pub const U48_MAX: u64 = (1 << 48) - 1;
 
 /// Where a block is, since when, and the checksum of its content.
@@ -13,7 +13,7 @@ pub const U48_MAX: u64 = (1 << 48) - 1;
 pub struct Entry {
     /// Block of the pool; 0 if nothing is stored.
     pub location: u64,
-    /// Sequence of the chunk with which the content was written. The cleaner keeps it.
+    /// Sequence of the chunk that first had the content. Copies of the cleaner keep it.
     pub birth: u64,
     /// Checksum of the content.
     pub checksum: u32,
@@ -23,7 +23,8 @@ impl Entry {
     /// Nothing stored: reads as zeroes.
     pub const HOLE: Entry = Entry { location: 0, birth: 0, checksum: 0 };
 
-    /// Unknown, because the page that had it is damaged. Reads fail until the block is written.
+    /// Unknown content: the page that had the entry is damaged. Reads fail until the block is
+    /// written.
     pub const LOST: Entry = Entry { location: 0, birth: 0, checksum: 1 };
 
     /// True for a hole.
@@ -43,11 +44,11 @@ impl Entry {
         put(bytes, 12, &self.checksum.to_le_bytes());
     }
 
-    /// Reads the entry from 16 bytes.
+    /// Decodes an entry.
     ///
     /// # Errors
-    /// [`FormatError::Field`] for a location of `blocks` or more, or none with other fields than
-    /// those of [`Entry::HOLE`] or [`Entry::LOST`].
+    /// [`FormatError::Field`] for a location of `blocks` or more, or an entry without a location
+    /// that is neither [`Entry::HOLE`] nor [`Entry::LOST`].
     pub fn decode(bytes: &[u8], blocks: u64) -> Result<Entry, FormatError> {
         let fields = Fields(bytes);
         let u48 = |at| {

@@ -16,16 +16,15 @@ pub struct BlockPlace {
     pub offset: u64,
 }
 
-/// Segments of all devices. A pool may get further devices while it is open: their segments follow
-/// the others.
+/// Segments of all devices. If a device is added to an open pool, its segments follow the others.
 #[derive(Debug)]
 pub struct Layout {
     segment_blocks: u32,
-    /// Per device the number of its first segment, and after the last the number of segments.
+    /// Number of the first segment of each device, then the number of all segments.
     first: [AtomicU32; DEVICES_MAX + 1],
     /// Devices, including removed ones.
     devices: AtomicUsize,
-    /// One bit per device that was removed: its segments keep their numbers.
+    /// Bit set of removed devices, whose segments keep their numbers.
     removed: AtomicU32,
 }
 
@@ -36,10 +35,10 @@ pub fn segments_of(size_bytes: u64, segment_blocks: u32) -> u64 {
 }
 
 impl Layout {
-    /// The layout of these devices.
+    /// Layout of these devices.
     ///
     /// # Errors
-    /// [`FormatError::Field`] for a segment size or counts out of range, or segments beyond the end
+    /// [`FormatError::Field`] for a segment size or count out of range, or segments beyond the end
     /// of a device.
     pub fn new(segment_blocks: u32, devices: &[DeviceRecord]) -> Result<Layout, FormatError> {
         let sane = segment_blocks.is_power_of_two() && SEGMENT_BLOCKS.contains(&segment_blocks);
@@ -61,7 +60,7 @@ impl Layout {
         }
     }
 
-    /// Adds a device after the others. One task at a time changes a layout.
+    /// Adds a device after the others. Only one task at a time changes a layout.
     ///
     /// # Errors
     /// [`FormatError::Field`] for too many devices or segments, or segments beyond the end of the
@@ -85,7 +84,7 @@ impl Layout {
         Ok(())
     }
 
-    /// A device was removed.
+    /// Marks a device as removed.
     pub(crate) fn remove(&self, device: usize) {
         self.removed.fetch_or(1 << device, Ordering::AcqRel);
     }

@@ -1,8 +1,8 @@
 //! On-disk format of pools, as pure functions of bytes. Byte maps: `docs/pool-format.md`.
 //!
-//! Guarantees: encoding followed by decoding is the identity; torn, changed or foreign bytes are
-//! refused with a reason and never cause a panic; every length and number is checked before use,
-//! because the bytes may come from anywhere.
+//! Guarantees: decoding an encoded structure returns it unchanged; torn, changed or foreign bytes
+//! are refused with a reason and never cause a panic; every length and number is checked before
+//! use, because the bytes are not trusted.
 
 pub mod ancestry;
 pub mod chunk;
@@ -20,14 +20,14 @@ pub const VERSION: u16 = 1;
 /// A block as it is on disk.
 pub type Block = [u8; BLOCK_BYTES];
 
-/// Offset of the checksum of a block that contains its own: its last four bytes, covering all bytes
-/// before them.
+/// Offset of the checksum in a block that contains its own: the last four bytes, which cover all
+/// bytes before them.
 const CRC_AT: usize = BLOCK_BYTES - 4;
 
 /// Why bytes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
-    /// Foreign data, or none.
+    /// Another format, or no data.
     #[error("there is no such structure")]
     Absent,
     /// Written by a later version.
@@ -39,7 +39,7 @@ pub enum FormatError {
     /// Valid checksum, invalid content.
     #[error("its field `{0}` is invalid")]
     Field(&'static str),
-    /// Belongs to another place.
+    /// A structure of another place.
     #[error("it belongs elsewhere")]
     Foreign,
 }
@@ -73,8 +73,7 @@ impl Fields<'_> {
     }
 }
 
-/// Checks common to all structures: magic, then version, because another version may store its
-/// checksum elsewhere.
+/// Checks magic, then version: another version may store its checksum elsewhere.
 fn begins<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
     if !bytes.starts_with(magic) || bytes.len() < 16 {
         return Err(FormatError::Absent);
@@ -86,7 +85,7 @@ fn begins<'a>(bytes: &'a [u8], magic: &[u8; 8]) -> Result<Fields<'a>, FormatErro
     }
 }
 
-/// Same for a block that contains its checksum.
+/// As [`begins`], and checks the checksum at the end of the block.
 fn open<'a>(block: &'a Block, magic: &[u8; 8]) -> Result<Fields<'a>, FormatError> {
     let fields = begins(block, magic)?;
     if fields.u32(CRC_AT) != checksum(&block[..CRC_AT]) {
@@ -104,7 +103,7 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-/// Writes the checksum of a block that contains its own.
+/// Writes the checksum at the end of a block.
 pub fn seal(block: &mut Block) {
     let crc = checksum(&block[..CRC_AT]);
     put(block, CRC_AT, &crc.to_le_bytes());

@@ -13,7 +13,7 @@ pub const FANOUT: usize = (BLOCK_BYTES - ENTRIES_AT) / ENTRY_BYTES;
 /// Highest level of a root: 252⁶ blocks exceed every volume.
 pub const LEVEL_MAX: u8 = 6;
 
-/// Blocks covered by a page of this level; level 0 is a block.
+/// Blocks covered by a page of this level; 1 for level 0.
 pub fn span(level: u8) -> u64 {
     (FANOUT as u64).pow(u32::from(level))
 }
@@ -55,7 +55,7 @@ impl MapPage {
         self.entries.iter().all(Entry::is_hole)
     }
 
-    /// Encodes the page for its place in the tree.
+    /// Encodes the page. `level` and `index` are its place in the tree.
     pub fn encode(&self, level: u8, index: u64, block: &mut [u8]) {
         block.fill(0);
         begin(block, MAGIC);
@@ -67,12 +67,12 @@ impl MapPage {
         }
     }
 
-    /// Decodes the page of `place` in a pool of `blocks`. Its checksum was compared by the caller,
-    /// who has it from the entry that refers to the page. The page may come from another volume of
-    /// the same ancestry.
+    /// Decodes the page of `place` in a pool of `blocks`. The caller has compared its checksum with
+    /// the entry that refers to the page. Another volume of the same ancestry may have written the
+    /// page.
     ///
     /// # Errors
-    /// [`FormatError`] for anything but this page.
+    /// [`FormatError`] for any other content.
     pub fn decode(block: &Block, place: PagePlace, blocks: u64) -> Result<MapPage, FormatError> {
         let fields = begins(block, MAGIC)?;
         let found = PagePlace { level: block[10], volume: fields.u32(12), index: fields.u64(16) };

@@ -1,11 +1,12 @@
-//! Superblock: the identity of a pool and its devices, and its last checkpoint.
+//! Superblock: identity of a pool and its devices, and its last checkpoint.
 //!
 //! An update is written to copies 0 and 1 of every device, then to copies 2 and 3. Invariants:
-//! - after a crash at least two whole copies of each device have this update or the one before;
-//! - an update that succeeded is on at least three copies of each device, so of any two whole
-//!   copies one has it.
+//! - after a crash, at least two copies of each device are whole, with this update or the one
+//!   before;
+//! - a successful update is on at least three copies of each device, so one of any two whole copies
+//!   has it.
 //!
-//! The log device is no member of the device table: no block of the pool is on it for good.
+//! The log device is not in the device table: no block of the pool stays on it.
 
 use std::collections::BTreeSet;
 
@@ -21,13 +22,13 @@ const DEVICE_BYTES: usize = 32;
 const LOG_DEVICE_AT: usize = 192;
 const TAIL_AT: usize = 1024;
 
-/// Position in the device table that stands for the log device.
+/// Device index of the log device.
 pub const LOG_INDEX: u16 = u16::MAX;
 
 /// Copies on each device.
 pub const COPIES: usize = 4;
 
-/// Whole copies without which a device is refused.
+/// Fewest whole copies of a device that can be opened.
 pub const COPIES_MIN: usize = 2;
 
 /// Bytes at the beginning of a device before its segments.
@@ -41,11 +42,11 @@ pub fn copy_offset(copy: usize) -> u64 {
 /// A device in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceRecord {
-    /// Identifies the device.
+    /// Identifier of the device.
     pub id: PoolId,
-    /// Its size, in bytes; 0 if it was removed. Its segments keep their numbers then.
+    /// Size in bytes; 0 if the device was removed. Its segments keep their numbers then.
     pub size_bytes: u64,
-    /// Its segments.
+    /// Number of segments.
     pub segments: u32,
 }
 
@@ -56,25 +57,25 @@ impl DeviceRecord {
     }
 }
 
-/// Where a replay begins.
+/// Place in the log where a replay begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogStart {
     /// Sequence of the first chunk to replay.
     pub sequence: u64,
-    /// Block where it begins, or would begin.
+    /// Block where this chunk begins, or would begin.
     pub block: u64,
-    /// Segment that follows the one of that block.
+    /// Segment that follows the segment of `block`.
     pub following: u32,
-    /// Place on the log device of the segment of that block; 0 without a log device.
+    /// Slot of the segment of `block`; 0 without a log device.
     pub slot: u32,
 }
 
 /// Volumes with changes that may be on the log device only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TailVolumes {
-    /// These, at most 700. None: everything is on the devices of the table.
+    /// At most 700 volumes. An empty list: the devices of the table have everything.
     Listed(BTreeSet<u32>),
-    /// Any.
+    /// All volumes.
     All,
 }
 
@@ -85,7 +86,7 @@ impl Default for TailVolumes {
 }
 
 impl TailVolumes {
-    /// These volumes, or all if they are too many for a list.
+    /// Lists these volumes, or stands for all if they are too many.
     pub fn of(volumes: BTreeSet<u32>) -> TailVolumes {
         match volumes.len() <= TAIL_VOLUMES_MAX {
             true => TailVolumes::Listed(volumes),
@@ -106,8 +107,8 @@ impl TailVolumes {
         }
     }
 
-    /// Number of listed volumes from this identifier on: those that were made since it was the
-    /// next.
+    /// Number of listed volumes with this identifier or a higher one. With the volume table's next
+    /// identifier: volumes newer than the volume table.
     pub fn made_since(&self, next_id: u32) -> usize {
         match self {
             TailVolumes::Listed(volumes) => volumes.range(next_id..).count(),
@@ -115,7 +116,7 @@ impl TailVolumes {
         }
     }
 
-    /// Volumes of this and of others.
+    /// Volumes of either set.
     pub fn union(&self, others: &BTreeSet<u32>) -> TailVolumes {
         match self {
             TailVolumes::Listed(volumes) => TailVolumes::of(volumes | others),
@@ -123,7 +124,7 @@ impl TailVolumes {
         }
     }
 
-    /// Those of this that `other` has, too.
+    /// Volumes of both sets.
     pub fn intersection(&self, other: &TailVolumes) -> TailVolumes {
         match (self, other) {
             (TailVolumes::Listed(own), TailVolumes::Listed(other)) => {
@@ -138,9 +139,9 @@ impl TailVolumes {
 /// A decoded superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Superblock {
-    /// Incremented by each update.
+    /// Number of the update, which increases by one.
     pub update: u64,
-    /// The pool.
+    /// Identifier of the pool.
     pub pool: PoolId,
     /// Name of the pool.
     pub name: String,
@@ -150,9 +151,9 @@ pub struct Superblock {
     pub devices: Vec<DeviceRecord>,
     /// Blocks per segment.
     pub segment_blocks: u32,
-    /// Number of the log, new at each opening.
+    /// Number of the log: random, new at each opening.
     pub log: u64,
-    /// First chunk that the checkpoint lacks.
+    /// First chunk after the checkpoint.
     pub start: LogStart,
     /// Root of the metadata map.
     pub root: Entry,
@@ -160,7 +161,7 @@ pub struct Superblock {
     pub log_device: Option<DeviceRecord>,
     /// Volumes with changes that may be on the log device only.
     pub tail: TailVolumes,
-    /// Every chunk before this sequence was durable on the log device; 0 without one.
+    /// Every chunk before this sequence was durable on the log device; 0 without a log device.
     pub reached: u64,
 }
 
@@ -178,7 +179,7 @@ fn device_record(fields: Fields<'_>, at: usize) -> DeviceRecord {
     }
 }
 
-/// The log device of a superblock, and the volumes of its tail.
+/// Decodes the log device of a superblock, and the volumes of its tail.
 fn log_fields(
     fields: Fields<'_>,
     segment_blocks: u32,
@@ -219,8 +220,8 @@ impl Superblock {
     /// Encodes one copy.
     ///
     /// # Panics
-    /// With more than 16 devices, a name longer than 63 bytes, or a tail without a log device: no
-    /// reader accepts them.
+    /// With more than 16 devices, a name longer than 63 bytes, or a tail without a log device:
+    /// readers refuse these.
     pub fn encode(&self, copy: usize) -> Block {
         assert!(self.devices.len() <= DEVICES_MAX && self.name.len() <= POOL_NAME_MAX);
         assert!(self.log_device.is_some() || self.tail.is_empty(), "a tail without a log device");
@@ -265,7 +266,7 @@ impl Superblock {
     /// Decodes the copy with this number.
     ///
     /// # Errors
-    /// [`FormatError`] for anything but a superblock with possible values.
+    /// [`FormatError`] for another structure, or impossible values.
     pub fn decode(block: &Block, copy: usize) -> Result<Superblock, FormatError> {
         let fields = open(block, MAGIC)?;
         if usize::from(fields.u16(14)) != copy {
@@ -282,7 +283,7 @@ impl Superblock {
             .map(|index| DEVICES_AT + index * DEVICE_BYTES)
             .map(|at| device_record(fields, at))
             .collect();
-        // A device that is removed is not written any more.
+        // A removed device gets no more updates.
         if devices.get(usize::from(device)).is_some_and(DeviceRecord::is_removed) {
             return Err(FormatError::Field("devices"));
         }
@@ -342,11 +343,11 @@ impl Superblock {
     }
 }
 
-/// The superblock of a device, given its copies; an unreadable copy counts as damaged.
+/// Chooses the superblock of a device from its copies; an unreadable copy counts as damaged.
 ///
 /// # Errors
-/// [`FormatError::Version`] of any copy, and with fewer than two whole copies the most specific
-/// error. [`FormatError::Field`] for whole copies that contradict each other.
+/// [`FormatError::Version`] of any copy; the most specific error with fewer than two whole copies;
+/// [`FormatError::Field`] for whole copies that contradict each other.
 pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, FormatError> {
     let later = copies.iter().find_map(|copy| match copy {
         Err(error @ FormatError::Version(_)) => Some(*error),
@@ -374,7 +375,7 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
                 && copy.update + 1 == newest.update
         }
     };
-    // One copy may be older still, if its writes failed.
+    // One copy may be older than the others, if its writes failed.
     if whole().filter(|copy| agrees(copy)).count() + 1 < whole().count() {
         return Err(FormatError::Field("update"));
     }
@@ -385,8 +386,8 @@ pub fn choose(copies: &[Result<Superblock, FormatError>]) -> Result<Superblock, 
 }
 
 impl Superblock {
-    /// True for the superblock of a device that was removed from the table, or of a log device that
-    /// is none any more.
+    /// True if `other` is the superblock of a device that this pool no longer has: removed from the
+    /// table, or a former log device.
     pub(crate) fn is_former(&self, other: &Superblock) -> bool {
         let id = other.device_id();
         let is_removed = |record: &DeviceRecord| record.id == id && record.is_removed();

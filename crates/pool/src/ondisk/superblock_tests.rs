@@ -88,7 +88,7 @@ fn newest_of_two_whole_copies_counts() {
         ([8, 0, 7, 7], Ok(8)),
         ([0, 0, 7, 7], Ok(7)),
         ([8, 8, 0, 0], Ok(8)),
-        // A copy whose writes fail.
+        // A copy whose writes failed.
         ([8, 8, 8, 2], Ok(8)),
         ([9, 9, 8, 2], Ok(9)),
         ([0, 0, 0, 7], Err(FormatError::Checksum)),

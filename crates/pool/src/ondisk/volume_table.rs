@@ -1,8 +1,8 @@
 //! Volume table: the volumes and snapshots of a pool, with size, properties and the root of the
 //! map.
 //!
-//! Invariants: identifiers are unique and below the next one; names of present volumes are unique,
-//! and those of the snapshots of one volume; a parent is a snapshot, older than its child.
+//! Invariants: identifiers are unique and below the next one; names are unique among present
+//! volumes, and among the snapshots of one volume; a parent is a snapshot, older than its child.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,8 @@ pub enum VolumeState {
     Present,
     /// Its blocks are being freed.
     Deleting {
-        /// The blocks before this one, and the map pages that cover only them, were freed.
+        /// Position of the freeing: earlier blocks, and map pages that cover only earlier blocks,
+        /// are free.
         reaped: u64,
     },
 }
@@ -38,13 +39,13 @@ pub enum VolumeKind {
     Volume,
     /// It never changes.
     Snapshot {
-        /// Volume under whose name it is found. [`super::chunk::ChunkRecord::Promote`] changes it.
+        /// Volume whose name the snapshot has. [`super::chunk::ChunkRecord::Promote`] changes it.
         owner: u32,
-        /// Volume from which it was taken.
+        /// Volume of which the snapshot was taken.
         source: u32,
-        /// It contains exactly the chunks of the log before this sequence.
+        /// First chunk of the log that the snapshot does not contain.
         sequence: u64,
-        /// Seconds since 1970 when it was taken.
+        /// Time of the snapshot, in seconds since 1970.
         created_s: u64,
     },
 }
@@ -58,28 +59,28 @@ pub struct VolumeRecord {
     pub state: VolumeState,
     /// Volume or snapshot.
     pub kind: VolumeKind,
-    /// The snapshot from which it continues; 0 for none.
+    /// Parent snapshot; 0 for none.
     pub parent: u32,
-    /// It took the place of a deleted snapshot of another source.
+    /// True if it replaced a deleted snapshot of another source.
     pub adopted: bool,
-    /// Changes were lost with the log device, and the operator has not accepted that.
+    /// True if it lacks changes that were lost with the log device, and the operator has not
+    /// accepted that.
     pub incomplete: bool,
     /// Its size is reserved.
     pub thick: bool,
-    /// Name, without `@`: unique among the present volumes of the pool, or among the snapshots of
-    /// its owner.
+    /// Name without `@`: unique among the present volumes, or among the snapshots of one owner.
     pub name: String,
-    /// Identifies the volume for hosts. Snapshots that were taken together have the same.
+    /// Identifier for hosts. Snapshots that were taken together have the same.
     pub uuid: PoolId,
     /// Size, in blocks.
     pub blocks: u64,
-    /// Blocks that its map has, as of the checkpoint.
+    /// Mapped blocks as of the last checkpoint.
     pub mapped: u64,
-    /// At least as many of them as its parent has, too; 0 without a parent.
+    /// Blocks shared with the parent, at most; 0 without a parent.
     pub shared: u64,
-    /// Root of its map, as of the checkpoint.
+    /// Root of the map as of the last checkpoint.
     pub root: Entry,
-    /// What the operator set, for the layers above.
+    /// Text that the operator or the layers above set.
     pub properties: BTreeMap<String, String>,
 }
 
@@ -139,7 +140,7 @@ impl VolumeRecord {
         FIXED_BYTES + self.name.len() + self.properties_len()
     }
 
-    /// Encodes the volume to as many bytes.
+    /// Encodes the volume to [`VolumeRecord::encoded_len`] bytes.
     pub fn encode(&self, bytes: &mut [u8]) {
         bytes[..FIXED_BYTES].fill(0);
         put(bytes, 0, &self.id.to_le_bytes());
@@ -177,7 +178,7 @@ impl VolumeRecord {
         }
     }
 
-    /// Decodes the volume at the beginning of `bytes`, of a pool of `blocks`; returns it with its
+    /// Decodes the volume at the beginning of `bytes`, for a pool of `blocks`; returns it with its
     /// length.
     ///
     /// # Errors
@@ -250,7 +251,7 @@ fn text(bytes: &[u8]) -> Result<String, FormatError> {
     Ok(text.to_owned())
 }
 
-/// A text after its length of `width` bytes, and the bytes after it.
+/// Splits off a text, whose length of `width` bytes comes first.
 fn split_text(bytes: &[u8], width: usize) -> Result<(String, &[u8]), FormatError> {
     let short = FormatError::Field("properties");
     let prefix = bytes.get(..width).ok_or(short)?;
@@ -286,11 +287,12 @@ impl VolumeTable {
         self.volumes.values().filter(|volume| volume.is_present_volume())
     }
 
-    /// Applies a record of the log: creates the volume or clone, or changes everything but its map
-    /// and ancestry.
+    /// Applies a record of the log: creates a volume or clone, or changes all fields but map and
+    /// ancestry.
     ///
     /// # Errors
-    /// [`FormatError::Field`] if the volume is being deleted, or would break an invariant.
+    /// [`FormatError::Field`] if the volume is being deleted, or the result would break an
+    /// invariant.
     pub fn upsert(&mut self, record: &VolumeRecord) -> Result<(), FormatError> {
         let conflict = FormatError::Field("volume");
         if self.by_name(&record.name).is_some_and(|other| other.id != record.id)
@@ -375,10 +377,10 @@ impl VolumeTable {
             .ok_or(FormatError::Field("length"))
     }
 
-    /// Decodes a volume table of a pool of `blocks`; bytes after it are ignored.
+    /// Decodes a volume table for a pool of `blocks`; bytes after it are ignored.
     ///
     /// # Errors
-    /// [`FormatError`] for anything that breaks an invariant.
+    /// [`FormatError`] if it breaks an invariant.
     pub fn decode(bytes: &[u8], blocks: u64) -> Result<VolumeTable, FormatError> {
         let len = VolumeTable::decode_len(bytes)?;
         let fields = Fields(bytes);

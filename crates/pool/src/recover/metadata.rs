@@ -14,7 +14,7 @@ use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::storage::Storage;
 
-/// A checkpoint.
+/// Content of a checkpoint.
 pub(crate) struct Checkpoint {
     pub(crate) volume_table: VolumeTable,
     pub(crate) volume_table_bytes: Vec<u8>,

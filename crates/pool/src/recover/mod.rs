@@ -1,6 +1,6 @@
-//! Recovery: from devices to the state of a pool.
+//! Recovery: builds the state of a pool from its devices.
 //!
-//! [`superblocks`] finds the devices of the pool and refuses what does not belong together.
+//! [`superblocks`] finds the devices of the pool, and refuses sets that are not one pool.
 //! [`metadata`] reads the checkpoint. [`replay`] applies the log after it.
 
 pub(crate) mod metadata;

@@ -1,4 +1,4 @@
-//! Replay: applies the chunks after the checkpoint, up to the first that is missing or damaged.
+//! Replay: applies the chunks after the checkpoint, up to the first missing or damaged one.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use crate::ondisk::{Block, FormatError, checksum};
 use crate::read_retries::{ReadRetries, Unread, Unreadable};
 use crate::storage::{NamedDevice, Storage};
 
-/// Where blocks of the log are read.
+/// Place from which blocks of the log are read.
 enum Place<'a> {
     /// A slot of the log device.
     Slot(&'a LogDevice, u32),
@@ -40,7 +40,7 @@ impl Place<'_> {
         }
     }
 
-    /// The device that has a block there.
+    /// Device that stores a block.
     fn device(&self, block: u64) -> &NamedDevice {
         match self {
             Place::Slot(log, _) => &log.named,
@@ -49,7 +49,7 @@ impl Place<'_> {
     }
 }
 
-/// Adds blocks of the log to pieces, in large ones.
+/// Adds blocks to the pieces to write out, and merges adjacent ones.
 fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count: u32) {
     match pieces.last_mut() {
         Some(last)
@@ -63,15 +63,16 @@ fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count
     }
 }
 
-/// Which later chunk proves that a missing one was durable, and so that flushed data is damaged.
+/// Chunks after a gap that are evidence of lost flushed data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LossEvidence {
-    /// Any that says so.
+    /// Every chunk that says that the missing one was durable.
     Any,
-    /// One with changes of hosts. The log device is gone, and had none of them; pages of
-    /// checkpoints were durable on it alone.
+    /// Only such chunks with host changes. Used when no volume is marked: the log device then had
+    /// no host data that the other devices lack, but may have had the only copy of checkpoint
+    /// pages.
     OfHosts,
-    /// None: the loss of the end of the log is accepted.
+    /// No chunk: the operator accepted the loss of the end of the log.
     Accepted,
 }
 
@@ -79,18 +80,18 @@ pub(crate) enum LossEvidence {
 pub(crate) struct Replay<'a> {
     storage: &'a Storage,
     retries: ReadRetries,
-    /// Of the slots of the log device, in which a block has its number, too.
+    /// Retries of reads from the log device, where blocks have the same numbers.
     log_retries: ReadRetries,
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
     pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
-    /// What was replayed before a snapshot.
+    /// Changes replayed before a snapshot.
     pub(crate) frozen: Option<Frozen>,
     /// Segments of the log, in order.
     pub(crate) segments: Vec<u32>,
-    /// What was found on the log device, to be written out.
+    /// Chunks found only on the log device, to be written out.
     pub(crate) on_log: Vec<Piece>,
     pub(crate) proof: LossEvidence,
 }
@@ -120,7 +121,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Sequence of the first chunk that was not found.
+    /// Sequence of the first missing chunk.
     pub(crate) fn sequence(&self) -> u64 {
         self.next.sequence
     }
@@ -128,7 +129,7 @@ impl<'a> Replay<'a> {
     /// Applies all chunks.
     ///
     /// # Errors
-    /// Of the devices; [`PoolError::LostChunk`] if flushed data would be lost.
+    /// Errors of the devices; [`PoolError::LostChunk`] if flushed data would be lost.
     pub(crate) async fn run(&mut self) -> Result<(), PoolError> {
         loop {
             if let Some(header) = self.chunk(self.next.block, self.next.slot).await? {
@@ -157,14 +158,14 @@ impl<'a> Replay<'a> {
         (slot + 1) % self.storage.log.as_ref().map_or(1, |log| log.slots)
     }
 
-    /// The next chunk, if it is whole and begins at `block`: on the log device, or else in its
-    /// place.
+    /// Next chunk, if it is whole and begins at `block`: from its slot on the log device, otherwise
+    /// from its place on the devices of the table.
     async fn chunk(&mut self, block: u64, slot: u32) -> Result<Option<ChunkHeader>, PoolError> {
         if let Some(log) = &self.storage.log {
             let place = Place::Slot(log, slot);
             if let Some(header) = self.chunk_at(block, &place).await? {
-                // The checkpoint may refer to what was written out before: a torn write of the same
-                // content again could damage it.
+                // Do not write blocks out twice: the checkpoint may refer to them, and a torn
+                // rewrite would damage it.
                 let written_out = self.chunk_at(block, &Place::Table(self.storage)).await?;
                 if written_out.as_ref() != Some(&header) {
                     let (segment, first) = log.split(block);
@@ -195,8 +196,8 @@ impl<'a> Replay<'a> {
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
-    /// Reads blocks, and repeats failed reads. `None` if only they cannot be read, which a torn
-    /// write may have left.
+    /// Reads blocks, and repeats failed reads. `None` if only these blocks are unreadable, which a
+    /// torn write may have caused.
     async fn read(
         &self,
         block: u64,
@@ -260,7 +261,8 @@ impl<'a> Replay<'a> {
                 ChunkRecord::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
                     let effect = self.takes_effect(*volume, *block, 1);
-                    // Without a recent change the map has the block where the cleaner found it.
+                    // Without a recent change, the map has the block at the place where the cleaner
+                    // found it.
                     let sealed = || self.frozen.as_ref()?.recent.get(*volume, *block);
                     let recent = self.recent.get(*volume, *block).or_else(sealed);
                     if effect.ok_or_else(|| bad("record"))?
@@ -284,7 +286,7 @@ impl<'a> Replay<'a> {
         let end = header.block + header.blocks();
         self.next = LogStart {
             sequence: header.sequence + 1,
-            // At the end of a segment only the following one can have the next chunk.
+            // At the end of a segment, the next chunk can only be in the following segment.
             block: if end.is_multiple_of(segment_blocks) { header.block } else { end },
             following: header.following,
             slot: self.next.slot,
@@ -295,7 +297,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// A snapshot contains what was replayed before it. The next one follows a checkpoint.
+    /// Seals the replayed changes for a snapshot. At most one snapshot is replayed, because the
+    /// next one waits for a checkpoint.
     fn seal(&mut self, order: SnapshotOrder, sequence: u64) -> Result<(), FormatError> {
         if self.frozen.is_some() {
             return Err(FormatError::Field("snapshot"));
@@ -309,16 +312,16 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or
-    /// of a volume that never existed.
+    /// True if a change of blocks applies; `None` for an impossible change, of a snapshot or an
+    /// unknown volume.
     fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
         let is_snapshot = self.volume_table.present_snapshot(volume).is_some();
         let possible = volume < self.volume_table.next_id && !is_snapshot;
         possible.then(|| self.volume_table.takes_effect(volume, block, count))
     }
 
-    /// Searches the rest of the last segment and the following ones, as far as they have later
-    /// chunks, for a chunk that says that the missing one was durable.
+    /// Searches the rest of the last segment, and the following ones while they have later chunks,
+    /// for a chunk that declares the missing one durable.
     async fn search_later(&self) -> Result<(), PoolError> {
         let layout = &self.storage.layout;
         let segment = layout.segment_of(self.next.block);
@@ -333,7 +336,8 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Searches blocks of a segment; returns the segment after the `latest` chunk, if it is here.
+    /// Searches blocks of a segment; returns the segment that follows the `latest` chunk, if that
+    /// chunk is here.
     async fn search(
         &self,
         blocks: Range<u64>,
@@ -364,7 +368,7 @@ impl<'a> Replay<'a> {
                         following = self.later(bytes, block, latest)?.or(following);
                     }
                 }
-                // An unreadable block proves nothing, but those beside it may.
+                // An unreadable block is no evidence, but the blocks beside it may be.
                 Err(_) => {
                     for block in first..first + count {
                         if let Some(bytes) = self.read(block, 1, place).await? {
@@ -378,7 +382,8 @@ impl<'a> Replay<'a> {
         Ok(following)
     }
 
-    /// The segment after a chunk that is later than the `latest`, if the block is its header.
+    /// If the block is the header of a chunk later than `latest`: the segment that follows this
+    /// chunk.
     fn later(&self, bytes: &[u8], block: u64, latest: &mut u64) -> Result<Option<u32>, PoolError> {
         let header = self.header(bytes, block);
         let Some(later) = header.filter(|header| header.sequence > *latest) else {

@@ -1,5 +1,5 @@
-//! Superblocks of the given devices: whether they are one complete, current pool. Pure but for the
-//! reading.
+//! Superblocks: checks that the given devices are one complete and current pool. Pure, except for
+//! the reading.
 
 use flagstone_blockdev::IoError;
 
@@ -20,16 +20,16 @@ pub(crate) struct FoundSuperblock {
 }
 
 impl FoundSuperblock {
-    /// True if copy 2 or 3 has the update: then copies 0 and 1 of every device had it before.
+    /// True if copy 2 or 3 has the update. Copies 0 and 1 of every device then have it too.
     fn is_second_phase(&self) -> bool {
         (2..COPIES).any(|copy| !self.damaged.contains(&copy) && !self.older.contains(&copy))
     }
 }
 
-/// The superblock of one device.
+/// Reads the superblock of a device.
 ///
 /// # Errors
-/// Of the device, if no copy can be read; [`PoolError`] if the copies cannot be used.
+/// Errors of the device if no copy can be read; [`PoolError`] if the copies cannot be used.
 pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblock, PoolError> {
     let (copies, unreadable) = read_copies(named).await;
     let device = named.name.clone();
@@ -45,7 +45,7 @@ pub(crate) async fn read_superblock(named: &NamedDevice) -> Result<FoundSuperblo
     Ok(FoundSuperblock { superblock, damaged, older })
 }
 
-/// The copies of the superblock of a device, and the error of one that cannot be read.
+/// Copies of a device's superblock, and the error of an unreadable one.
 pub(crate) async fn read_copies(
     named: &NamedDevice,
 ) -> (Vec<Result<Superblock, FormatError>>, Option<IoError>) {
@@ -63,13 +63,13 @@ pub(crate) async fn read_copies(
     (copies, unreadable)
 }
 
-/// Brings every copy to the newest update, before anything else is written: what is written next
-/// may use space that an older update still refers to. Damaged copies get the update of their
-/// device first, so that a torn write leaves two whole copies, unless another device lacks it. Then
-/// the newest update goes to copies 0 and 1 of every device, and only then to copies 2 and 3.
+/// Brings every copy to the newest update before anything else is written: later writes may reuse
+/// space that an older update refers to. Damaged copies first get the update of their own device,
+/// unless another device lacks it, so that a torn write leaves two whole copies. Then the newest
+/// update goes to copies 0 and 1 of every device, and after that to copies 2 and 3.
 ///
 /// # Errors
-/// Of the device whose second copy failed.
+/// Errors of the device whose second copy failed.
 pub(crate) async fn repair(
     storage: &Storage,
     newest: &Superblock,
@@ -80,7 +80,7 @@ pub(crate) async fn repair(
         let device = named.map(|(_, named)| named.name.clone()).unwrap_or_default();
         move |error| PoolError::Device { device, error }
     };
-    // A log device that is new to the pool has no superblock before the next update.
+    // A new log device has no superblock before the next update.
     let own = |(index, _): (u16, &NamedDevice)| {
         let id = Superblock { device: index, ..newest.clone() }.device_id();
         let found = found.iter().find(|found| found.superblock.device_id() == id);
@@ -115,16 +115,16 @@ pub(crate) async fn repair(
     Ok(())
 }
 
-/// What the devices have in common.
+/// Fields that are the same on all devices.
 fn common(superblock: &Superblock) -> Superblock {
     Superblock { device: 0, ..superblock.clone() }
 }
 
-/// Sorts the devices by the device table of the newest superblock. A log device among them may be
-/// outdated: second, whether it is current. The storage is without it.
+/// Sorts the devices by the device table of the newest superblock. The storage excludes the log
+/// device; the last value is true if the log device is current.
 ///
 /// # Errors
-/// [`PoolError`] unless all devices of one pool are given once, whole, and current.
+/// [`PoolError`] unless the devices are those of one pool, each given once, whole, and current.
 pub(crate) fn assemble(
     found: &[(NamedDevice, FoundSuperblock)],
 ) -> Result<(Storage, Superblock, bool), PoolError> {
@@ -209,7 +209,7 @@ pub(crate) fn assemble(
     Ok((Storage { devices, layout, log: None }, newest, is_log_current))
 }
 
-/// Names the device of a failed call on a block of the pool.
+/// Error of a failed call on a block, with the name of the block's device.
 pub(crate) fn device_error(storage: &Storage, block: u64, error: IoError) -> PoolError {
     PoolError::Device { device: storage.device_of(block).name.clone(), error }
 }

@@ -1,4 +1,4 @@
-//! Frame of a stream: a header with its checksum, then a payload with its own.
+//! Frame of a stream: a header and a payload, each with a checksum.
 //!
 //! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed.
 //! Every frame names the snapshot, so that frames of two streams are not mixed.
@@ -27,11 +27,11 @@ const BEGIN_BYTES: usize = 40;
 pub struct StreamStart {
     /// Name of the snapshot, without its volume.
     pub name: String,
-    /// Identifier of the snapshot on which the stream is based; none for a whole one.
+    /// Identifier of the base snapshot; `None` for a full stream.
     pub base: Option<PoolId>,
     /// Size of the volume, in bytes.
     pub size_bytes: u64,
-    /// Seconds since 1970 when the snapshot was taken.
+    /// Time of the snapshot, in seconds since 1970.
     pub created_s: u64,
 }
 
@@ -40,11 +40,11 @@ pub struct StreamStart {
 pub enum FrameBody<'a> {
     /// The first frame.
     Begin(StreamStart),
-    /// Data, of its own length.
+    /// Data.
     Data(&'a [u8]),
-    /// This many bytes are zeroes without space.
+    /// Number of bytes that are a hole: zeroes without space.
     Zero(u64),
-    /// This many bytes are as in the base.
+    /// Number of bytes that are equal to those of the base.
     Same(u64),
     /// The last frame.
     End,
@@ -55,7 +55,7 @@ pub enum FrameBody<'a> {
 pub struct Frame<'a> {
     /// Identifier of the snapshot.
     pub snapshot: PoolId,
-    /// Offset in the volume, in bytes: where the frame before it ended.
+    /// Offset in the volume, in bytes: the end of the previous frame.
     pub offset: u64,
     /// Content.
     pub body: FrameBody<'a>,
@@ -103,10 +103,10 @@ impl Frame<'_> {
         out.extend_from_slice(payload);
     }
 
-    /// The frame at the beginning of `bytes`, with its length; none if more bytes are needed.
+    /// Frame at the beginning of `bytes`, with its length; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// [`FormatError`] for anything but a frame with possible values.
+    /// [`FormatError`] for an invalid frame.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FormatError> {
         if let Some(version) = bytes.get(8..10).filter(|_| bytes.starts_with(MAGIC)) {
             let version = u16::from_le_bytes([version[0], version[1]]);
@@ -151,7 +151,7 @@ impl Frame<'_> {
     }
 }
 
-/// Makes the checksums of the first frame match, for tests of what comes after them.
+/// Recomputes the checksums of the first frame, for tests of later checks.
 pub fn reseal(bytes: &mut [u8]) {
     if bytes.len() < HEADER_BYTES {
         return;

@@ -10,35 +10,35 @@ use crate::id::PoolId;
 use crate::manage::volume::{PoolVolume, VolumeInfo};
 use crate::ondisk::FormatError;
 
-/// Why a frame was not applied.
+/// Reason why a frame was not applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReceiveError {
-    /// It is no frame.
+    /// The bytes are not a frame.
     #[error("the stream cannot be used: {0}")]
     Format(#[from] FormatError),
-    /// It is of another stream.
+    /// The frame belongs to another stream.
     #[error("the stream has a frame of another stream")]
     Foreign,
-    /// Frames are missing, or are there twice.
+    /// Frames are missing or repeated.
     #[error("the stream has a frame for {found}, where one for {expected} was expected")]
     Gap {
         /// Offset of the frame.
         found: u64,
-        /// Offset after the frame before.
+        /// End of the previous frame.
         expected: u64,
     },
-    /// It goes beyond the end, or ends before it.
+    /// The frames do not end at the end of the volume.
     #[error("the stream has frames up to {end} of {size_bytes} bytes")]
     End {
-        /// Where the frames end.
+        /// End of the frames.
         end: u64,
         /// Size of the volume.
         size_bytes: u64,
     },
-    /// It refers to a base, and the stream has none.
+    /// The frame refers to a base, but the stream has none.
     #[error("the stream refers to a base, and has none")]
     Base,
-    /// The volume cannot be written.
+    /// Writing to the volume failed.
     #[error("the volume cannot be written: {0}")]
     Io(#[from] IoError),
 }
@@ -46,11 +46,11 @@ pub enum ReceiveError {
 /// A volume that is being received.
 pub struct Receiver {
     device: Arc<PoolVolume>,
-    /// Of the snapshot that is received.
+    /// Identifier of the received snapshot.
     pub snapshot: PoolId,
-    /// The beginning of the stream.
+    /// First frame of the stream.
     pub start: StreamStart,
-    /// From here on the volume has read as zeroes since the beginning.
+    /// Offset from which the volume read as zeroes when the receive began.
     empty_from: u64,
     at: u64,
     ended: bool,
@@ -58,7 +58,7 @@ pub struct Receiver {
 
 impl Receiver {
     /// A receiver after the first frame. The volume has the content of the base, and reads as
-    /// zeroes from `empty_from`: frames of zeroes change nothing there, however long they are.
+    /// zeroes from `empty_from` on, where frames of zeroes need no writes, however long they are.
     pub fn new(
         device: Arc<PoolVolume>,
         snapshot: PoolId,
@@ -68,7 +68,7 @@ impl Receiver {
         Receiver { device, snapshot, start, empty_from, at: 0, ended: false }
     }
 
-    /// The volume as listed, unless it was deleted.
+    /// Properties of the volume; `None` after its deletion.
     pub fn volume(&self) -> Option<VolumeInfo> {
         self.device.info()
     }
@@ -86,7 +86,7 @@ impl Receiver {
     /// Applies the next frame.
     ///
     /// # Errors
-    /// [`ReceiveError`]; the receive cannot continue.
+    /// [`ReceiveError`], after which the receive cannot continue.
     pub async fn apply(&mut self, frame: &Frame<'_>) -> Result<(), ReceiveError> {
         let (size_bytes, end) = (self.start.size_bytes, frame.offset + frame.covered_bytes());
         if frame.snapshot != self.snapshot || matches!(frame.body, FrameBody::Begin(_)) {

@@ -1,5 +1,5 @@
-//! Send: parts of the stream of a snapshot. A part is made without state of the parts before it, so
-//! a stream continues after a failure of either side.
+//! Send: parts of the stream of a snapshot. Making a part needs no state of earlier parts, so a
+//! stream can continue after a failure of either side.
 
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_runtime::buf;
@@ -11,10 +11,10 @@ use crate::manage::pool::Pool;
 use crate::manage::snapshot::{Diff, SnapshotInfo};
 use crate::manage::volume::PoolVolume;
 
-/// Bytes from which on a part ends. The longest part has one more frame.
+/// Size after which a part ends, in bytes. A part exceeds it by at most one frame.
 const PART_BYTES: usize = 2 << 20;
 
-/// Steps after which a part ends although it has little data.
+/// Steps after which a part ends even with little data.
 const PART_STEPS: usize = 1024;
 
 /// A part of a stream.
@@ -22,7 +22,7 @@ const PART_STEPS: usize = 1024;
 pub struct StreamPart {
     /// Whole frames.
     pub bytes: Vec<u8>,
-    /// Offset of the next part, in bytes of the volume; none after the last frame.
+    /// Offset of the next part, in bytes of the volume; `None` after the last frame.
     pub next: Option<u64>,
 }
 
@@ -44,7 +44,7 @@ impl Sender<'_> {
         self.out.len() >= PART_BYTES || self.steps >= PART_STEPS
     }
 
-    /// Sends a range, holes as holes; returns where it stopped.
+    /// Sends a range, with holes as holes; returns the offset where it stopped.
     async fn range(&mut self, mut at: u64, end: u64) -> Result<u64, IoError> {
         while at < end && !self.is_full() {
             for extent in self.device.allocated(at, end - at).await? {
@@ -87,12 +87,11 @@ impl Pool {
         })
     }
 
-    /// The part of a stream from an offset on: of a snapshot `volume@snapshot`, or with `base` of
-    /// the differences from that snapshot. `offset` is 0 or [`StreamPart::next`] of the part
-    /// before.
+    /// Part of the stream of a snapshot `volume@snapshot`, from an offset on; with `base`, of the
+    /// differences from that snapshot. `offset` is 0, or [`StreamPart::next`] of the previous part.
     ///
     /// # Errors
-    /// [`VolumeError`] for unknown snapshots, an offset that cannot be, and errors of the devices.
+    /// [`VolumeError`] for unknown snapshots, an impossible offset, and errors of the devices.
     pub async fn send_part(
         &self,
         snapshot: &str,

@@ -1,9 +1,9 @@
-//! Check: walks the devices of a closed pool, without changing them, and reads everything.
+//! Check: reads everything on the devices of a closed pool, without changing them.
 //!
-//! It finds: damaged copies of superblocks, metadata, map pages and blocks; blocks that two maps
-//! have for their own; counts of live blocks that are wrong; chunk headers without which the
-//! cleaner cannot move their blocks; a log that lost chunks. Not found: damage of what nothing
-//! refers to, and of the last chunks of the log after the last flush, which a crash may leave torn.
+//! Found: damaged copies of superblocks, metadata, map pages and blocks; blocks that two maps own;
+//! wrong counts of live blocks; missing chunk headers, without which the cleaner cannot move
+//! blocks; a log that lost chunks. Not found: damage of unreferenced blocks, and of the last chunks
+//! after the last flush, which may also be torn by a crash.
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
@@ -29,7 +29,7 @@ use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
 use crate::storage::{NamedDevice, Storage};
 
-/// Damages that a report lists; further ones are counted.
+/// Most damages that a report lists; the rest is counted.
 const DAMAGE_MAX: usize = 1000;
 
 /// Most blocks of one read.
@@ -48,15 +48,15 @@ pub struct CheckReport {
     pub volumes: usize,
     /// Snapshots.
     pub snapshots: usize,
-    /// Chunks after the checkpoint, which the next opening replays.
+    /// Number of chunks after the checkpoint, which the next opening replays.
     pub replayed_chunks: u64,
-    /// Bytes that were read and compared with their checksums.
+    /// Bytes read and compared with their checksums.
     pub verified_bytes: u64,
-    /// Live bytes, as the pool has recorded them.
+    /// Live bytes, as recorded by the pool.
     pub live_bytes: u64,
-    /// Damage, up to the number that a report lists.
+    /// Damages, up to the limit of a report.
     pub damage: Vec<Damage>,
-    /// All damages.
+    /// Number of all damages.
     pub damages: u64,
 }
 
@@ -77,7 +77,7 @@ impl Bits {
         Bits(vec![0; blocks.div_ceil(64) as usize])
     }
 
-    /// Sets a bit; returns whether it was set before.
+    /// Sets a bit; returns the previous value.
     fn set(&mut self, block: u64) -> bool {
         let (word, bit) = (&mut self.0[(block / 64) as usize], 1 << (block % 64));
         let was = *word & bit != 0;
@@ -96,19 +96,18 @@ struct Check<'a> {
     /// Blocks to which a map refers.
     live: Bits,
     usage: Usage,
-    /// What is below damaged pages stays counted.
+    /// True after a damaged page: the blocks below it cannot be counted.
     is_partial: bool,
     progress: &'a mut dyn FnMut(u64, u64),
 }
 
 impl Pool {
-    /// Checks the pool whose devices these are, in any order, with its log device among them, and
-    /// changes nothing. `progress` gets
-    /// the bytes verified and, about, the bytes in all.
+    /// Checks the pool on these devices, in any order and including the log device, without
+    /// changing them. `progress` gets the verified bytes, and an estimate of all bytes.
     ///
     /// # Errors
     /// As [`Pool::open`], for devices that are not one complete and current pool, or whose metadata
-    /// cannot be used at all.
+    /// is unusable.
     pub async fn check_devices(
         devices: Vec<NamedDevice>,
         progress: &mut dyn FnMut(u64, u64),
@@ -135,7 +134,7 @@ impl Pool {
             volumes: checkpoint.volume_table.present().count(),
             snapshots: checkpoint.volume_table.snapshots().count(),
             live_bytes: bytes(checkpoint.usage.total() + checkpoint.meta_usage.total()),
-            // The metadata was compared when it was read.
+            // The metadata was verified when it was read.
             verified_bytes: bytes(checkpoint.meta_usage.total()),
             ..CheckReport::default()
         };
@@ -176,7 +175,7 @@ impl Pool {
 
 fn check_copies(named: &NamedDevice, found: &FoundSuperblock, report: &mut CheckReport) {
     let damaged = found.damaged.iter().map(|copy| (*copy, CHANGED));
-    // A crash may leave copies of the update before.
+    // After a crash, copies may have the previous update.
     let older = found.older.iter().map(|copy| (*copy, "it is older than the others"));
     for (copy, cause) in damaged.chain(older) {
         report.add(Damage {
@@ -198,7 +197,7 @@ impl Check<'_> {
         (self.progress)(self.report.verified_bytes, self.report.live_bytes);
     }
 
-    /// Marks the metadata, whose checksums were compared when it was read.
+    /// Marks the blocks of the metadata, which was verified when it was read.
     async fn metadata(&mut self, checkpoint: &Checkpoint, root: Entry) -> Result<(), PoolError> {
         let mut pages = vec![(crate::checkpoint::METADATA_LEVEL, 0_u64, root)];
         let mut count = 0;
@@ -223,14 +222,15 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// A map has a block for its own.
+    /// Marks a block as owned by a map.
     fn mark(&mut self, entry: Entry) {
         if self.live.set(entry.location) {
             self.add(entry.location, DamageKind::Count, "two maps have the block for their own");
         }
     }
 
-    /// Walks the maps of volumes and snapshots, each page and block where it belongs.
+    /// Walks the maps of volumes and snapshots, and reads each page and block in the map that owns
+    /// it.
     async fn maps(&mut self, volume_table: &VolumeTable) -> Result<(), PoolError> {
         for (id, volume) in &volume_table.volumes {
             let level = root_level(volume.blocks);
@@ -255,7 +255,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Reads a page that belongs to the map alone.
+    /// Reads a page that the map owns.
     async fn page(&mut self, walk: &Walk<'_>, entry: Entry) -> Result<Option<MapPage>, PoolError> {
         if !self.is_own(walk, walk.level, walk.index, entry) {
             return Ok(None);
@@ -276,7 +276,7 @@ impl Check<'_> {
         }
     }
 
-    /// Whether an entry belongs to the map alone, and is not freed; reports what cannot be.
+    /// True if the map owns an entry that was not freed; reports impossible entries.
     fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: Entry) -> bool {
         if entry == Entry::LOST {
             self.is_partial = true;
@@ -306,7 +306,7 @@ impl Check<'_> {
         self.usage.blocks[segment as usize] += 1;
     }
 
-    /// Reads the blocks of a leaf that belong to the map alone.
+    /// Reads the blocks of a leaf that the map owns.
     async fn blocks(&mut self, walk: &Walk<'_>, page: &MapPage) -> Result<(), PoolError> {
         let first = walk.index * FANOUT as u64;
         let mut own = Vec::with_capacity(FANOUT);
@@ -401,7 +401,7 @@ impl Check<'_> {
     }
 }
 
-/// A place of a walk.
+/// Position in the walk of a map.
 #[derive(Clone, Copy)]
 struct Walk<'a> {
     volume_table: &'a VolumeTable,
@@ -409,7 +409,7 @@ struct Walk<'a> {
     name: &'a str,
     level: u8,
     index: u64,
-    /// Birth of the page above.
+    /// Birth of the page above: nothing below it is newer.
     youngest: u64,
 }
 

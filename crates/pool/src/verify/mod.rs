@@ -1,6 +1,5 @@
-//! Verification: whether every block is what was written there. [`scrub`] reads an open pool while
-//! it is used; [`check`] walks the devices of a closed one and reads everything that refers to a
-//! block.
+//! Verification: compares blocks with their checksums. [`scrub`] reads an open pool in use;
+//! [`check`] reads everything on the devices of a closed pool.
 
 pub mod check;
 pub mod scrub;
@@ -16,23 +15,23 @@ use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{MapPage, PagePlace};
 use crate::storage::Storage;
 
-/// Damage that was found.
+/// One damage, with its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
     /// Name of the device.
     pub device: String,
     /// Offset on the device, in bytes.
     pub device_offset_bytes: u64,
-    /// What is damaged.
+    /// Damaged structure.
     pub kind: DamageKind,
-    /// How the damage shows.
+    /// Symptom of the damage.
     pub cause: &'static str,
 }
 
-/// What is damaged.
+/// Damaged structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DamageKind {
-    /// A copy of the superblock, which the next checkpoint writes again.
+    /// A copy of the superblock, which the next checkpoint rewrites.
     Superblock {
         /// Number of the copy.
         copy: usize,
@@ -41,27 +40,27 @@ pub enum DamageKind {
     Data {
         /// Name of the volume or snapshot.
         volume: String,
-        /// Offset in it, in bytes.
+        /// Offset in the volume, in bytes.
         offset_bytes: u64,
         /// Length, in bytes.
         len_bytes: u64,
     },
-    /// A map page: everything below it is lost.
+    /// A map page; everything below it is lost.
     Map {
         /// Name of the volume or snapshot.
         volume: String,
-        /// First byte below it.
+        /// First byte that the page maps.
         offset_bytes: u64,
-        /// Bytes below it.
+        /// Number of bytes that the page maps.
         len_bytes: u64,
     },
     /// Metadata of the pool: the usage table or the volume table.
     Metadata,
     /// A chunk of the log.
     Log,
-    /// The header of a chunk with live blocks, without which the cleaner leaves its segment alone.
+    /// Header of a chunk with live blocks. The cleaner cannot clean its segment without it.
     Header,
-    /// Two maps have a block, or a count differs from the blocks that were found.
+    /// Two maps own a block, or a recorded count is wrong.
     Count,
 }
 
@@ -85,12 +84,12 @@ impl fmt::Display for Damage {
     }
 }
 
-/// Why a block cannot be used.
+/// Cause of damage: a failed read.
 const UNREADABLE: &str = "it cannot be read";
 const CHANGED: &str = "its content is not what was written";
 const LOST: &str = "it was lost by damage that a checkpoint found earlier";
 
-/// Reads one block past all caches.
+/// Reads a block, bypassing caches.
 ///
 /// # Errors
 /// The damage; other errors of the device.
@@ -106,7 +105,7 @@ async fn read_block(
     }
 }
 
-/// Reads a map page past all caches.
+/// Reads a map page, bypassing caches.
 async fn read_page(
     storage: &Storage,
     entry: Entry,
@@ -127,7 +126,7 @@ fn damage(storage: &Storage, location: u64, kind: DamageKind, cause: &'static st
     Damage { device, device_offset_bytes: place.offset, kind, cause }
 }
 
-/// Bytes of blocks.
+/// Converts blocks to bytes.
 fn bytes(blocks: u64) -> u64 {
     blocks.saturating_mul(BLOCK_BYTES as u64)
 }

@@ -1,9 +1,9 @@
 //! Scrub: reads every live block of an open pool, and compares it with its checksum.
 //!
-//! One step verifies what one leaf of a map has alone: snapshots and clones do not read again what
-//! they share. The place of the next step is two numbers, so a scrub continues after a pause, a
-//! restart, or changes of the pool. Blocks that are written meanwhile were compared in memory when
-//! their chunk was made, and may be left out.
+//! One step verifies the blocks of one leaf that no parent shares, so shared blocks are read once.
+//! The place of the next step is two numbers, so a scrub continues after a pause, a restart, or
+//! changes of the pool. Blocks that are written during the scrub may be skipped: their checksums
+//! were made from memory.
 
 use std::ops::Range;
 
@@ -30,12 +30,12 @@ const READ_BLOCKS: usize = 64;
 /// Attempts to read the superblocks between two checkpoints.
 const SUPERBLOCK_ATTEMPTS: usize = 8;
 
-/// Where a scrub continues.
+/// Place where a scrub continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ScrubPlace {
-    /// Identifier of a volume or snapshot; 0 for the metadata, with which a scrub begins.
+    /// Identifier of a volume or snapshot; 0 for the metadata, which comes first.
     pub volume: u32,
-    /// Block in it.
+    /// Block of the volume.
     pub block: u64,
 }
 
@@ -44,20 +44,20 @@ pub struct ScrubPlace {
 pub struct ScrubStep {
     /// Bytes that were read.
     pub verified_bytes: u64,
-    /// The damage that was found.
+    /// Damages found.
     pub damage: Vec<Damage>,
-    /// The place of the next step; none at the end.
+    /// Place of the next step; `None` at the end.
     pub next: Option<ScrubPlace>,
 }
 
-/// A map to verify, and what of it.
+/// A map, and the part of it to verify.
 struct Map {
     id: u32,
     name: String,
     tree: Tree,
-    /// What is not younger belongs to a snapshot that is verified too.
+    /// Blocks with a birth up to this sequence belong to a snapshot that is verified too.
     floor: u64,
-    /// Keeps the segments of everything in the map.
+    /// Keeps all segments of the map from being reused.
     _guard: ReadGuard,
 }
 
@@ -81,7 +81,7 @@ impl Map {
 }
 
 impl State {
-    /// The first map from a place on.
+    /// First map from a place on.
     fn map_from(&self, volume: u32) -> Option<Map> {
         if volume == 0 {
             let tree = Tree { volume: 0, level: METADATA_LEVEL, root: self.superblock.root };
@@ -89,8 +89,8 @@ impl State {
         }
         let present = |id: &u32| self.volume_table.volumes[id].state == VolumeState::Present;
         let mut ids = self.volume_table.volumes.range(volume..).map(|(id, _)| *id).filter(present);
-        // A snapshot that no checkpoint contains has nothing that was written before the scrub
-        // began and is not in the map of its volume.
+        // Skip snapshots newer than the last checkpoint: their older blocks are also in the map of
+        // the volume.
         let (id, tree) = ids.find_map(|id| Some((id, *self.trees.get(&id)?)))?;
         let record = &self.volume_table.volumes[&id];
         let mut above = record.parent;
@@ -109,10 +109,10 @@ impl Pool {
         bytes(self.shared().state.lock().live)
     }
 
-    /// Makes a checkpoint, so that the maps have everything that was written before.
+    /// Makes a checkpoint, so that the maps have all earlier writes.
     ///
     /// # Errors
-    /// Of the devices.
+    /// Errors of the devices.
     pub async fn begin_scrub(&self) -> Result<ScrubPlace, IoError> {
         self.checkpoint().await?;
         Ok(ScrubPlace::default())
@@ -121,8 +121,8 @@ impl Pool {
     /// Verifies some blocks.
     ///
     /// # Errors
-    /// Of the pool that failed, and of devices other than [`IoError::ReadFault`]. The place may be
-    /// tried again.
+    /// The failure of the pool, and errors of devices except [`IoError::ReadFault`]. The caller may
+    /// try the place again.
     pub async fn scrub(&self, place: ScrubPlace) -> Result<ScrubStep, IoError> {
         let shared = self.shared();
         let map = {
@@ -143,7 +143,7 @@ impl Pool {
 }
 
 impl Shared {
-    /// Verifies the next leaf from a block on, with the pages above it; returns the next block.
+    /// Verifies the next leaf from a block on, and the pages above it; returns the next block.
     async fn scrub_leaf(
         &self,
         map: &Map,
@@ -216,7 +216,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Entries from `at` on that are the map's own, and consecutive blocks of one segment.
+    /// Entries from `at` on that the map owns, and that are consecutive blocks of one segment.
     fn run(&self, map: &Map, entries: &[Entry], at: usize) -> Range<usize> {
         let first = entries[at];
         if !map.is_own(first) {
@@ -293,7 +293,7 @@ impl Shared {
                     });
                 }
             }
-            // Otherwise a checkpoint was writing them.
+            // Ignore differences if a checkpoint was writing the copies meanwhile.
             let is_same = self.state.lock().superblock.update == superblock.update;
             if step.damage.is_empty() || is_same && !self.state.lock().maintenance_runs {
                 return Ok(step);

@@ -83,7 +83,7 @@ fn full_pool_has_room_after_growth() {
         let before = pool.status().capacity_bytes;
         pool.grow(second.clone(), false).await.unwrap();
         let status = pool.status();
-        // Of 80 segments the reserve takes 20, headers of chunks an eighth, and slack a sixteenth.
+        // Of 80 segments, the reserve takes 20, headers of chunks an eighth, and slack a sixteenth.
         assert!(status.capacity_bytes > before + 48 * 16 * BLOCK, "{before}, {status:?}");
         assert_eq!(status.devices, ["/a", "/b"]);
         for block in full..full + 720 {
@@ -165,7 +165,7 @@ fn device_is_removed_while_hosts_write() {
         drop((pool, db));
         let [first, removed, third] = devices;
         assert_eq!(damages(vec![first.clone(), third.clone()]).await, [""; 0]);
-        // The removed device has an old superblock, which is no contradiction.
+        // The outdated superblock of the removed device is no contradiction.
         for devices in [
             vec![first.clone(), removed.clone(), third.clone()],
             vec![third.clone(), first.clone()],
@@ -199,7 +199,7 @@ fn device_is_not_removed_without_room() {
         assert!(matches!(refused, DeviceOrderError::NoRoom { .. }), "{refused}");
         db.discard(0, full * BLOCK).await.unwrap();
         pool.checkpoint().await.unwrap();
-        // An evacuation that is given up leaves the device in use.
+        // A canceled evacuation leaves the device in use.
         let capacity = pool.status().capacity_bytes;
         let evacuation = pool.evacuate("/b").await.unwrap();
         assert!(pool.status().capacity_bytes < capacity);
@@ -214,8 +214,8 @@ fn device_is_not_removed_without_room() {
     .unwrap();
 }
 
-/// The chunk with which the log left the device was never completed, so that no later one took
-/// effect: every call of every volume waited for ever.
+/// Regression: the chunk with which the log left the device was never completed. Later chunks did
+/// not take effect, and every call of every volume waited for ever.
 #[test]
 fn canceled_step_of_a_removal_does_not_stop_the_log() {
     let sim = Simulation::new(3, SimConfig::default());
@@ -244,7 +244,7 @@ fn canceled_step_of_a_removal_does_not_stop_the_log() {
     sim.block_on(async { done.await.unwrap() });
 }
 
-/// Content of the disks when everything of the trace has ended.
+/// Disks after all events of the trace.
 fn take(trace: &SharedTrace) -> crate::common::Trace {
     std::mem::take(&mut *trace.lock())
 }
@@ -286,7 +286,8 @@ fn crash_at_any_event_of_growth_keeps_the_pool() {
                                 with += 1;
                                 pool
                             }
-                            // As the server does: the device did not become part of the pool.
+                            // Continue like the server: without the device, which did not become
+                            // part of the pool.
                             Err(error) => {
                                 assert!(time < grown, "{context}: {error}");
                                 assert!(
@@ -333,7 +334,7 @@ async fn crash_closed_growth(has_log: bool) {
         write(&db, block, 1).await.unwrap();
     }
     db.flush().await.unwrap();
-    // The log is to be replayed, and a log device has a part of it.
+    // The log must be replayed, and a log device has a part of it.
     drop((pool, db));
     for _ in 0..100 {
         flagstone_runtime::task::yield_now().await;
@@ -359,7 +360,7 @@ async fn crash_closed_growth(has_log: bool) {
                     assert!(time < grown, "{context}: {error}");
                     assert!(error.to_string().contains("/dev/disk2"), "{context}: {error}");
                     without += 1;
-                    // The order is repeated.
+                    // Repeat the order.
                     let grown = Pool::grow_closed(&table, &opening, new.clone(), true).await;
                     grown.unwrap_or_else(|error| panic!("{context}: {error}"));
                     table.push(new);
@@ -458,7 +459,7 @@ fn unexpected_pool_is_refused_before_writes() {
         let pool = open(&device, "fast", Some(first)).await.unwrap();
         let second = pool.identity();
         assert!(second.id == first.id && second.update > first.update, "{first:?} {second:?}");
-        // A crash: what was recorded at the opening fits.
+        // Crash: the identity recorded at the opening is still valid.
         drop(pool);
         let examined = Pool::examine(std::slice::from_ref(&device)).await.unwrap();
         assert_eq!(examined.identity, second);

@@ -1,4 +1,4 @@
-//! Evacuation of a device by fullness of the others: what is accepted comes to an end.
+//! Evacuation of a device, by fullness of the others: an accepted evacuation always completes.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ async fn write(volume: &PoolVolume, block: u64) -> Result<(), IoError> {
     volume.write(block * BLOCK, Buf::copy_of(&data).unwrap(), false).await
 }
 
-/// What became of the removal of a device.
+/// Result of the removal of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Removed,
-    /// Before anything was moved.
+    /// Refused before anything was moved.
     Refused,
     Stuck {
         left_blocks: u64,
@@ -32,7 +32,8 @@ enum Outcome {
     },
 }
 
-/// Fills a pool of two devices to a percentage of what the first can have, and removes the second.
+/// Fills a pool of two devices to a percentage of the capacity of the first, and removes the
+/// second.
 async fn remove(kept: u64, removed: u64, percent: u64, rng: &mut Rng) -> Outcome {
     let devices = vec![memory("/a", kept), memory("/b", removed)];
     let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };

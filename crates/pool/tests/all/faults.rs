@@ -1,4 +1,4 @@
-//! Devices that fail calls: what a pool still does, and what it shows after it was opened again.
+//! Devices that fail calls: remaining functions of the pool, and its content after it was reopened.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ fn failed_write_fails_changes_until_pool_is_reopened() {
     .unwrap();
 }
 
-/// The mark that it left on the first device looked like data.
+/// Regression: the mark of the failed creation on the first device looked like data.
 #[test]
 fn creation_that_failed_can_be_repeated() {
     block_on(async {
@@ -78,7 +78,7 @@ fn creation_that_failed_can_be_repeated() {
     .unwrap();
 }
 
-/// Where the device has a block of this content.
+/// Offset of a block with this content on the device.
 async fn find(device: &SharedDevice, value: u8) -> u64 {
     let mut at = 1 << 20;
     loop {
@@ -90,7 +90,7 @@ async fn find(device: &SharedDevice, value: u8) -> u64 {
     }
 }
 
-/// The parts around a failed one were joined, which ended the server.
+/// Regression: the reads around a failed one were joined, which ended the server.
 #[test]
 fn read_error_in_the_middle_fails_the_read_only() {
     block_on(async {
@@ -128,7 +128,8 @@ fn failed_flush_poisons_volumes_until_pool_is_reopened() {
     .unwrap();
 }
 
-/// The cleaner reads what hosts never read again. It failed the pool, before and after a reopening.
+/// The cleaner reads blocks that hosts never read again. Regression: a failed read failed the pool,
+/// before and after a reopening.
 #[test]
 fn unreadable_sector_does_not_stop_the_cleaner() {
     const BLOCKS: u64 = 400;

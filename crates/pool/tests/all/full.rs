@@ -1,4 +1,4 @@
-//! Full pools: new writes fail, everything else works, and what is freed can be used again.
+//! Full pools: new writes fail, everything else works, and freed space can be used again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,7 +97,7 @@ fn full_pool_fails_new_writes_and_nothing_else() {
 #[test]
 fn random_overwrites_continue_while_cleaning() {
     overwrite_randomly(32, 120, 2000, 6000);
-    // Chunks of these segments have more blocks than records of copies fit a header.
+    // With these segments, chunks have more blocks than a header has room for records of copies.
     overwrite_randomly(1024, 40, 20_000, 22_000);
 }
 
@@ -135,7 +135,7 @@ fn overwrite_randomly(segment_blocks: u32, segments: u64, blocks: u64, steps: u6
 }
 
 #[test]
-fn thick_volume_has_its_space() {
+fn thick_volume_can_be_written_in_full_pool() {
     block_on(async {
         let (_, pool) = create(64, 100).await;
         let capacity = pool.status().capacity_bytes;
@@ -157,8 +157,8 @@ fn thick_volume_has_its_space() {
     .unwrap();
 }
 
-/// The checkpoint freed a part of a deleted volume, and recorded a root of another level than its
-/// size asks for.
+/// Regression: a checkpoint reaped a part of a deleted volume, and recorded a root with another
+/// level than its size needs.
 #[test]
 fn volume_deleted_after_growth_is_reaped_across_openings() {
     block_on(async {
@@ -183,7 +183,7 @@ fn volume_deleted_after_growth_is_reaped_across_openings() {
     .unwrap();
 }
 
-/// An opening counts the metadata that the last checkpoint refers to.
+/// An opening counts the metadata to which the last checkpoint refers.
 #[test]
 fn no_block_of_an_earlier_checkpoint_stays_in_use() {
     block_on(async {
@@ -234,10 +234,10 @@ async fn zero(db: Arc<PoolVolume>, block: u64) -> Result<(), IoError> {
     Ok(())
 }
 
-/// Repeated writes of zeroes took the segments that a long checkpoint needed: it failed, and so did
-/// every opening.
+/// Regression: repeated writes of zeroes took the segments that a long checkpoint needed. The
+/// checkpoint failed, and so did every opening.
 #[test]
-fn zeroes_leave_a_long_checkpoint_its_space() {
+fn zero_writes_leave_space_for_long_checkpoint() {
     let sim = Simulation::new(1, SimConfig::default());
     let node = sim.add_node("server");
     let done = sim.spawn_on(node, async {
@@ -266,7 +266,7 @@ fn zeroes_leave_a_long_checkpoint_its_space() {
         for writer in writers {
             assert_eq!(writer.await.unwrap(), Ok(()));
         }
-        // As a crash.
+        // Crash.
         drop((db, pool));
         let pool = Pool::open(devices).await.unwrap();
         let db = pool.open_volume("db").unwrap();
@@ -276,7 +276,7 @@ fn zeroes_leave_a_long_checkpoint_its_space() {
     sim.block_on(async { done.await.unwrap() });
 }
 
-/// Overwrites random blocks of its own, and returns what they hold.
+/// Overwrites random blocks of one writer; returns their content.
 async fn overwrite(device: Arc<PoolVolume>, base: u64, blocks: u64, steps: u64) -> Vec<u64> {
     let mut model = vec![0; blocks as usize];
     for step in 1..=steps {
@@ -322,7 +322,8 @@ fn overwrite_during_cleaning_wins_over_the_copy() {
     }
 }
 
-/// The cleaner gave up while it still gained space, and started a chunk for each segment.
+/// Regression: the cleaner gave up although it still gained space, and started a chunk for each
+/// segment.
 #[test]
 fn single_block_writes_fill_a_pool_to_its_capacity() {
     let sim = Simulation::new(1, SimConfig::default());

@@ -1,5 +1,5 @@
-//! Devices that are not a complete, current pool, and metadata that was changed: each is refused
-//! with the device and the reason, and never panics.
+//! Devices that are not a complete, current pool, and changed metadata: each is refused with the
+//! device and the reason, without a panic.
 
 use crate::common::{Image, disks, disks_with};
 use flagstone_blockdev::{BlockDevice, IoError};
@@ -16,7 +16,7 @@ fn options(name: &str) -> CreateOptions {
     CreateOptions { segment_blocks: 16, ..CreateOptions::new(name) }
 }
 
-/// Content of the disks of a pool with two volumes; `close` leaves nothing to replay.
+/// Disks of a pool with two volumes; with `close`, nothing is left to replay.
 async fn pool_images(count: usize, close: bool) -> Vec<Image> {
     let (devices, trace) = disks(vec![Image::default(); count], SIZE, 0);
     let pool = Pool::create(devices.clone(), &options("fast")).await.unwrap();
@@ -49,7 +49,7 @@ async fn open(images: Vec<Image>) -> Result<Pool, PoolError> {
     Pool::open(disks(images, SIZE, 0).0).await
 }
 
-/// Images after one more opening.
+/// The disks after one more opening.
 async fn opened_again(images_before: &[Image]) -> Vec<Image> {
     let (devices, trace) = disks(images_before.to_vec(), SIZE, 0);
     drop(Pool::open(devices).await.unwrap());
@@ -135,13 +135,13 @@ fn incomplete_or_mixed_devices_are_refused() {
 }
 
 #[test]
-fn device_from_another_time_is_refused() {
+fn outdated_or_diverged_device_is_refused() {
     block_on(async {
         let old = pool_images(2, true).await;
         let new = opened_again(&opened_again(&old).await).await;
         let refused = message(open(vec![old[0].clone(), new[1].clone()]).await);
         assert!(refused.starts_with("/dev/disk0 has update"), "{refused}");
-        // Two lives from the same past.
+        // Two openings that continue from the same state.
         let other = opened_again(&opened_again(&old).await).await;
         let refused = message(open(vec![other[0].clone(), new[1].clone()]).await);
         assert!(refused.contains("contradicts the other devices of pool fast"), "{refused}");
@@ -201,7 +201,7 @@ fn device_with_data_is_not_overwritten() {
     .unwrap();
 }
 
-/// Reads every written block; a block that is not what was written is an error of the read.
+/// Reads every written block; wrong content counts as a failed read.
 async fn read_all(pool: &Pool) -> Result<(), IoError> {
     for name in ["db", "logs"] {
         let Ok(volume) = pool.open_volume(name) else { panic!("a durable volume is gone") };
@@ -216,7 +216,7 @@ async fn read_all(pool: &Pool) -> Result<(), IoError> {
     Ok(())
 }
 
-/// Counts of outcomes: refused, a failed read, and harmless.
+/// Numbers of outcomes: refused, failed read, harmless.
 async fn damage_every_page(images: &[Image], damage: impl Fn(&mut [u8], &mut Rng)) -> [usize; 3] {
     let mut rng = Rng::new(5);
     let mut outcomes = [0; 3];
@@ -261,7 +261,7 @@ fn damage_of_any_block_is_refused_or_found_on_read() {
 #[test]
 fn damaged_chunk_of_the_flushed_log_is_refused() {
     block_on(async {
-        // Nothing was closed: everything is in the log, and each write was flushed.
+        // The pool was not closed: everything is in the log, and each write was flushed.
         let images = pool_images(1, false).await;
         read_all(&open(images.clone()).await.unwrap()).await.unwrap();
         let mut lost = 0;
@@ -274,8 +274,8 @@ fn damaged_chunk_of_the_flushed_log_is_refused() {
                     lost += 1;
                 }
                 Err(error) => assert!(error.to_string().contains("/dev/disk0"), "{error}"),
-                // The last flushed chunk has no later one that proves it, which the documentation
-                // of the format says.
+                // The last flushed chunk has no later chunk that declares it durable (see
+                // docs/pool-format.md).
                 Ok(_) => {}
             }
         }
@@ -284,7 +284,7 @@ fn damaged_chunk_of_the_flushed_log_is_refused() {
     .unwrap();
 }
 
-/// Writes a block of 4 KiB that no other block equals.
+/// Writes a block with unique content.
 async fn write(volume: &PoolVolume, block: u64, fua: bool) {
     let data: Vec<u8> = (0..512).flat_map(|word| (block << 9 | word).to_le_bytes()).collect();
     volume.write(block * BLOCK, Buf::copy_of(&data).unwrap(), fua).await.unwrap();
@@ -302,8 +302,8 @@ fn damage_block(image: &mut Image, block: u64) {
     image.edit(found[0], |bytes| bytes[3000] ^= 1);
 }
 
-/// Completed writes are durable on a disk without a volatile cache, but only a flush made the pool
-/// say so. Hosts do not flush such volumes.
+/// Regression: on a disk without a volatile cache, completed writes are durable, but only a flush
+/// recorded this in the log. Hosts do not flush such volumes.
 #[test]
 fn damaged_log_is_refused_despite_flushes() {
     block_on(async {
@@ -324,8 +324,8 @@ fn damaged_log_is_refused_despite_flushes() {
     .unwrap();
 }
 
-/// The flush ended many segments after the damaged chunk, so the chunk that proves the loss is
-/// neither in its segment nor in the following one.
+/// The flush ended many segments after the damaged chunk, so the chunk with the evidence is neither
+/// in its segment nor in the following one.
 #[test]
 fn damaged_log_is_refused_when_the_proof_is_segments_later() {
     block_on(async {
@@ -354,7 +354,8 @@ async fn first_byte(volume: &PoolVolume, block: u64) -> Result<u8, IoError> {
     Ok(read[0])
 }
 
-/// A checkpoint that had to change a damaged map page failed the pool, at each opening again.
+/// Regression: a checkpoint that had to change a damaged map page failed the pool, again after each
+/// opening.
 #[test]
 fn damaged_map_page_loses_its_blocks_and_nothing_else() {
     block_on(async {
@@ -364,7 +365,7 @@ fn damaged_map_page_loses_its_blocks_and_nothing_else() {
             for page in whole[0].pages() {
                 let mut bytes = [0; 16];
                 whole[0].read(page, &mut bytes);
-                // The map of volume 1, `db`.
+                // Pages of volume 1, `db`.
                 if bytes.starts_with(b"FSPOOLM\n") && bytes[10] == level && bytes[12] == 1 {
                     found[0].edit(page, |bytes| bytes[4000] ^= 1);
                 }
@@ -383,7 +384,7 @@ fn damaged_map_page_loses_its_blocks_and_nothing_else() {
             let (devices, _) = disks(images(&trace).await, SIZE, 0);
             let pool = Pool::open(devices).await.unwrap();
             let other = pool.open_volume("logs").unwrap();
-            // The cleaner does not find what is lost.
+            // The cleaner does not find lost blocks.
             for step in 0..600 {
                 write(&other, step % 100, true).await;
             }
@@ -403,10 +404,10 @@ fn damaged_map_page_loses_its_blocks_and_nothing_else() {
     .unwrap();
 }
 
-/// The only copy of a snapshot's leaf is damaged: what the volume shares with older snapshots must
-/// stay, although the map between them does not say so.
+/// The only copy of a snapshot's leaf is damaged. Blocks that the volume shares with older
+/// snapshots must stay, although the map between them no longer shows it.
 #[test]
-fn damaged_map_page_of_a_snapshot_costs_others_nothing() {
+fn damaged_snapshot_page_does_not_affect_volumes() {
     block_on(async {
         let (devices, trace) = disks(vec![Image::default()], SIZE, 0);
         let pool = Pool::create(devices, &options("fast")).await.unwrap();
@@ -458,8 +459,8 @@ fn damaged_map_page_of_a_snapshot_costs_others_nothing() {
     .unwrap();
 }
 
-/// What a checkpoint of two disks leaves at any crash. Then all copies of the superblock on the
-/// other disk are older, which an image from before the checkpoint has too.
+/// Disks of two after a crash at any point of a checkpoint, with all superblock copies of the other
+/// disk older. An image from before the checkpoint has the same copies.
 #[test]
 fn device_image_before_last_checkpoint_is_refused() {
     block_on(async {
@@ -489,8 +490,9 @@ fn device_image_before_last_checkpoint_is_refused() {
     .unwrap();
 }
 
-/// Crashes during a checkpoint, and again during the opening after it, also with both later copies
-/// of one superblock damaged: the repair wrote over the whole copies first.
+/// Regression: the repair of superblocks overwrote the whole copies first. Crashes during a
+/// checkpoint, and again during the next opening, also with copies 2 and 3 of one superblock
+/// damaged.
 #[test]
 fn crash_in_checkpoint_or_repair_keeps_pool_openable() {
     block_on(async {
@@ -515,7 +517,7 @@ fn crash_in_checkpoint_or_repair_keeps_pool_openable() {
             let (devices, trace) = disks(images, SIZE, 0);
             match Pool::open(devices).await {
                 Ok(pool) => drop(pool),
-                // Three copies are damaged: two by the test, and one was torn.
+                // Three copies are damaged: two by the test, and one by a torn write.
                 Err(_) if damaged > 0 => continue,
                 Err(error) => panic!("{error}"),
             }

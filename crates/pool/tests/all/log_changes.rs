@@ -1,6 +1,6 @@
-//! Another log device for a pool in use, or none, while a device fails at any write, or the power
-//! at any event. Openings of a pool with a tail on its log device that fail at any write, or are
-//! dropped.
+//! Replacement and removal of the log device of a pool in use, while a device fails at any write,
+//! or the power at any event. Openings of a pool with a tail, whose log device fails at any write,
+//! or that are dropped.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -37,7 +37,7 @@ async fn read(volume: &PoolVolume, block: u64) -> u8 {
     volume.read(block * BLOCK, buf::alloc(BLOCK as usize).await).await.unwrap()[0]
 }
 
-/// A disk whose writes fail from one of them on.
+/// A disk whose writes fail from a certain one on.
 #[derive(Debug)]
 struct DyingDisk {
     disk: SharedDevice,
@@ -73,7 +73,7 @@ impl BlockDevice for DyingDisk {
     }
 }
 
-/// What becomes of a write.
+/// Outcome of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum WriteOutcome {
     Done,
@@ -81,7 +81,8 @@ enum WriteOutcome {
     Hung,
 }
 
-/// A disk with writes, or flushes as writes at the end, that do not succeed.
+/// A disk with a hook that decides the outcome of writes, and of flushes, which count as writes at
+/// the end.
 #[derive(Debug)]
 struct HookedDisk {
     disk: SharedDevice,
@@ -124,7 +125,7 @@ impl BlockDevice for HookedDisk {
     }
 }
 
-/// The disks of a pool that crashed with a tail on its log device.
+/// Disks of a pool that crashed with a tail on its log device.
 async fn crashed() -> Vec<NamedDevice> {
     let bed = Bed::new(0).await;
     let db = bed.pool.open_volume("db").unwrap();
@@ -135,18 +136,18 @@ async fn crashed() -> Vec<NamedDevice> {
     disks
 }
 
-/// A pool with a log device, another device, and what the disks did.
+/// A pool with a log device, another device, and a record of the calls of the disks.
 struct Bed {
     disks: Vec<NamedDevice>,
     trace: SharedTrace,
     writes_left: Arc<AtomicI64>,
     pool: Pool,
-    /// The last value that block 2 of volume `db` has for certain.
+    /// Last durable value of block 2 of volume `db`.
     flushed: Rc<Cell<u8>>,
 }
 
 impl Bed {
-    /// `dying` is the disk whose writes can fail.
+    /// `dying` is the number of the disk whose writes can fail.
     async fn new(dying: usize) -> Bed {
         let (mut disks, trace) = disks_of(vec![Image::default(); 4], &SIZES, 50, false);
         let writes_left = Arc::new(AtomicI64::new(i64::MAX));
@@ -181,7 +182,7 @@ async fn open(disks: &[NamedDevice], log: Option<usize>) -> Result<Pool, PoolErr
     Pool::open_with(disks[..LOG].to_vec(), &OpenOptions { log, ..OpenOptions::default() }).await
 }
 
-/// Checks that volume `db` is served and has what was flushed.
+/// Checks that volume `db` can be opened and has its flushed content.
 async fn check(pool: Result<Pool, PoolError>, flushed: u8, context: &str) -> Pool {
     let pool = pool.unwrap_or_else(|error| panic!("{context}: {error}"));
     let db = pool.open_volume("db").unwrap_or_else(|error| panic!("{context}: {error}"));
@@ -198,8 +199,8 @@ fn simulate(seed: u64, work: impl Future<Output = ()> + 'static) {
     sim.block_on(async { done.await.unwrap() });
 }
 
-/// Changes the log device of a pool, of which one disk fails from each write on in turn. Returns
-/// the number of failures.
+/// Replaces the log device of a pool, while one disk fails from each write on in turn. Returns the
+/// number of failures.
 async fn fail_each_write(dying: usize, target: Option<usize>) -> usize {
     let mut failures = 0;
     for writes in 0.. {
@@ -273,7 +274,7 @@ async fn lose_power(seed: u64, target: Option<usize>) {
         let context = format!("seed {seed}, to {target:?}, crash after event {time}");
         let flushed = if time == last { flushed } else { 0 };
         let (disks, _) = disks_of(images.clone(), &SIZES, 0, false);
-        // A server records the new one afterwards.
+        // A server records the new log device afterwards.
         check(open(&disks, Some(LOG)).await, flushed, &context).await;
         if time == last {
             let (disks, _) = disks_of(images, &SIZES, 0, false);
@@ -304,7 +305,7 @@ fn damaged_superblock_of_a_log_device_with_a_tail() {
         let keep = async |_, found| images = found;
         trace.at_each_event(|time| time == now, &mut Rng::new(1), keep).await;
         let whole = images.clone();
-        // One whole copy is too few to believe it, but the tail is there.
+        // One whole copy is too few to use the superblock, but the tail is there.
         for copy in 1..4 {
             images[LOG].edit(copy << 18, |bytes| bytes[100] ^= 1);
         }
@@ -320,7 +321,7 @@ fn damaged_superblock_of_a_log_device_with_a_tail() {
 }
 
 #[test]
-fn no_update_follows_that_of_a_dropped_opening() {
+fn dropped_opening_allows_no_superblock_update() {
     simulate(1, async {
         let disks = crashed().await;
         let mut hooked = disks.clone();

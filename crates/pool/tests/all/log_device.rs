@@ -1,4 +1,4 @@
-//! Log devices: lost, replaced, behind, full, slow, hung and failing, planned stops, and orders.
+//! Log devices: lost, replaced, outdated, full, slow, hung and failing; planned stops, and orders.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -32,7 +32,7 @@ fn volume(blocks: u64) -> VolumeOptions {
     VolumeOptions { size_bytes: blocks * BLOCK, ..VolumeOptions::default() }
 }
 
-/// A device of a pool, a log device, and what they hold.
+/// A device of a pool, a log device, and their content.
 struct Bed {
     devices: Vec<NamedDevice>,
     trace: SharedTrace,
@@ -65,8 +65,8 @@ impl Bed {
         found
     }
 
-    /// A pool with volumes `db` and `old`, whose log device is drained, and then has a write to
-    /// `db` that is not written out. Block 1 of both volumes was 1; that of `db` is 2.
+    /// A pool with volumes `db` and `old`. After its log device was drained, a write to `db` stayed
+    /// in the tail. Block 1 of both volumes was 1; that of `db` is 2.
     async fn crashed() -> Bed {
         let bed = Bed::new(vec![Image::default(); 2]);
         let pool = Pool::create_with_log(vec![bed.devices[0].clone()], bed.log(), &options()).await;
@@ -121,7 +121,7 @@ fn pool_opens_without_a_log_device_that_is_given_up() {
         assert_eq!((log.name, log.tail_bytes), (None, 0), "it is missing");
         write(&pool.open_volume("db").unwrap(), 2, 7).await.unwrap();
         drop(pool);
-        // It is back with a tail of another life, which is not replayed.
+        // The log device is back with a tail of an earlier log, which is not replayed.
         let pool = bed.open(bed.log(), false).await.unwrap();
         assert_eq!(value(&pool, "db").await, 1);
         assert!(pool.status().log.unwrap().name.is_some());
@@ -226,7 +226,7 @@ fn damaged_log_device_is_refused_until_it_is_given_up() {
         }
         drop((db, pool));
         let mut images = bed.images().await;
-        // The chunks after the first checkpoint are in the slots of the log device only.
+        // Chunks after the first checkpoint are only in the slots of the log device.
         let chunks: Vec<u64> =
             images[1].pages().into_iter().filter(|offset| *offset >= 1 << 20).collect();
         let mut found = Vec::new();
@@ -273,7 +273,7 @@ fn planned_stop_leaves_nothing_on_the_log_device() {
         assert!(pool.volume("late").is_some());
         pool.close().await.unwrap();
         drop(pool);
-        // A blank device is used again.
+        // A blank device becomes the log device again.
         let pool = bed.open(bed.log(), false).await.unwrap();
         assert!(pool.status().log.unwrap().name.is_some());
     })
@@ -385,7 +385,7 @@ fn log_device_without_writes_is_detached() {
         let log = NamedDevice { name: "log".to_owned(), device: Arc::new(layer) as SharedDevice };
         control.fail_next_writes(1_000_000);
         let name = |pool: &Pool| pool.status().log.unwrap().name;
-        // The first time it is current, then it has an older state.
+        // The first time the log device is current, then it is outdated.
         for found in [2, 5, 6] {
             let pool = bed.open(Some(log.clone()), false).await.unwrap();
             assert_eq!((value(&pool, "db").await, name(&pool)), (found, None));
@@ -514,8 +514,8 @@ impl BlockDevice for SlowDisk {
     }
 }
 
-/// A pool of 1 GiB at 4 MB/s with 2 ms, and a log device of `log_segments` segments of 256 KiB at
-/// 1 GB/s with `log_us`. Returns the switches with which they hang.
+/// A pool of 1 GiB at 4 MB/s with 2 ms, and a log device of `log_segments` segments of 256 KiB at 1
+/// GB/s with `log_us`. Also returns the switches that make the devices hang.
 async fn slow_pool(log_segments: u64, log_us: u64) -> (Pool, [Arc<AtomicBool>; 2]) {
     let disk = SlowDisk::new(1 << 30, 4 << 20, 2000);
     let log = SlowDisk::new((1 << 20) + log_segments * 64 * BLOCK, 1 << 30, log_us);
@@ -527,7 +527,8 @@ async fn slow_pool(log_segments: u64, log_us: u64) -> (Pool, [Arc<AtomicBool>; 2
     (pool, hung)
 }
 
-/// Writes with `depth` in flight, each flushed, for some time. Latencies by end of the write.
+/// Writes with `depth` in flight, each flushed, for some time. Returns end and latency of each
+/// write.
 async fn load(device: &Arc<PoolVolume>, depth: u64, seconds: u64) -> Vec<(Duration, Duration)> {
     let begun = time::now();
     let latencies = Rc::new(std::cell::RefCell::new(Vec::new()));
@@ -587,7 +588,7 @@ fn full_log_device_slows_hosts_down_without_stalls() {
 }
 
 #[test]
-fn slow_log_device_delays_flushes_by_its_latency_alone() {
+fn slow_log_device_delays_flushes_only_by_its_latency() {
     simulate(async {
         let (pool, _) = slow_pool(40, 700).await;
         let device = pool.create_volume("db", &volume(20_000)).await.unwrap();
@@ -605,7 +606,7 @@ fn hung_log_device_delays_writes_and_nothing_else() {
         let (pool, [_, log]) = slow_pool(40, 100).await;
         let device = pool.create_volume("db", &volume(20_000)).await.unwrap();
         write(&device, 1, 7).await.unwrap();
-        // Written out, in a segment that has no slot any more.
+        // Blocks that were written out, and whose segment has no slot any more.
         for block in 100..300 {
             write(&device, block, 1).await.unwrap();
         }

@@ -1,4 +1,4 @@
-//! Tests in one program, which builds in a fraction of the time that one for each file takes.
+//! All integration tests in one binary, which builds faster than one per file.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Orders on volumes: dropped halfway, and beside other changes. Simulated disks that take time but
-//! lose nothing.
+//! Orders on volumes that are dropped halfway, or run beside other changes. Simulated disks that
+//! take time but lose nothing.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn data(value: u8) -> Buf {
     Buf::copy_of(&[value; BLOCK as usize]).unwrap()
 }
 
-/// A dropped order left a chunk in flight for ever: no later write took effect.
+/// Regression: a dropped order left a chunk in flight for ever, and no later write took effect.
 #[test]
 fn dropped_order_ends_by_itself() {
     for delay_us in (0..2000).step_by(50) {
@@ -62,7 +62,7 @@ fn dropped_order_ends_by_itself() {
     }
 }
 
-/// Volumes with long settings, until the pool refuses more.
+/// Creates volumes with long settings until the pool refuses more.
 async fn create_until_refused(pool: &Pool) -> (u64, VolumeError) {
     let properties = [("key".to_owned(), "v".repeat(2000))].into();
     let options = VolumeOptions { properties, ..thin(10) };
@@ -76,7 +76,8 @@ async fn create_until_refused(pool: &Pool) -> (u64, VolumeError) {
     unreachable!("a volume table has a limit")
 }
 
-/// Orders took the last segment. Then neither a deletion nor an opening found room.
+/// Regression: orders took the last segment, after which neither a deletion nor an opening had
+/// room.
 #[test]
 fn pool_filled_by_orders_can_be_opened_and_emptied() {
     for (segments, full) in [(32, true), (64, false), (64, true), (200, false), (300, true)] {

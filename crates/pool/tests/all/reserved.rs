@@ -1,5 +1,5 @@
-//! Reservations: a thick volume can be overwritten in full, again and again, whatever its neighbors
-//! do.
+//! Reservations: a thick volume can be overwritten completely, again and again, whatever its
+//! neighbors do.
 
 use std::sync::Arc;
 
@@ -54,18 +54,18 @@ struct Neighbors {
     snapshots: u64,
 }
 
-/// How a thin volume fills a pool.
+/// Parameters with which a thin volume fills a pool.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
     /// Distance of the writes, in blocks.
     stride: u64,
-    /// Number of places of writes. They are chosen at random if the pool has more.
+    /// Number of places of writes, chosen at random if the pool has more.
     places: u64,
-    /// Most blocks of a write.
+    /// Largest write, in blocks.
     most: u64,
     /// Blocks of each write that are not discarded at once.
     kept: u64,
-    /// Snapshots are taken meanwhile.
+    /// True to take snapshots meanwhile.
     snapshots: bool,
 }
 
@@ -77,7 +77,7 @@ impl Neighbors {
         Neighbors { rng, pool, thick, thin, blocks, stamp, snapshots: 0 }
     }
 
-    /// Lets the thin volume take all it can get; returns the blocks that it wrote.
+    /// Fills the pool from the thin volume; returns the number of written blocks.
     async fn fill(&mut self, filling: &Filling) -> u64 {
         let mut written = 0;
         for step in 0..20_000 {
@@ -103,7 +103,7 @@ impl Neighbors {
         written
     }
 
-    /// A full pool may refuse it.
+    /// Takes a snapshot, which a full pool may refuse.
     async fn snapshot(&mut self, volume: &str) {
         self.snapshots += 1;
         match self.pool.create_snapshot(&[volume], &self.snapshots.to_string()).await {
@@ -112,7 +112,8 @@ impl Neighbors {
         }
     }
 
-    /// Overwrites the thick volume in full, in pieces of this size in random order, and reads it.
+    /// Overwrites the whole thick volume, in pieces of this size in random order, and reads it
+    /// back.
     async fn overwrite(&mut self, piece: u64, what: &str) {
         self.stamp += 1;
         let mut left: Vec<u64> = (0..self.blocks).step_by(piece as usize).collect();
@@ -130,8 +131,9 @@ impl Neighbors {
     }
 }
 
-/// The cleaner could not make room at the density of a full pool, and gave up: the last blocks of
-/// the thick volume did not fit. Dead blocks among those of the neighbor made it worse.
+/// Regression: the cleaner could not make room at the density of a full pool, and gave up, so the
+/// last blocks of the thick volume did not fit. Dead blocks among those of the neighbor made it
+/// worse.
 #[test]
 fn thick_volume_fits_a_pool_that_others_filled() {
     for (kept, piece) in [(8, 160), (1, 160), (1, 3)] {

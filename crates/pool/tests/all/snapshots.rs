@@ -1,7 +1,7 @@
 //! Model test of snapshots and clones: random writes, snapshots, clones, rollbacks, promotions,
-//! deletions, cleaning and reopening, against maps of blocks.
+//! deletions, cleaning and reopening, compared with a model of the blocks.
 //!
-//! Left out: power loss, which `history.rs` has, and devices that fail.
+//! Not covered: power loss (see `history`), and failing devices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ async fn check_blocks(device: &PoolVolume, blocks: u64, model: &Blocks, context:
     }
 }
 
-/// A volume or snapshot of the model: its size and blocks.
+/// Model of volumes or snapshots, by name: size and blocks.
 type Model = BTreeMap<String, (u64, Blocks)>;
 
 struct Run {
@@ -339,8 +339,8 @@ fn snapshot_of_a_thick_volume_reserves_what_it_shares() {
     .unwrap();
 }
 
-/// Writes that were checked against the size before a rollback reduced it are lost, like those of a
-/// deleted volume, at run time and in a replay.
+/// A write beyond the size that a concurrent rollback sets has no effect, at run time and in a
+/// replay, like a write to a deleted volume.
 #[test]
 fn rollback_below_writes_in_flight_keeps_the_pool_whole() {
     for seed in 0..8 {

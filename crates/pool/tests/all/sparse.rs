@@ -1,5 +1,5 @@
-//! Sparse writes to a full pool: each changes a page of every level of a map of its own, so a
-//! checkpoint writes many times what hosts wrote.
+//! Sparse writes to a full pool: each changes a page on every level of the map, so a checkpoint
+//! writes many times as much as the hosts.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, block_on, buf};
 
 const BLOCK: u64 = 4096;
-/// Six levels.
+/// Size with six levels of map pages.
 const VOLUME_BLOCKS: u64 = 1 << 40;
 
 fn data(stamp: u64) -> Buf {

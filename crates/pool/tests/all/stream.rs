@@ -1,5 +1,5 @@
-//! Streams: what one pool sends, another receives, whole and as differences; and streams that were
-//! changed on the way.
+//! Streams: one pool receives the snapshots of another, in full and as differences; changed streams
+//! are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,13 +52,13 @@ async fn content(volume: &PoolVolume) -> Vec<u8> {
     found
 }
 
-/// A whole stream, and its number of parts.
+/// A full stream, and its number of parts.
 async fn stream(pool: &Pool, snapshot: &str, base: Option<&str>) -> (Vec<u8>, usize) {
     let (mut offset, mut bytes, mut parts) = (Some(0), Vec::new(), 0);
     while let Some(at) = offset {
         let part = pool.send_part(snapshot, base, at).await.unwrap();
         assert!(part.next.is_none_or(|next| next > at) && part.bytes.len() < 4 << 20);
-        // Each part is made of the snapshots alone.
+        // Each part depends only on the snapshots.
         assert_eq!(pool.send_part(snapshot, base, at).await.unwrap(), part);
         bytes.extend(part.bytes);
         (offset, parts) = (part.next, parts + 1);
@@ -137,7 +137,7 @@ fn changes_of_other_volumes_do_not_count() {
 }
 
 #[test]
-fn received_volumes_equal_what_was_sent() {
+fn received_volume_equals_sent_snapshot() {
     block_on(async {
         let (from, to) = (pool("from").await, pool("to").await);
         let db = from.create_volume("db", &thin(BLOCKS)).await.unwrap();

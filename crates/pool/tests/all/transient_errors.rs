@@ -1,4 +1,4 @@
-//! Devices that cannot be read for a while: nothing that is whole is lost, and nothing leaks.
+//! Devices that fail reads for a while: no intact data is lost, and no space leaks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use flagstone_runtime::sim::{SimConfig, Simulation};
 use flagstone_runtime::{Buf, buf, spawn, time};
 
 const BLOCK: u64 = 4096;
-/// Superblocks end here.
+/// End of the superblock area.
 const DATA: u64 = 1 << 20;
 const SEGMENTS: u64 = 120;
 const SIZE: u64 = DATA + SEGMENTS * 16 * BLOCK;
-/// Blocks of the volume that are written: one in each of this number of leaves.
+/// Number of leaves. The volume has one written block in each.
 const LEAVES: u64 = 40;
 const STRIDE: u64 = 252;
 
@@ -47,7 +47,7 @@ async fn read(volume: &PoolVolume, block: u64) -> Result<u8, IoError> {
     Ok(read[0])
 }
 
-/// The written blocks, except for these leaves.
+/// Values of the written blocks in these leaves.
 async fn values(volume: &PoolVolume, leaves: Range<u64>) -> Vec<Result<u8, IoError>> {
     let mut found = Vec::new();
     for leaf in leaves {
@@ -56,7 +56,7 @@ async fn values(volume: &PoolVolume, leaves: Range<u64>) -> Vec<Result<u8, IoErr
     found
 }
 
-/// A closed pool with a volume of many leaves, whose pages an opening does not read.
+/// Closed pool with a volume of many leaves. An opening does not read their pages.
 async fn closed() -> (Vec<NamedDevice>, FaultControl) {
     let (device, control) = device("/dev/faulty");
     let devices = vec![device];
@@ -76,7 +76,7 @@ fn simulate<F: Future<Output = ()>>(test: impl FnOnce() -> F + 'static) {
     sim.block_on(async { done.await.unwrap() });
 }
 
-/// Ends the faults after a while.
+/// Ends the injected faults after a while.
 fn heal_after(control: &FaultControl, span: Duration) {
     let control = control.clone();
     drop(spawn(async move {
@@ -85,7 +85,7 @@ fn heal_after(control: &FaultControl, span: Duration) {
     }));
 }
 
-/// Place of the leaf with block 0, on the device.
+/// Offset on the device of the leaf with block 0.
 async fn first_leaf(devices: &[NamedDevice], control: &FaultControl) -> u64 {
     for at in (DATA..SIZE).step_by(BLOCK as usize) {
         control.fail_reads(at..at + BLOCK);
@@ -103,12 +103,12 @@ async fn first_leaf(devices: &[NamedDevice], control: &FaultControl) -> u64 {
     panic!("the volume has no leaf")
 }
 
-/// A checkpoint took a page that could not be read for a moment for damaged: 252 blocks were lost
-/// for good, and as many as the page covers if it was higher up.
+/// Regression: a checkpoint took a page that was unreadable for a moment for damaged. 252 blocks
+/// were lost for good, more if the page was not a leaf.
 #[test]
 fn checkpoint_waits_for_map_pages_of_a_stalled_device() {
     simulate(async || {
-        // The whole device is away, or all but its superblock.
+        // Fail the whole device, or all but its superblocks.
         for from in [0, DATA] {
             let (devices, control) = closed().await;
             let pool = Pool::open(devices).await.unwrap();
@@ -125,7 +125,7 @@ fn checkpoint_waits_for_map_pages_of_a_stalled_device() {
 }
 
 #[test]
-fn lasting_read_errors_fail_the_pool_and_lose_nothing() {
+fn persistent_read_errors_fail_pool_without_loss() {
     simulate(async || {
         let (devices, control) = closed().await;
         let pool = Pool::open(devices.clone()).await.unwrap();
@@ -152,8 +152,8 @@ fn lasting_read_errors_fail_the_pool_and_lose_nothing() {
     });
 }
 
-/// A sector that cannot be read for good keeps a pool from being written to only until it is opened
-/// again, and costs what its page has.
+/// A sector that stays unreadable fails writes only until the pool is reopened, and loses only the
+/// blocks below its page.
 #[test]
 fn unreadable_map_page_is_lost_by_an_opening_only() {
     simulate(async || {
@@ -176,14 +176,14 @@ fn unreadable_map_page_is_lost_by_an_opening_only() {
     });
 }
 
-/// A checkpoint that was to write the page again would fail the pool, after each opening.
+/// Regression: a checkpoint that had to rewrite the page failed the pool, after each opening.
 #[test]
-fn cleaner_leaves_an_unreadable_map_page_alone() {
+fn cleaner_skips_unreadable_map_page() {
     simulate(async || {
         let (devices, control) = closed().await;
         let pool = Pool::open(devices.clone()).await.unwrap();
         let db = pool.open_volume("db").unwrap();
-        // The segment of the leaf has little else.
+        // The segment of the leaf has few other live blocks.
         for leaf in 1..LEAVES {
             write(&db, leaf * STRIDE, 1).await.unwrap();
         }
@@ -205,7 +205,8 @@ fn cleaner_leaves_an_unreadable_map_page_alone() {
     });
 }
 
-/// The walk of a deleted map ended at the page, and everything below it stayed in use for ever.
+/// Regression: the walk of a deleted map ended at the page, and everything below it stayed in use
+/// for ever.
 #[test]
 fn deleted_volume_is_freed_after_a_stall() {
     simulate(async || {
@@ -231,8 +232,8 @@ fn deleted_volume_is_freed_after_a_stall() {
     });
 }
 
-/// The cleaner left a segment alone for ever that it could not read once, so a device with one
-/// could not be removed before a restart.
+/// Regression: after one failed read, the cleaner skipped a segment for ever, so its device could
+/// not be removed before a restart.
 #[test]
 fn removal_can_be_repeated_after_read_errors() {
     simulate(async || {
@@ -272,8 +273,8 @@ fn removal_can_be_repeated_after_read_errors() {
     });
 }
 
-/// An unreadable sector of the log hid the chunks beside it, which say that it was flushed: the
-/// pool was opened without them.
+/// Regression: an unreadable sector of the log hid the chunks after it, which declare it durable.
+/// The pool was opened without them.
 #[test]
 fn unreadable_chunk_of_the_flushed_log_is_refused() {
     simulate(async || {
@@ -295,7 +296,7 @@ fn unreadable_chunk_of_the_flushed_log_is_refused() {
                 unreadable.push(at);
             }
         }
-        // Header and payload of all chunks but the last, which nothing proves.
+        // Header and payload of all chunks but the last, for which there is no evidence.
         assert!(unreadable.len() >= 38, "{}", unreadable.len());
         control.fail_reads(unreadable[9]..unreadable[9] + BLOCK);
         let refused = Pool::open(devices.clone()).await.unwrap_err();

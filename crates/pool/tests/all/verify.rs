@@ -1,4 +1,4 @@
-//! Scrub and check: each damage of each block is found, or harms nothing.
+//! Scrub and check: every damage of a block is found or harmless.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ async fn write(volume: &PoolVolume, block: u64, stamp: u64) {
     volume.write(block * BLOCK, Buf::copy_of(&data).unwrap(), false).await.unwrap();
 }
 
-/// A pool with a volume, two snapshots, a clone, and space that was freed.
+/// A pool with a volume, two snapshots, a clone, and freed space.
 async fn fill(devices: Vec<NamedDevice>) -> Pool {
     let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
     let pool = Pool::create(devices, &options).await.unwrap();
@@ -63,7 +63,7 @@ async fn closed_pool() -> Image {
     images(&trace).await.remove(0)
 }
 
-/// Everything that hosts can read.
+/// All data that hosts can read.
 async fn content(pool: &Pool) -> Result<Vec<Vec<u8>>, IoError> {
     let mut devices = Vec::new();
     for info in pool.volumes() {
@@ -102,7 +102,8 @@ async fn scrub(pool: &Pool) -> Result<(u64, Vec<Damage>), IoError> {
     Ok((bytes, damage))
 }
 
-/// Damages each block in turn: the check finds it, or it harms nothing. Returns the faults found.
+/// Damages each block in turn; the check must find the damage, or it is harmless. Returns the
+/// number of findings.
 async fn inject(fault: impl Fn(&mut Image, u64)) -> usize {
     let good = closed_pool().await;
     assert_eq!(check(&good).await.unwrap(), []);
@@ -134,7 +135,7 @@ async fn inject(fault: impl Fn(&mut Image, u64)) -> usize {
         };
         let listed = report.unwrap_or_default();
         let scrubbed = scrub(&pool).await.map(|(_, damage)| damage).unwrap_or_default();
-        // The opening wrote metadata and superblocks again, and the scrub does not read headers.
+        // The opening rewrote metadata and superblocks, and the scrub does not read headers.
         for damage in listed.iter().filter(is_data) {
             let same = |other: &Damage| other.kind == damage.kind;
             assert!(scrubbed.iter().any(same), "{damage}, but the scrub found {scrubbed:?}");
@@ -186,7 +187,7 @@ fn scrub_reads_live_blocks_once_and_continues() {
         assert_eq!(damage, []);
         let live = pool.live_bytes();
         assert!(bytes >= live && bytes < live * 2, "{bytes} of {live}");
-        // From each place, what is left is the same.
+        // A scrub that continues from any place finds the same remaining damage.
         let mut places = vec![ScrubPlace::default()];
         while let Some(next) = pool.scrub(*places.last().unwrap()).await.unwrap().next {
             places.push(next);

@@ -1,5 +1,5 @@
-//! Crash disk: records every write and flush, so that a test can rebuild what a power loss at any
-//! moment leaves: everything durable, and any part of the rest, torn at sectors.
+//! Crash disk: records every write and flush, so that a test can rebuild the disk after a power
+//! loss at any moment: all durable data, and any part of the rest, torn at sectors.
 #![allow(dead_code, unreachable_pub, missing_docs, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
@@ -77,7 +77,7 @@ impl Image {
     }
 }
 
-/// A write, in the order of beginning.
+/// A write; writes are recorded in the order in which they begin.
 struct Write {
     disk: usize,
     offset: u64,
@@ -93,7 +93,7 @@ enum Event {
     FlushEnd { disk: usize, id: usize },
 }
 
-/// What the disks of one machine did.
+/// Record of the calls of all disks of one machine.
 #[derive(Default)]
 pub struct Trace {
     start: Vec<Image>,
@@ -106,12 +106,12 @@ pub struct Trace {
 pub type SharedTrace = Arc<Mutex<Trace>>;
 
 impl Trace {
-    /// Number of events so far: the time of the history.
+    /// Number of events so far, which is the time of the history.
     pub fn now(&self) -> usize {
         self.events.len()
     }
 
-    /// Calls `check` with what a power loss after each event leaves, for the events in `at`.
+    /// Calls `check` with the disks after a power loss, for each event in `at`.
     pub async fn at_each_event(
         &self,
         at: impl Fn(usize) -> bool,
@@ -119,7 +119,7 @@ impl Trace {
         mut check: impl AsyncFnMut(usize, Vec<Image>),
     ) {
         let mut stable = self.start.clone();
-        // Writes that are not durable, and whether they have ended.
+        // Writes that are not durable; true if they have completed.
         let mut open: BTreeMap<usize, bool> = BTreeMap::new();
         let mut covered: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         let land = |stable: &mut Vec<Image>, id: usize| {
@@ -165,13 +165,13 @@ impl Trace {
     }
 }
 
-/// A disk that records what it does. Its calls take random times.
+/// A disk that records its calls, which take random times.
 pub struct CrashDisk {
     index: usize,
     size_bytes: u64,
-    /// None for calls that take no time.
+    /// Longest time of a call, in µs; `None` for calls that take no time.
     max_us: u64,
-    /// Without, a write is durable when it has ended.
+    /// True for a disk whose writes are durable only after a flush.
     volatile_cache: bool,
     current: Arc<Mutex<Image>>,
     trace: SharedTrace,

@@ -1,24 +1,25 @@
-//! Check: whether what was found is a prefix of a history that contains what was durable.
+//! Check: recovered content must be a prefix of the history, and include every durable step.
 
 use super::*;
 
-/// Content of a writer's region, or the volumes by name and size.
+/// Content of a writer's region, or names and sizes of the volumes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Content {
     Blocks(Vec<u64>),
     Volumes(BTreeMap<String, u64>),
 }
 
-/// Steps after which an actor's content is what was found.
+/// Prefix of an actor's steps that gives the recovered content.
 #[derive(Clone, Copy, Debug)]
 struct Candidate {
     whole: usize,
-    /// One more, if a part of a step took effect: only single blocks are atomic.
+    /// Steps of the prefix, plus one if part of a further step took effect: only single blocks are
+    /// atomic.
     started: usize,
 }
 
 impl Content {
-    /// True if `found` is this content with a part of `change`.
+    /// True if `found` is this content with a part of `change` applied.
     fn is_partly(&self, change: &Change, found: &Content) -> bool {
         let (Content::Blocks(old), Content::Blocks(found)) = (self, found) else { return false };
         let mut new = self.clone();
@@ -58,7 +59,7 @@ impl Content {
 }
 
 impl History {
-    /// The disks that were recorded when the power was lost. At the moment of a change either is.
+    /// Recorded disks at a power loss. At the moment of a change, either set may be recorded.
     pub(super) fn set_at(&self, time: usize, rng: &mut Rng) -> &DeviceSet<usize> {
         let last = self.sets.iter().rposition(|recorded| recorded.from < time).unwrap_or(0);
         let possible: Vec<_> =
@@ -66,16 +67,16 @@ impl History {
         &possible[rng.below(possible.len() as u64) as usize].set
     }
 
-    /// Checks that `found` is a prefix of what had begun at `time`, and contains what was durable.
+    /// Checks that `found` is a prefix of the steps begun by `time`, and includes the durable ones.
     pub(super) fn check(&self, found: &[Content], time: usize, context: &str) {
         self.check_of(found, time, self.actors.len(), context);
     }
 
-    /// Same, but only the first actors must find what was durable.
+    /// As [`History::check`], but only the first `required` actors must have their durable steps.
     pub(super) fn check_of(&self, found: &[Content], time: usize, required: usize, context: &str) {
         let flushed = self.flushes.iter().filter(|(_, ended)| ended.events <= time);
         let flushed = flushed.map(|(begun, _)| *begun).max();
-        // Per actor the numbers of steps after which its content is what was found.
+        // Prefixes of each actor's steps that give the recovered content.
         let mut candidates = Vec::new();
         let mut prefix = Vec::new();
         for (number, (actor, found)) in self.actors.iter().zip(found).enumerate() {
@@ -108,7 +109,8 @@ impl History {
             candidates.push(matching);
             prefix.push(least);
         }
-        // The smallest prefixes that agree: a step is preceded by all that ended before it began.
+        // Find the smallest prefixes that agree: a step includes all steps that ended before it
+        // began.
         loop {
             let before = prefix.clone();
             for (actor, matching) in candidates.iter().enumerate() {

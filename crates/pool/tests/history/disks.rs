@@ -1,8 +1,8 @@
-//! Disk changer: adds and removes disks, and records them as a server does.
+//! Disk changer: adds and removes disks, and records them like a server.
 
 use super::*;
 
-/// Adds and removes disks while hosts write and snapshots are taken.
+/// Task that adds and removes disks while hosts write and snapshots are taken.
 pub(super) struct DiskChanger {
     pub(super) pool: Pool,
     pub(super) trace: SharedTrace,
@@ -27,13 +27,13 @@ impl DiskChanger {
             set.devices.push(new);
             set.adding = Some(new);
         });
-        // A disk that was in the pool before has a superblock, unless that was removed.
+        // A disk that was in the pool earlier may still have a superblock.
         self.pool.grow(self.disks[new].clone(), true).await.unwrap();
         self.record(|set| set.adding = None);
         self.history.borrow_mut().grown += 1;
     }
 
-    /// Removes a disk. The order may be given up, or its caller be dropped at the end.
+    /// Removes a disk. The order may be canceled, or its caller dropped at the end.
     async fn shrink(&mut self) {
         let old = self.set.devices[self.rng.below(self.set.devices.len() as u64) as usize];
         let evacuation = match self.pool.evacuate(&self.disks[old].name).await {
@@ -66,7 +66,7 @@ impl DiskChanger {
             true => {
                 let timeout = Duration::from_micros(1 + self.rng.below(600));
                 let _ = time::timeout(timeout, evacuation.complete()).await;
-                // It continues by itself.
+                // The removal continues without its caller.
                 while self.pool.status().devices.contains(&self.disks[old].name) {
                     time::sleep(Duration::from_micros(100)).await;
                 }

@@ -1,4 +1,4 @@
-//! Loss of the log device at a crash: blank, or an old copy.
+//! Loss of the log device at a crash: the device is blank, or an old copy.
 
 use super::*;
 
@@ -10,7 +10,7 @@ pub(super) struct Loss {
     pub(super) time: usize,
 }
 
-/// The newest update of the superblock in the first copies of a disk.
+/// Newest update in copies 0 and 1 of a disk's superblock.
 fn update_of(image: &Image) -> Option<u64> {
     let copies = (0..4).filter_map(|copy| {
         let mut block = [0; BLOCK];
@@ -21,8 +21,8 @@ fn update_of(image: &Image) -> Option<u64> {
 }
 
 impl Loss {
-    /// Checks an opening without what the log device had, and one after a crash of the first. True
-    /// if the writers' volume was withheld.
+    /// Checks an opening without the tail, and another after a crash of the first one. True if the
+    /// writers' volume was withheld.
     pub(super) async fn check(
         self,
         plan: Plan,
@@ -33,7 +33,7 @@ impl Loss {
     ) -> bool {
         let Loss { mut images, old, time } = self;
         let newest = images[..plan.disks].iter().filter_map(update_of).max();
-        // An old copy with the newest update cannot be told from the log device.
+        // An old copy with the newest update cannot be distinguished from the log device.
         let is_old = update_of(&old).zip(newest).is_some_and(|(old, newest)| old + 1 < newest);
         let is_blank = !is_old || rng.chance(0.5);
         *images.last_mut().unwrap() = if is_blank { Image::default() } else { old };
@@ -70,7 +70,7 @@ async fn open_prefix(
     before_acceptance: impl FnOnce(),
 ) -> bool {
     let log = devices.split_off(plan.disks).pop();
-    // Without the device that takes its place: refused, or the same, when the loss is recorded.
+    // Without the blank device: refused, or the same result once the loss is recorded.
     let recorded = match Pool::open(devices.clone()).await {
         Ok(pool) => {
             let is_withheld = pool.open_volume("db").is_err();

@@ -1,9 +1,9 @@
 //! Random histories of concurrent writers, orders and snapshots, with a power loss after each event
-//! of the disks. After each, the pool must open with a prefix of the history that contains
-//! everything flushed, and every volume order that was acknowledged. Snapshots never change.
+//! of the disks. After each loss, the pool must open with a prefix of the history that includes
+//! everything flushed, and every acknowledged order. Snapshots never change.
 //!
-//! With a log device, also its loss at any crash: blank, or replaced by an old copy. Then the pool
-//! must open with a prefix, and volumes that lack flushed changes must be withheld.
+//! With a log device, also its loss at any crash: blank, or replaced by an old copy. The pool must
+//! then open with a prefix, and withhold volumes that lack flushed changes.
 //!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 
@@ -35,11 +35,10 @@ use loss::Loss;
 
 const BLOCK: usize = 4096;
 const SEGMENT_BLOCKS: u32 = 16;
-/// Blocks of one writer's region: more than are zeroed block by block.
+/// Blocks of one writer's region, more than the limit for zeroing block by block.
 const REGION: u64 = 96;
 
-/// A moment of a history: the number of events of the disks, then the order in which the tasks
-/// noted it.
+/// A moment of a history: number of disk events, then the order in which tasks recorded it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Moment {
     events: usize,
@@ -49,10 +48,10 @@ struct Moment {
 /// A step of a history.
 #[derive(Clone, Debug)]
 struct Step {
-    /// Before it began, and after it was acknowledged.
+    /// Moments before the step began and after it was acknowledged.
     begun: Moment,
     ended: Option<Moment>,
-    /// Acknowledged steps of the same kind are durable.
+    /// True if acknowledged steps of this kind are durable.
     durable: bool,
     change: Change,
 }
@@ -85,13 +84,13 @@ enum Change {
     },
 }
 
-/// What one writer, or the operator, did.
+/// Steps of one writer, or of the operator.
 #[derive(Default)]
 struct Actor {
     steps: Vec<Step>,
 }
 
-/// A flush: begun, and ended.
+/// Begin and end of a flush.
 type Flush = (Moment, Moment);
 
 #[derive(Default)]
@@ -100,7 +99,7 @@ struct History {
     actors: Vec<Actor>,
     flushes: Vec<Flush>,
     moments: u64,
-    /// What the writers' regions of snapshots were when they were first read.
+    /// Writers' regions in each snapshot when they were first read.
     snapshots: BTreeMap<String, Vec<Content>>,
     sets: Vec<Recorded>,
     grown: usize,
@@ -120,7 +119,7 @@ fn fill(block: u64, stamp: u64) -> Vec<u8> {
     data
 }
 
-/// The stamp of a block, if it is whole.
+/// Stamp of a block, if the block is whole.
 fn stamp_of(block: u64, data: &[u8]) -> u64 {
     let stamp = u64::from_le_bytes(data[..8].try_into().unwrap());
     assert!(data == fill(block, stamp), "block {block} is torn or foreign, stamp {stamp}");
@@ -204,7 +203,7 @@ async fn regions(device: &dyn BlockDevice, writers: u64) -> Vec<Content> {
     found
 }
 
-/// Snapshots, clones and rollbacks beside the writers.
+/// Task that takes snapshots, clones and rolls back beside the writers.
 async fn archivist(
     pool: &Pool,
     recorder: &Recorder,
@@ -259,7 +258,7 @@ async fn archivist(
     }
 }
 
-/// Snapshots and clones that exist, by name and blocks, and snapshots that cannot be deleted.
+/// Existing snapshots and clones, by name and blocks, and snapshots that cannot be deleted.
 #[derive(Default)]
 struct Archive {
     /// Most snapshots and clones.
@@ -269,7 +268,7 @@ struct Archive {
     used: Vec<String>,
 }
 
-/// The disks as a server records them, from these events on.
+/// Disks that a server has recorded, from these events on.
 #[derive(Clone)]
 struct Recorded {
     from: usize,
@@ -351,9 +350,9 @@ struct Plan {
     segments: u64,
     /// Most snapshots and clones at a time.
     snapshots: usize,
-    /// One of how many crash points is tried.
+    /// Tries one crash point of this number.
     every: usize,
-    /// Disks that may be added, beside those that were removed.
+    /// Additional disks, besides removed ones.
     spares: usize,
     /// Segments of the log device; 0 for none.
     log_slots: u64,
@@ -378,7 +377,7 @@ struct Counts {
     copied: u64,
     crashes: usize,
     second_crashes: usize,
-    /// Losses of the log device, and those after which volumes were withheld.
+    /// Number of lost log devices, and of losses after which volumes were withheld.
     losses: usize,
     withheld: usize,
 }
@@ -395,7 +394,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     let pool = Pool::create_with_log(devices, log, &options).await.unwrap();
     let db = VolumeOptions { size_bytes: 1 << 32, ..VolumeOptions::default() };
     let device = pool.create_volume("db", &db).await.unwrap();
-    // The loss of the log device must not take the volume itself.
+    // The loss of the log device must not lose the creation of the volume.
     pool.checkpoint().await.unwrap();
     let from = trace.lock().now();
     let history = Shared::default();
@@ -461,8 +460,8 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
             let pool = open(devices, plan, set, &context).await;
             let found = content(&pool, &history, &context).await;
             history.check(&found, time, &context);
-            // What was read after recovery is durable: a crash of the recovery shows the same, or
-            // a later crash would take back what hosts have seen.
+            // Data read after recovery is durable: after a crash of the recovery, hosts must not
+            // see an older state.
             drop(pool);
             if second.chance(0.1) {
                 let again = std::mem::take(&mut *again.lock());
@@ -490,7 +489,7 @@ async fn run_history(seed: u64, plan: Plan) -> Counts {
     counts
 }
 
-/// Opens a pool as a server does.
+/// Opens a pool like a server.
 async fn open(
     mut disks: Vec<NamedDevice>,
     plan: Plan,
@@ -510,7 +509,7 @@ async fn open(
     panic!("{context}: {set:?} is no pool{refused}");
 }
 
-/// Number of seeds, which `POOL_HISTORIES` replaces for a longer run.
+/// Number of seeds; `POOL_HISTORIES` sets another number for a longer run.
 fn seeds(usual: u64) -> u64 {
     std::env::var("POOL_HISTORIES").ok().and_then(|count| count.parse().ok()).unwrap_or(usual)
 }

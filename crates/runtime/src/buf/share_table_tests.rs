@@ -77,7 +77,7 @@ fn protocol_and_host_cannot_take_all() {
 }
 
 #[test]
-fn stalled_connections_stay_while_nobody_waits() {
+fn stalled_connections_are_kept_without_waiters() {
     let mut table = ShareTable::new(64 * MIB, 1280);
     let all = greedy(&mut table, 20, DrainState::New);
     for second in 0..100 {

@@ -170,7 +170,8 @@ pub struct DiskFaults {
     /// Probability that a flush or durable write fails. Any unflushed write may then never become
     /// durable, although later flushes succeed and reads still return it, as on Linux.
     pub flush_errors: f64,
-    /// Flushes and durable writes succeed without effect: a power loss may take what they covered.
+    /// Flushes and durable writes succeed without effect: a power loss may lose the data they
+    /// covered.
     pub lying_flushes: bool,
     /// Probability that a write lands somewhere else on the disk, and succeeds.
     pub misdirected_writes: f64,
@@ -197,7 +198,7 @@ impl DiskFaults {
         self
     }
 
-    /// The bytes were written: what they cover can be read again.
+    /// The bytes were written, so their range can be read again.
     pub(crate) fn remap(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len);
         if touches(&self.latent, offset, len) {

@@ -175,7 +175,7 @@ impl TlsStream {
         sent.unwrap_or(Ok(()))
     }
 
-    /// Decrypts what has been received, and receives until that yields data or the end.
+    /// Decrypts received records, and receives more until there is data or the end.
     async fn receive(
         &self,
         mut decrypt: impl FnMut(&Session) -> io::Result<Decrypted>,
@@ -212,7 +212,7 @@ impl TlsStream {
     }
 }
 
-/// Result of decrypting what has been received.
+/// Result of decrypting received records.
 enum Decrypted {
     /// This number of bytes, at least one.
     Bytes(usize),
@@ -251,7 +251,7 @@ impl Session {
     fn end_receive(&self, result: &io::Result<usize>, place: BufMut) {
         let mut incoming = self.incoming.borrow_mut();
         incoming.records = match *result {
-            // A peer may end without a closure alert. The protocols above find what is incomplete.
+            // A peer may end without a closure alert. The protocols above detect truncation.
             Ok(0) => Records::Ended,
             Ok(count) => {
                 incoming.adapt(count, count == place.len());

@@ -145,7 +145,7 @@ fn data_arrives_intact_in_any_pieces() {
 }
 
 #[test]
-fn both_directions_work_at_a_time() {
+fn tls_stream_is_full_duplex() {
     block_on(async {
         let (server, client) = pair(TlsPskHash::Sha384).await;
         let echo = spawn(async move {

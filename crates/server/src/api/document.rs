@@ -79,7 +79,7 @@ pub struct InsecureDocument {
     pub kind: InsecureKind,
     /// Address of the listener, or name of the peer.
     pub name: String,
-    /// Who can use what, for people.
+    /// Access that results from it, as text.
     pub consequence: String,
 }
 
@@ -153,10 +153,10 @@ pub struct VolumeDocument {
     /// Wait for the device of a pending volume; absent once the volume is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pending: Option<PendingDocument>,
-    /// Its mirror; absent without one.
+    /// Mirror; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mirror: Option<MirrorDocument>,
-    /// Its place in a pool; absent for volumes of the configuration.
+    /// Place in a pool; absent for volumes of the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<PoolPlaceDocument>,
 }

@@ -1,5 +1,4 @@
-//! Advice about automatic failover: what the operator has to decide where nothing happens by
-//! itself.
+//! Advice about automatic failover: the decisions that are left to the operator.
 
 use super::mirror_document::{FailoverDocument, MirrorDocument, Obstacle, ReplicaDocument};
 
@@ -12,7 +11,7 @@ pub(super) fn advice(document: &MirrorDocument, replica: &ReplicaDocument) -> Op
     }
 }
 
-/// What is wrong: the arbiter's own words, if it was asked.
+/// The problem, in the arbiter's own words if it was asked.
 fn cause(failover: &FailoverDocument, obstacle: Obstacle) -> String {
     match (&failover.denial, &failover.fencing_failure) {
         (_, Some(failure)) if obstacle == Obstacle::Unfenced => {

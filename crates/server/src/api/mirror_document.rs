@@ -112,9 +112,9 @@ named! {
     pub enum FencingState {
         /// This node has not taken over since it last had a source.
         Idle = "idle",
-        /// It runs.
+        /// The command is running.
         Running = "running",
-        /// It has succeeded.
+        /// The command has succeeded.
         Succeeded = "succeeded",
         /// It had failed, and the peer answers that it serves no hosts.
         NotNeeded = "not-needed",
@@ -147,7 +147,7 @@ pub struct MirrorDocument {
     pub next: Vec<String>,
     /// Peers, in the order of the configuration.
     pub peers: Vec<PeerDocument>,
-    /// Its consistency group; `null` without one.
+    /// Consistency group; `null` without one.
     pub group: Option<GroupDocument>,
     /// This node's replica; `null` without one.
     pub replica: Option<ReplicaDocument>,
@@ -165,9 +165,9 @@ pub struct MirrorDocument {
 /// Consistency group of a mirrored volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct GroupDocument {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its volumes. The first one decides which node serves the group.
+    /// Volumes. The first one decides which node serves the group.
     pub volumes: Vec<String>,
     /// Volumes without an open replica on this node: orders are refused, and none is mirrored.
     pub missing: Vec<String>,
@@ -182,7 +182,7 @@ pub struct GroupDocument {
 pub struct FailoverDocument {
     /// This node serves hosts when it loses its peer now, or takes over when it loses its source.
     pub would_win: bool,
-    /// Why not; `null` if it would.
+    /// Reason why it would not; `null` if it would.
     pub obstacle: Option<Obstacle>,
     /// On the source: the peer takes over when this node fails now.
     pub peer_would_win: bool,
@@ -209,7 +209,7 @@ pub struct ReopeningDocument {
     pub attempts: u32,
     /// Seconds until the next attempt; `null` during an attempt, and when there is none.
     pub next_seconds: Option<f64>,
-    /// It failed too often, and stays closed until the server restarts.
+    /// True if it failed too often, and stays closed until the server restarts.
     pub abandoned: bool,
 }
 
@@ -227,7 +227,7 @@ pub struct ReplicaDocument {
     pub source: Option<String>,
     /// A resync to it has not completed, so its data is inconsistent.
     pub inconsistent: bool,
-    /// Its source removed it from the mirror: it serves no hosts.
+    /// True if the source removed this replica from the mirror: it serves no hosts.
     pub removed: bool,
     /// A flush of its device failed before the device was reopened, and no resync has completed
     /// since. Its contents may not be durable.
@@ -284,14 +284,14 @@ pub struct BadRangeDocument {
     pub offset: u64,
     /// Length, in bytes.
     pub bytes: u64,
-    /// Why it could not be copied.
+    /// Reason why it could not be copied.
     pub cause: BadRangeCause,
 }
 
 /// A peer of a mirror. Members that need an open replica are `null` or 0 without one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PeerDocument {
-    /// Its name in the configuration.
+    /// Name in the configuration.
     pub name: String,
     /// State of the mirror with it.
     pub state: ReportedState,
@@ -374,24 +374,24 @@ pub struct LinkDocument {
 pub struct HandshakeDocument {
     /// UUID of its replica.
     pub replica_uuid: String,
-    /// Its role.
+    /// Role.
     pub role: ReplicaRole,
-    /// It served hosts.
+    /// True if it served hosts.
     pub serving: bool,
     /// Highest role epoch it had seen.
     pub role_epoch: u64,
     /// Generation of its data, in hexadecimal.
     pub generation: String,
-    /// Its data was inconsistent.
+    /// True if its data was inconsistent.
     pub inconsistent: bool,
-    /// Its logical block size, in bytes; 0 if unknown.
+    /// Logical block size, in bytes; 0 if unknown.
     pub block_bytes: u32,
 }
 
 /// Progress of a resync.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ResyncDocument {
-    /// It copies the whole volume, not just the out-of-sync blocks.
+    /// True if it copies the whole volume, not just the out-of-sync blocks.
     pub full: bool,
     /// Bytes copied or found equal.
     pub done_bytes: u64,
@@ -410,7 +410,7 @@ pub struct ResyncDocument {
 pub struct VerifyDocument {
     /// Name of the peer compared with.
     pub peer: String,
-    /// It has not ended.
+    /// True while it runs.
     pub running: bool,
     /// Bytes compared so far.
     pub compared_bytes: u64,

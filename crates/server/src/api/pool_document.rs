@@ -17,13 +17,13 @@ named! {
     /// State of a pool.
     #[derive(Default)]
     pub enum PoolStateName {
-        /// Its volumes are served.
+        /// Volumes are served.
         Open = "open",
         /// It is open, but a write or flush of a device failed: changes fail until it is reopened.
         Failed = "failed",
         /// An order closes it and opens it again, which continues when its devices answer.
         Changing = "changing",
-        /// It could not be opened, and is retried.
+        /// The pool could not be opened; the server tries again.
         Closed = "closed",
         _ => Unknown
     }
@@ -36,7 +36,7 @@ pub struct PoolDocument {
     pub name: String,
     /// State.
     pub state: PoolStateName,
-    /// Why it is failed or closed.
+    /// Reason why the pool is failed or closed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Paths of its devices.
@@ -87,9 +87,9 @@ named! {
     /// State of the removal of a device.
     #[derive(Default)]
     pub enum RemovalStateName {
-        /// Its data moves to the other devices.
+        /// Data moves to the other devices.
         Running = "running",
-        /// It failed; the device is used as before.
+        /// The removal failed; the device is used as before.
         Failed = "failed",
         _ => Unknown
     }
@@ -102,7 +102,7 @@ pub struct RemovalDocument {
     pub device: String,
     /// State.
     pub state: RemovalStateName,
-    /// Why it failed.
+    /// Reason of the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Bytes that are still on it, as of the last checkpoint.
@@ -115,9 +115,9 @@ named! {
     /// State of a scrub.
     #[derive(Default)]
     pub enum ScrubStateName {
-        /// It verifies.
+        /// Verification is in progress.
         Running = "running",
-        /// It was paused, and continues by order.
+        /// Paused; an order continues it.
         Paused = "paused",
         /// The pool failed; it continues by order.
         Failed = "failed",
@@ -132,7 +132,7 @@ named! {
 pub struct ScrubDocument {
     /// State.
     pub state: ScrubStateName,
-    /// Why it failed.
+    /// Reason of the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Seconds since 1970 when it began.
@@ -193,9 +193,9 @@ impl From<&Damage> for DamageDocument {
 /// Log device of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PoolLogDocument {
-    /// It is in use. False while it is missing: then the log goes to the other devices.
+    /// True while in use. False while missing: the log then goes to the other devices.
     pub present: bool,
-    /// Its space for the log.
+    /// Space for the log, in bytes.
     pub size_bytes: u64,
     /// Part of the log that no other device has.
     pub tail_bytes: u64,
@@ -217,14 +217,14 @@ pub struct UnservedDocument {
 pub struct PoolPlaceDocument {
     /// Name of the pool.
     pub name: String,
-    /// Its size is reserved.
+    /// True if the size is reserved.
     pub thick: bool,
     /// Space in use as of the last checkpoint.
     pub used_bytes: u64,
     /// The snapshot of another volume of which it is a clone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
-    /// Its settings: keys of a volume's table in a configuration.
+    /// Settings: keys of a volume's table in a configuration.
     pub settings: Map<String, Value>,
 }
 
@@ -339,9 +339,9 @@ pub struct DiffDocument {
 /// A range of a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RangeDocument {
-    /// Its beginning.
+    /// First byte.
     pub offset_bytes: u64,
-    /// Its length.
+    /// Length, in bytes.
     pub len_bytes: u64,
 }
 

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn store_is_named_by_its_place_alone() {
+    fn store_identity_ignores_credentials() {
         let one = etcd(&["a", "b"], "prefix", None);
         assert_eq!(one, etcd(&["b", "a"], "prefix", Some("user")));
         assert_ne!(one, etcd(&["a", "c"], "prefix", None));

@@ -1,4 +1,4 @@
-//! Access to a listener: who calls, and what the caller may do.
+//! Access to a listener: identity and role of a caller.
 //!
 //! Invariants:
 //! - over TCP a request is answered only for a user with a token or a certificate, and a user with
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn guesses_delay_their_source_alone() {
+    fn wrong_tokens_delay_only_their_address() {
         let users = users();
         let source = |last| IpAddr::V4(Ipv4Addr::new(192, 0, 2, last));
         for _ in 0..3 {

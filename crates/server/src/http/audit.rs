@@ -1,8 +1,8 @@
-//! Audit lines: one line in the log for each order, when it has been answered, with who gave it,
-//! from where, what it was and its result.
+//! Audit lines: one line in the log for each answered order, with its user, address, path and
+//! result.
 //!
-//! The target is `audit`, so that `RUST_LOG` and a log collector can tell the lines from others.
-//! Calls of unknown users are no orders: the refusal log has them, at a bounded rate.
+//! The target is `audit`, so that `RUST_LOG` and log collectors can select these lines. Calls of
+//! unknown users are no orders: the refusal log has them, at a bounded rate.
 
 use axum::http::Method;
 use flagstone_config::redact;

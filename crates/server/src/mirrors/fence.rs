@@ -119,7 +119,7 @@ impl Fence for FenceCommand {
 struct Running(Arc<AtomicBool>);
 
 impl Running {
-    /// `None` if there is one.
+    /// Begins a run; `None` if another one has not ended.
     fn begin(is_running: &Arc<AtomicBool>) -> Option<Running> {
         (!is_running.swap(true, Ordering::AcqRel)).then(|| Running(is_running.clone()))
     }

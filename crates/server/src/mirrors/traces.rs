@@ -1,13 +1,12 @@
-//! Traces of a missing replica: a new one over them needs the operator's confirmation.
+//! Remnants of a missing replica: creating a new one over them needs the operator's confirmation.
 //!
-//! | trace | source |
-//! | --- | --- |
-//! | a replica of another volume | the volume tag in its superblock |
-//! | a damaged superblock, or one for another device size | the end of the device |
-//! | a replica whose end of the device is missing | a separate log device, or the start of a truncated log |
-//! | a replica on a peer | the peer, if reachable |
+//! - a replica of another volume: by the volume tag in its superblock;
+//! - a damaged superblock, or one for another device size: at the end of the device;
+//! - a replica whose end of the device is missing: by a separate log device, or the start of a
+//!   truncated log;
+//! - a replica on a peer: by the peer, if reachable.
 //!
-//! A log on the same device leaves no trace if that is empty and no peer is reachable.
+//! If the device is empty and no peer is reachable, a log on the same device leaves no remnant.
 
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
-//! Orders on the devices of an open pool: grow by one, and remove one.
+//! Orders on the devices of an open pool: add a device, and remove one.
 //!
-//! A removal takes its time, in the background, and continues after a restart of the server. The
-//! state directory names a device before an order writes to it: see [`DeviceSet`].
+//! A removal runs in the background, and continues after a restart of the server. The state
+//! directory records a device before an order writes to it: see [`DeviceSet`].
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -26,22 +26,22 @@ use crate::serve::Server;
 pub(crate) struct GrowPool {
     pub(crate) name: String,
     pub(crate) device: String,
-    /// Its data may be destroyed.
+    /// True if the data on the device may be destroyed.
     pub(crate) destroy_data: bool,
     pub(crate) dry_run: bool,
 }
 
-/// A pool that grows.
+/// State of a pool that grows.
 enum Growing {
     Open(Pool),
-    /// It is too full to be opened.
+    /// Closed, and too full to be opened.
     Full(LogDecision),
 }
 
-/// Recorded devices of a pool.
+/// Recorded devices of a pool, before and during its growth.
 struct Growth {
     before: DeviceSet<String>,
-    /// Until the device is added.
+    /// Recorded until the device is added.
     during: DeviceSet<String>,
 }
 
@@ -49,15 +49,15 @@ struct Growth {
 pub(crate) struct RemoveDevice {
     pub(crate) name: String,
     pub(crate) device: String,
-    /// Keep it after all.
+    /// True to cancel the removal.
     pub(crate) cancel: bool,
     pub(crate) dry_run: bool,
 }
 
-/// A removal: running, or failed.
+/// A removal, running or failed.
 pub(crate) struct Removal {
     document: Rc<RefCell<RemovalDocument>>,
-    /// None if it could not continue.
+    /// `None` if it could not continue.
     _task: Option<AbortOnDrop<()>>,
 }
 
@@ -67,7 +67,7 @@ impl Removal {
     }
 }
 
-/// Steps between two pauses of the length of a step, so that hosts get most of the device.
+/// Moves segments in steps. Pauses as long as each step took, so that hosts get most of the device.
 async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> Result<(), String> {
     loop {
         let begun = time::now();
@@ -86,7 +86,7 @@ async fn work(evacuation: &Evacuation, document: &RefCell<RemovalDocument>) -> R
 }
 
 impl Server {
-    /// Adds a device to a pool while it is used, or to one that is too full to be opened.
+    /// Adds a device to an open pool, or to one that is too full to be opened.
     pub(crate) async fn grow_pool(self: &Rc<Self>, order: GrowPool) -> Result<Outcome, Problem> {
         let permit = self.pools.order(&order.name).await?;
         let GrowPool { name, device, destroy_data, dry_run } = &order;
@@ -105,7 +105,7 @@ impl Server {
                         "pool {name} has failed ({error}): flagstone pool reopen {name} comes first"
                     )));
                 }
-                // Without a device that an earlier order recorded and did not add.
+                // Drop the device of an earlier, unfinished order.
                 let mut before = DeviceSet { adding: None, ..set };
                 before.devices.retain(|device| status.devices.contains(device));
                 before.removing = before.removing.filter(|device| status.devices.contains(device));
@@ -141,8 +141,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Records the new device, asks it, and adds it. Until it has answered, nothing of the pool
-    /// waits for it; then the task that adds it keeps the lock of the pool.
+    /// Records the new device, checks that it answers, and adds it. Until it has answered, it
+    /// blocks nothing in the pool; after that, the task that adds it holds the lock of the pool.
     async fn grow(
         self: &Rc<Self>,
         name: &str,
@@ -160,7 +160,7 @@ impl Server {
                     let own = paths.join(", ");
                     let closed = self.pools.closed_pool(name, &paths, *log);
                     let closed = async { closed.await.map_err(Problem::conflict) };
-                    // Its log device has a limit of its own.
+                    // Opening the log device has a time limit of its own.
                     Some(answered(&own, 2 * OPEN_TIMEOUT, closed).await?)
                 }
             };
@@ -187,7 +187,7 @@ impl Server {
                 let task = spawn(async move {
                     let _permit = permit;
                     if let Err(error) = pool.grow(named, destroys).await {
-                        // Whether a failed update is found is known when the pool is opened again.
+                        // The next opening of the pool decides whether a failed update took effect.
                         if pool.status().failed.is_none() {
                             server.pools.set_devices(&own, before).await?;
                         }
@@ -207,14 +207,14 @@ impl Server {
                     let (devices, options) = closed.map_err(Problem::conflict)?;
                     let grown = Pool::grow_closed(&devices, &options, named, destroys).await;
                     grown.map_err(|error| Problem::conflict(error.to_string()))?;
-                    // It may still be too full, and grow again.
+                    // A pool that is still too full can grow again.
                     server.pools.set_devices(&own, after).await
                 };
                 let what = "it is being grown, and its devices have not answered";
                 let done = self.reopen(name, during, what, permit, log.consent(), work).await;
                 match (done, self.pools.open_pool(name)) {
-                    // The update took effect, and the opening detached the log device that failed
-                    // it.
+                    // The update took effect, and the opening detached the log device that had
+                    // failed it.
                     (Err(problem), Ok(pool)) if pool.status().devices.contains(&device) => {
                         tracing::warn!("pool {name} has {device}, although: {}", problem.detail);
                         Ok(())
@@ -327,8 +327,8 @@ impl Server {
         self.pools.removals.borrow_mut().insert(name, removal);
     }
 
-    /// A removal failed. After a failure of the pool it continues when the pool is opened again;
-    /// for any other reason the operator has to order it again.
+    /// Forgets a failed removal. After a failure of the pool, the removal continues when the pool
+    /// is opened again; after other failures, the operator must repeat the order.
     async fn forget_removal(&self, name: &str) {
         let _order = self.pools.lock(name).await;
         let Ok(slot) = self.pools.slot(name) else { return };
@@ -342,8 +342,8 @@ impl Server {
         }
     }
 
-    /// Takes an evacuated device out of the pool, then out of the state directory. A crash between
-    /// leaves a device that the opening leaves out.
+    /// Removes an evacuated device from the pool, then from the state directory. After a crash in
+    /// between, the opening ignores the device.
     async fn complete_removal(
         &self,
         name: &str,
@@ -363,7 +363,7 @@ impl Server {
             }
             Ok::<(), String>(())
         };
-        // Calls that it does not answer keep it from being used again meanwhile.
+        // While a hung call is in flight, the device cannot be reused.
         let cleared = time::timeout(OPEN_TIMEOUT, cleared).await;
         if let Err(why) = cleared.unwrap_or(Err("it does not answer".to_owned())) {
             tracing::warn!("{device} keeps an old superblock of pool {name}: {why}");
@@ -374,7 +374,7 @@ impl Server {
 }
 
 impl super::Pools {
-    /// The removal of a device that runs, or that failed.
+    /// Removal of a device, running or failed.
     pub(crate) fn removal(&self, name: &str) -> Option<RemovalDocument> {
         self.removals.borrow().get(name).map(Removal::document)
     }

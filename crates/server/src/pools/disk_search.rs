@@ -1,12 +1,12 @@
 //! Disk search: finds devices of a pool among the disks of this machine.
 //!
-//! Names of disks change with a restart. A blank disk that got the name of the log device looks
-//! like a local SSD that was erased, and opening the pool without the newest writes loses them for
-//! good. A copy that got the name of its original looks like the pool.
+//! Names of disks change with a restart. A blank disk with the name of the log device looks like an
+//! erased local SSD, and opening the pool without the tail loses the newest writes for good. A copy
+//! with the name of its original looks like the pool.
 //!
-//! Invariant: a disk is read by one thread at a time. A disk that hangs keeps its thread; later
-//! searches skip it. A search that skipped a disk, or failed to read one, does not conclude that
-//! its object is nowhere.
+//! Invariant: only one thread reads a disk at a time. A hung disk keeps its thread; later searches
+//! skip the disk. A search that skipped a disk, or failed to read one, does not conclude that the
+//! sought device is absent.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -28,45 +28,45 @@ use rustix::io::Errno;
 
 use super::same_disks::same_disks;
 
-/// Kinds of devices that are not searched: their media may be absent, or a network away.
+/// Kinds of devices that are not searched, because they may have no medium, or are remote.
 const UNSEARCHED: [&str; 6] = ["drbd", "fd", "nbd", "ram", "rbd", "sr"];
 
-/// A copy in a file, which an operator looks at.
+/// Loop devices are no copies: an operator may attach a backup to look at it.
 const LOOP: &str = "/dev/loop";
 
-/// Longest search: a disk may hang.
+/// Longest search. A disk may hang.
 const SEARCH_MAX: Duration = Duration::from_secs(10);
 
-/// Longest search for copies, before each opening of a pool.
+/// Longest search for copies before an opening of a pool.
 const COPY_SEARCH_MAX: Duration = Duration::from_secs(3);
 
-/// The log device that a search is for.
+/// Log device to search for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sought {
     pub(super) id: PoolId,
-    /// Newest update of the superblock of its pool.
+    /// Newest superblock update of its pool.
     pub(super) update: u64,
 }
 
-/// A disk that is a copy of a device of a pool.
+/// Disk that is a copy of a device of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct DiskCopy {
     pub(super) path: String,
-    /// Update of its superblock.
+    /// Update of the copy's superblock.
     pub(super) update: u64,
 }
 
-/// Disks that were not read, and why.
+/// Disks that were not read, with the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Silent(pub(super) String);
 
-/// Most disks that a message names.
+/// Most disks listed in a message.
 const NAMED_MAX: usize = 4;
 
-/// Disks that are being read, by path.
+/// Paths of the disks that are being read.
 type Reading = Arc<Mutex<BTreeSet<String>>>;
 
-/// Searches of the disks of this machine, one after the other.
+/// Searches of this machine's disks, one at a time.
 pub(super) struct DiskSearch {
     root: Root,
     timeout: Duration,
@@ -83,12 +83,13 @@ impl DiskSearch {
     /// Path of the disk or partition that is this log device.
     ///
     /// # Errors
-    /// Disks that were not read, if it is none of the others.
+    /// Disks that were not read, if no other disk is the log device.
     pub(super) async fn find_log(&self, sought: Sought) -> Result<Option<String>, Silent> {
         let is_sought = move |superblock: &Superblock| {
             superblock.device == LOG_INDEX
                 && superblock.device_id() == sought.id
-                // A crash may leave it one update behind; an old copy is no way out.
+                // After a crash, the log device may be one update behind. An older copy cannot
+                // replace it.
                 && superblock.update + 1 >= sought.update
         };
         let visit = move |path: &str, superblocks: &[Superblock]| {
@@ -97,10 +98,10 @@ impl DiskSearch {
         self.search(self.timeout, BTreeSet::new(), visit).await
     }
 
-    /// A disk other than `own` that is a device of this pool, too, and is not older.
+    /// A disk outside of `own` that is also a device of this pool, and not older.
     ///
     /// # Errors
-    /// Disks that were not read, if none of the others is one.
+    /// Disks that were not read, if no other disk is a copy.
     pub(super) async fn find_copy(
         &self,
         pool: ExaminedPool,
@@ -151,7 +152,7 @@ fn silent(disks: &[String]) -> Silent {
     Silent(named.join(", ") + &others)
 }
 
-/// Visits disks until one is what the search is for.
+/// Reads disks until `visit` finds the sought one.
 fn scan<T>(
     root: &Root,
     skipped: &BTreeSet<String>,
@@ -182,7 +183,7 @@ fn scan<T>(
     }
 }
 
-/// Whole copies of the superblock of a disk, and the failure to read others.
+/// Whole superblock copies of a disk, and the error of an unreadable one.
 fn superblocks(path: &Path) -> (Vec<Superblock>, Option<io::Error>) {
     let mut failure = None;
     let mut note =
@@ -203,11 +204,12 @@ fn superblocks(path: &Path) -> (Vec<Superblock>, Option<io::Error>) {
     (found, failure)
 }
 
-/// Whether there is no disk for this service, no medium in it, or one too small for a superblock.
-/// After other failures, a superblock may be there.
+/// True if this service cannot have the disk, it has no medium, or it is too small for a
+/// superblock. After other errors, the disk may still have a superblock.
 ///
-/// EPERM is the answer for a disk that the unit's `DeviceAllow` or a container excludes, such as
-/// the system's: counted as unread, it would keep every pool closed whose log device is lost.
+/// EPERM is the error for a disk that `DeviceAllow` of the unit or a container excludes, such as
+/// the system disk. Counted as unread, this disk would keep every pool closed whose log device is
+/// lost.
 fn is_absent(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw_os_error);
     error.kind() == io::ErrorKind::UnexpectedEof
@@ -243,7 +245,7 @@ mod tests {
             let (disk, log) = (named("disk"), named("log"));
             let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
             let made = Pool::create_with_log(vec![disk.clone()], Some(log.clone()), &options).await;
-            // The creation of a volume is in the tail.
+            // The volume exists only in the tail.
             let size = VolumeOptions { size_bytes: 1 << 20, ..VolumeOptions::default() };
             drop(made.unwrap().create_volume("db", &size).await.unwrap());
             let Err(PoolError::LogDeviceMissing { id, update, .. }) =
@@ -262,7 +264,7 @@ mod tests {
             let of_log = content(&log).await;
             put("sda", &content(&disk).await);
             put("sdb", b"short");
-            // A card reader, or an extended partition.
+            // An empty card reader, or an extended partition.
             put("sdc", b"");
             put("nvme0n1", &vec![0; 1 << 20]);
             for name in ["nbd0", "drbd0", "rbd0p1"] {
@@ -341,7 +343,7 @@ mod tests {
             std::fs::write(file("sdb"), &new.0).unwrap();
             assert_eq!(find(&old.1).await, Some("/dev/sdb".to_owned()), "newer");
             assert_eq!(find(&new.1).await, Some("/dev/sdb".to_owned()));
-            // The same disk, below a multipath device or on another path.
+            // The same disk, under a multipath device or on another path.
             let wwid = |name: &str, text: &str| {
                 let file = root.locate(&format!("/sys/class/block/{name}/wwid"));
                 std::fs::write(file, text).unwrap();
@@ -370,7 +372,7 @@ mod tests {
             std::fs::write(root.locate(&format!("/sys/class/block/{name}")), "").unwrap();
             root.locate(&format!("/dev/{name}"))
         };
-        // A pipe without a writer hangs.
+        // Opening a pipe without a writer hangs.
         let hung = put("sda");
         let made = std::process::Command::new("mkfifo").arg(&hung).status().unwrap();
         assert!(made.success());
@@ -384,10 +386,10 @@ mod tests {
                 assert_eq!(refused, Silent("/dev/sda: no answer".to_owned()));
             }
             assert_eq!(search.reading.lock().len(), 1);
-            // Each thread has a reference.
+            // Each thread holds a reference.
             let threads = || Arc::strong_count(&search.reading) - 1;
             assert_eq!(threads(), 1);
-            // It answers.
+            // The disk answers.
             drop(File::options().write(true).open(&hung).unwrap());
             while threads() > 0 {
                 time::sleep(Duration::from_millis(1)).await;

@@ -1,14 +1,14 @@
-//! Fullness of a pool: thresholds at which the operator is warned.
+//! Fullness of a pool: thresholds for warnings to the operator.
 
 use flagstone_pool::PoolStatus;
 use flagstone_units::display::size;
 
 use super::{PoolState, Pools};
 
-/// Percentages of the capacity, in use or reserved, from which on a pool is the next fuller.
+/// Thresholds in percent of the capacity, in use or reserved.
 const THRESHOLDS: [u64; 4] = [80, 90, 95, 100];
 
-/// The highest threshold that a pool has reached, in percent; 0 below all of them.
+/// Highest threshold that a pool has reached, in percent; 0 below all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fullness(pub(crate) u64);
 
@@ -28,7 +28,7 @@ impl Fullness {
 }
 
 impl Pools {
-    /// Logs each pool that has reached another threshold since the last look.
+    /// Logs each pool whose threshold has changed since the last call.
     pub(super) fn watch(&self) {
         for (name, slot) in self.slots.borrow_mut().iter_mut() {
             let PoolState::Open(pool) = &slot.state else { continue };

@@ -1,10 +1,10 @@
-//! Import: takes over a pool that exists on some devices, from another machine or with other paths.
+//! Import: takes over an existing pool, from another machine or under other paths.
 //!
-//! The state directory records how recent a pool was, and another disk of the machine may be a
-//! newer copy. Importing devices that lack what either has is an order that loses data.
+//! The state directory records the last update of a pool, and another disk of this machine may be a
+//! newer copy. An import of devices that are older than either is an order that loses data.
 //!
-//! Invariant: the opening has no lock of orders, so that devices that hang hold up neither an order
-//! on the pool nor its return. An order on the pool gives it up.
+//! Invariant: opening the devices holds no order lock, so hung devices block neither orders on the
+//! pool nor its return. An order on the pool cancels the opening.
 
 use std::rc::Rc;
 
@@ -27,14 +27,14 @@ pub(crate) enum AcceptedLoss {
     /// None.
     #[default]
     None,
-    /// The one that was shown. Devices may be exchanged between the question and its answer.
+    /// Only the loss that was shown: devices may be exchanged between the question and its answer.
     Shown(String),
-    /// Each, without a question.
+    /// Any loss, without a question.
     Any,
 }
 
 impl AcceptedLoss {
-    /// From the members of an order.
+    /// Accepted loss from the members of an order.
     pub(crate) fn new(accepts: bool, shown: Option<String>) -> AcceptedLoss {
         match (accepts, shown) {
             (false, _) => AcceptedLoss::None,
@@ -43,10 +43,10 @@ impl AcceptedLoss {
         }
     }
 
-    /// Checks the loss that an order would bring about now.
+    /// Checks the loss that an order would cause now.
     ///
     /// # Errors
-    /// Why it is not accepted.
+    /// The reason why it is not accepted.
     fn check(&self, loss: &str) -> Result<(), String> {
         match self {
             AcceptedLoss::Any => Ok(()),
@@ -61,8 +61,8 @@ impl AcceptedLoss {
     }
 }
 
-/// What is lost by opening `found` as the pool `name`. The text names all that is compared, because
-/// an operator accepts it as it is.
+/// Data that is lost if `found` is opened as the pool `name`. The text names everything that is
+/// compared, because an operator accepts exactly this text.
 fn loss(
     name: &str,
     found: PoolIdentity,
@@ -109,7 +109,7 @@ impl Server {
             return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
         }
         let identity = examined.identity;
-        // Disks that were not read are no reason to ask.
+        // Disks that could not be read need no consent.
         let copy = self.pools.search.find_copy(examined, devices).await.unwrap_or_default();
         let loss = loss(name, identity, self.pools.registry.identity(name), copy);
         if *dry_run {
@@ -122,7 +122,7 @@ impl Server {
         let (server, own) = (self.clone(), name.clone());
         let task = spawn(async move {
             let name = order.name.clone();
-            // What was shown, or newer: devices may be replaced until they answer.
+            // Accept only the examined state or a newer one: a device may be exchanged in between.
             let consent = OperatorConsent { devices: Some(identity), ..OperatorConsent::default() };
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
@@ -133,7 +133,7 @@ impl Server {
                 Err(problem) => tracing::error!("pool {name} is not imported: {}", problem.detail),
             }
             sender.send(ended);
-            // The task ends with it.
+            // Removing the opening ends this task.
             server.pools.end_opening(&name, false);
         });
         let name = own;
@@ -154,7 +154,8 @@ impl Server {
         }
     }
 
-    /// Checks an import against the pools of the server. The outcome, if the pool is open.
+    /// Checks an import against the pools of the server. Returns the outcome if the pool is already
+    /// open.
     fn check_importable(&self, order: &MakePool) -> Result<Option<Outcome>, Problem> {
         let MakePool { name, devices, log, .. } = order;
         self.check_unused(name, devices)?;
@@ -172,8 +173,7 @@ impl Server {
         }
     }
 
-    /// Records what an import has opened, and serves its volumes. The caller has the lock of the
-    /// pool.
+    /// Records an opened import, and serves its volumes. The caller has the lock of the pool.
     async fn end_import(
         self: &Rc<Self>,
         order: MakePool,
@@ -182,7 +182,7 @@ impl Server {
     ) -> Result<Outcome, Problem> {
         let MakePool { name, devices, log, .. } = &order;
         let set = DeviceSet::from(devices.clone());
-        // The pool may have come back meanwhile, and another may have got a device.
+        // The pool may have come back meanwhile, or another pool may have got one of the devices.
         let outcome = self.check_importable(&order);
         if !matches!(outcome, Ok(None)) {
             if let Ok(pool) = opened {
@@ -190,7 +190,7 @@ impl Server {
             }
             return outcome.map(Option::unwrap_or_default);
         }
-        // Paths and identity together: with the former identity, an older pool would be refused.
+        // Record paths and identity together: the former identity could refuse an older pool.
         let seen = opened.as_ref().map_or(identity, Pool::identity);
         let new =
             PoolEntry { last_seen: Some(seen.into()), ..PoolEntry::new(name, &set, log.clone()) };
@@ -203,7 +203,7 @@ impl Server {
             Err(error) => {
                 let refused = Problem::conflict(error.reason.clone());
                 if matches!(error.cause, Some(ClosedCause::Full { .. })) {
-                    // It has to be known to be grown.
+                    // A pool that is too full to open must be recorded, so that it can be grown.
                     self.pools.registry.change(name, import).await?;
                     self.pools.insert(name, PoolSlot::closed(set, error));
                 }
@@ -228,7 +228,7 @@ impl Server {
     }
 }
 
-/// Closes a pool that is not served. Its devices may hang, and nothing waits for them.
+/// Closes a pool that is not served, without waiting for its devices, which may hang.
 fn close_unused(pool: Pool) {
     spawn_detached(async move {
         let _ = pool.close().await;

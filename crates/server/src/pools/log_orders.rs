@@ -1,4 +1,4 @@
-//! Orders on the log device of a pool: another one or none, and giving up a lost tail.
+//! Orders on the log device of a pool: replacement, removal, and giving up a lost tail.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::serve::Server;
 /// `pool set-log`.
 pub(crate) struct SetLog {
     pub(crate) name: String,
-    /// None for no log device.
+    /// Path of the log device; `None` to remove it.
     pub(crate) log: Option<String>,
     /// See [`super::MakePool`].
     pub(crate) accept_ephemeral: bool,
@@ -27,7 +27,7 @@ pub(crate) struct SetLog {
     pub(crate) dry_run: bool,
 }
 
-/// What may be lost with a log device, if it loses its content when its machine stops.
+/// Data that may be lost with an ephemeral log device, whose content a stop of the machine erases.
 pub(super) async fn ephemeral_loss(log: &str) -> Result<Option<String>, Problem> {
     let path = PathBuf::from(log);
     let look = move || volatile_model(&Root::new("/"), &path);
@@ -53,7 +53,7 @@ pub(super) fn check_consent(loss: Option<String>, accepted: bool) -> Result<(), 
 }
 
 impl Server {
-    /// Gives a pool another log device, or none. Its volumes are out of service meanwhile.
+    /// Replaces or removes the log device of a pool. Its volumes are out of service meanwhile.
     pub(crate) async fn set_log(self: &Rc<Self>, order: SetLog) -> Result<Outcome, Problem> {
         let permit = self.pools.order(&order.name).await?;
         let SetLog { name, log, accept_ephemeral, destroy_data, force, dry_run } = &order;
@@ -61,7 +61,7 @@ impl Server {
         let pool = self.pools.open_pool(name)?;
         let former = self.pools.log_path(name);
         let status = pool.status().log;
-        // A log device that is missing is not the one that has its name.
+        // A device under the path of a missing log device is another device.
         let is_in_use = status.as_ref().map(|log| log.name.as_ref()) == log.as_ref().map(Some);
         if former == *log && is_in_use {
             let has =
@@ -73,7 +73,7 @@ impl Server {
                 "{device} is to be destroyed, but is not the new log device"
             )));
         }
-        // Errors do not matter: what was written out is enough.
+        // Ignore errors: closing the pool only needs a log device that answers.
         if time::timeout(OPEN_TIMEOUT, pool.ask_log_device()).await.is_err() {
             return Err(Problem::conflict(format!(
                 "the log device of pool {name} does not answer, or takes no writes, and has what was \
@@ -119,7 +119,7 @@ impl Server {
         let overwrite = !destroy_data.is_empty();
         let work = async move || {
             let set = pool.set_log_device(opened.pop(), overwrite).await;
-            // Closes the devices, which are locked.
+            // Closes the devices, and so unlocks them.
             drop(pool);
             set.map_err(|error| Problem::conflict(error.to_string()))?;
             let change = |entry: &mut Option<PoolEntry>| {
@@ -134,8 +134,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Gives up what only a lost log device had: opens the pool, and serves its volumes, as they
-    /// are.
+    /// Gives up the tail of a lost log device: opens the pool, and serves its volumes without the
+    /// lost changes.
     pub(crate) async fn give_up_tail(
         self: &Rc<Self>,
         name: &str,

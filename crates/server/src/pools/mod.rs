@@ -1,12 +1,11 @@
-//! Pools: opened at the start from the state directory, and their volumes, which are made at run
-//! time.
+//! Pools: opened at the start from the state directory, with volumes that are created at run time.
 //!
 //! Invariants:
 //! - one order at a time changes a pool and its volumes ([`order_locks`]);
-//! - a pool is in the state file before its devices are written, so that a crash loses none. A pool
-//!   whose devices were not written yet is closed, and creating it again completes the order;
-//! - a pool that cannot be opened is retried, and keeps nothing else from being served. Neither
-//!   does a volume whose settings cannot be used.
+//! - a pool is recorded in the state file before its devices are written, so that a crash loses no
+//!   pool. A pool with unwritten devices is closed, and repeating its creation completes the order;
+//! - a pool that cannot be opened is retried, and blocks nothing else. Neither does a volume with
+//!   unusable settings.
 
 mod device_orders;
 mod disk_search;
@@ -78,25 +77,25 @@ pub(crate) struct Pools {
     openings: opening::Openings,
     imports: opening::Openings,
     attempts: opening::Attempts,
-    /// Volumes that are being received, by name.
+    /// Streams in progress, by name of the volume.
     receivers: RefCell<BTreeMap<String, Receiver>>,
     search: DiskSearch,
-    /// Log devices that are being opened, by path.
+    /// Paths of the log devices that are being opened.
     asked: Rc<RefCell<BTreeSet<String>>>,
-    /// Volumes out of service whose commands have not ended.
+    /// Volumes out of service with commands in progress.
     draining: retire::DrainingVolumes,
     locks: order_locks::OrderLocks,
-    /// Number of the next volume made at run time.
+    /// Number for the next volume that is created at run time.
     next_number: Cell<usize>,
 }
 
 /// A pool in the state file.
 #[derive(Clone)]
 pub(crate) struct PoolSlot {
-    /// Paths of its devices.
+    /// Paths of the devices.
     pub(crate) set: DeviceSet<String>,
     pub(crate) state: PoolState,
-    /// Volumes that are not served, and why.
+    /// Volumes that are not served, with the reasons.
     pub(crate) unserved: BTreeMap<String, String>,
     pub(crate) fullness: Fullness,
 }
@@ -104,36 +103,36 @@ pub(crate) struct PoolSlot {
 #[derive(Clone)]
 pub(crate) enum PoolState {
     Open(Pool),
-    /// An order closes it and opens it again.
+    /// An order closes the pool and opens it again.
     Changing {
-        /// What is being done.
+        /// Running change, for messages.
         what: &'static str,
     },
     Closed {
-        /// Failure of the last attempt to open it.
+        /// Failure of the last attempt to open the pool.
         reason: String,
         cause: ClosedCause,
     },
 }
 
-/// Why a pool is closed, as far as the way out depends on it.
+/// Cause of a closed pool, as far as the operator's next step depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ClosedCause {
-    /// Its devices are not part of a pool: the creation did not complete.
+    /// The devices are not a pool: its creation did not complete.
     Absent,
-    /// It has no room for an opening.
+    /// The pool is too full to be opened.
     Full {
-        /// Paths of the devices that are the pool.
+        /// Paths of the pool's devices.
         devices: Vec<String>,
-        /// How the attempt to open it treated the log device.
+        /// Use of the log device in the failed attempt.
         log: LogDecision,
     },
-    /// Any other.
+    /// Any other cause.
     Refused,
 }
 
 impl ClosedCause {
-    /// What the operator agreed to before the last attempt.
+    /// Consent of the operator at the last attempt.
     fn consent(&self) -> OperatorConsent {
         match self {
             ClosedCause::Full { log, .. } => log.consent(),
@@ -160,15 +159,15 @@ impl PoolSlot {
     }
 }
 
-/// Why a pool is not open.
+/// Error of an attempt to open a pool.
 struct OpenPoolError {
     reason: String,
-    /// `None`: its devices could not be examined, so an earlier cause remains.
+    /// `None` if the devices could not be examined: an earlier cause remains.
     cause: Option<ClosedCause>,
 }
 
 impl OpenPoolError {
-    /// Its devices were examined: they are a pool, which cannot be opened for this reason.
+    /// Error of devices that are a pool, but one that cannot be opened.
     fn refused(reason: String) -> OpenPoolError {
         OpenPoolError { reason, cause: Some(ClosedCause::Refused) }
     }
@@ -181,8 +180,8 @@ impl From<String> for OpenPoolError {
 }
 
 impl Pools {
-    /// Locks the state directory of the configuration, or of the service manager, and reads it.
-    /// `first_number` is the number of the first volume made at run time.
+    /// Locks and reads the state directory of the configuration, or of the service manager.
+    /// `first_number` is the number of the first volume that is created at run time.
     pub(crate) async fn read(configured: Option<PathBuf>, first_number: usize) -> Pools {
         let inherited = || std::env::var_os("STATE_DIRECTORY").filter(|path| !path.is_empty());
         let path = configured.or_else(|| inherited().map(PathBuf::from));
@@ -228,7 +227,7 @@ impl Pools {
     /// An open pool.
     ///
     /// # Errors
-    /// 404, or 409 with the reason why it is closed.
+    /// 404, or 409 with the reason if the pool is closed.
     fn open_pool(&self, name: &str) -> Result<Pool, Problem> {
         match self.slot(name)?.state {
             PoolState::Open(pool) => Ok(pool),
@@ -241,12 +240,12 @@ impl Pools {
         }
     }
 
-    /// The state directory, if there is a usable one.
+    /// Path of the state directory, if it is usable.
     pub(crate) fn directory(&self) -> Option<&Path> {
         self.registry.path()
     }
 
-    /// The directory that an order writes to.
+    /// State directory for an order that writes to it.
     fn writable(&self) -> Result<&StateDirectory, Problem> {
         self.registry.writable()
     }
@@ -260,7 +259,7 @@ impl Pools {
         self.registry.change(name, change).await
     }
 
-    /// Records other devices of a pool.
+    /// Records a changed device set of a pool.
     async fn set_devices(&self, name: &str, set: DeviceSet<String>) -> Result<(), Problem> {
         self.record_devices(name, &set).await?;
         if let Some(slot) = self.slots.borrow_mut().get_mut(name) {
@@ -269,7 +268,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives an open pool the memory for its map that was ordered.
+    /// Sets the recorded size of the map cache on an open pool.
     fn apply_map_cache(&self, name: &str, pool: &Pool) {
         let bytes = self.registry.entry(name).and_then(|entry| entry.map_cache_bytes);
         if let Some(Err(error)) = bytes.map(|bytes| pool.set_map_cache(bytes)) {
@@ -282,7 +281,7 @@ impl Pools {
         self.registry.entry(name)?.log
     }
 
-    /// Records how recent the open pools are.
+    /// Records the identities of all open pools.
     async fn remember_all(&self) {
         for name in self.slots().into_keys() {
             // An order may have replaced the pool meanwhile.
@@ -302,12 +301,12 @@ impl Pools {
         self.next_number.replace(self.next_number.get() + 1)
     }
 
-    /// Frames of streams into this pool are no longer expected: receivers hold its devices.
+    /// Drops the receivers of a pool, which hold its devices.
     fn end_receivers(&self, pool: &Pool) {
         self.receivers.borrow_mut().retain(|name, _| pool.volume(name).is_none());
     }
 
-    /// Checkpoints and closes every pool, at shutdown, all at once: one may hang.
+    /// Checkpoints and closes all pools at shutdown, concurrently, because one may hang.
     pub(crate) async fn close(&self) {
         self.openings.borrow_mut().clear();
         self.imports.borrow_mut().clear();
@@ -332,13 +331,13 @@ impl Pools {
     }
 }
 
-/// 500: a device, the pool or the system failed.
+/// Problem with status 500: a device, the pool or the system failed.
 fn failed(why: impl Into<String>) -> Problem {
     Problem::new(500, "failed", "A device or the peer failed", why)
 }
 
-/// Opens a file as [`open_device`] does, in the thread of its path: on a file system that hangs,
-/// that waits. Problems are left to the opening.
+/// Opens a file like [`open_device`], but in the thread of its path, because this blocks on a hung
+/// file system. Errors are left to the opening.
 async fn ask_file(path: &str) {
     let own = path.to_owned();
     let asked = path_threads::in_thread("open", path, move || {
@@ -347,7 +346,7 @@ async fn ask_file(path: &str) {
         let file = std::fs::File::options().read(true).write(is_file).open(&path)?;
         if is_file {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            // Beyond the end, where no data can be lost.
+            // Punch a hole beyond the end, where there is no data.
             let end = file.metadata()?.len().next_multiple_of(1 << 16);
             fallocate(&file, mode, end, 1 << 16)?;
         }
@@ -369,7 +368,8 @@ async fn open_devices(paths: &[String]) -> Result<Vec<NamedDevice>, String> {
 }
 
 impl Server {
-    /// Opens a closed pool, and logs a new reason for a failure. The caller has the order.
+    /// Opens a closed pool, and logs a failure with a new reason. The caller has the lock of the
+    /// pool.
     async fn try_open(
         self: &Rc<Self>,
         name: &str,
@@ -420,7 +420,7 @@ impl Server {
         }
     }
 
-    /// The devices that a pool has, recorded if others were.
+    /// Devices of the opened pool; recorded if they differ from the record.
     async fn adjust_devices(
         &self,
         name: &str,
@@ -442,10 +442,10 @@ impl Server {
         set
     }
 
-    /// Retries closed pools and watches how full the open ones are, for as long as the server runs.
+    /// Retries closed pools, and watches the fullness of open ones, while the server runs.
     pub(crate) async fn keep_pools(self: Rc<Self>) {
         let mut recorded = time::now();
-        // The state directory may hang.
+        // Recording runs in a task, because the state directory may hang.
         let mut recording: Option<JoinHandle<()>> = None;
         loop {
             time::sleep(POOL_PAUSE).await;
@@ -477,10 +477,10 @@ impl Server {
         }
     }
 
-    /// Serves a volume as its settings say.
+    /// Serves a volume according to its settings.
     ///
     /// # Errors
-    /// Why it cannot be served.
+    /// The reason why it cannot be served.
     fn serve_pool_volume(&self, name: &str, pool: &Pool, info: &VolumeInfo) -> Result<(), String> {
         self.pools.state_of(info).check(&info.name, VolumeOrder::Serve)?;
         let settings = settings::from_properties(&info.properties)?;
@@ -499,7 +499,7 @@ impl Server {
         Ok(())
     }
 
-    /// Checks that hosts need a key, where the configuration requires that.
+    /// Checks that hosts need a key, if the configuration requires keys.
     fn check_access(&self, subsystem: &Subsystem) -> Result<(), String> {
         match self.config.forbids_open(subsystem) {
             None => Ok(()),
@@ -511,7 +511,7 @@ impl Server {
         }
     }
 
-    /// Checks that no other volume has the name, NQN, export or UUID; `own` is the volume itself.
+    /// Checks that no other volume has this name, NQN, export or UUID; `own` is the volume itself.
     fn check_names(
         &self,
         volume: &Volume,
@@ -563,8 +563,8 @@ impl Server {
         Ok(())
     }
 
-    /// The layers of a volume over its device. A rate limit is always among them, so that it can be
-    /// set at run time.
+    /// Layers of a volume over its device. They always include a rate limit, so that one can be set
+    /// at run time.
     fn stack_on_pool(
         &self,
         volume: &Volume,
@@ -591,7 +591,7 @@ impl Server {
         Ok((device, layers, limiter))
     }
 
-    /// The own limit of a volume, live.
+    /// Sets the limit of a volume while it is served.
     fn set_limit(volume: &Volume, limiter: &Limiter) -> Result<(), String> {
         let own = volume.layers.iter().find_map(|layer| match layer {
             Layer::Limit(limit) => Some(limit.numbers),

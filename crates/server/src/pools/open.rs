@@ -1,4 +1,5 @@
-//! Opening of one pool: its devices, and its log device, which may be late, elsewhere or hung.
+//! Opening of one pool: its devices, and its log device, which may be missing, under another path,
+//! or hung.
 
 use std::path::Path;
 
@@ -14,14 +15,13 @@ use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
 use crate::limits::OPEN_TIMEOUT;
 
-/// Reads which pool some devices are.
+/// Identifies the pool on some devices.
 pub(super) async fn examine(paths: &[String]) -> Result<ExaminedPool, String> {
     let devices = open_devices(paths).await?;
     Pool::examine(&devices).await.map_err(|error| error.to_string())
 }
 
-/// Opens a log device and reads from it, so that one that hangs is found before a pool waits for
-/// it.
+/// Opens a log device and reads from it, so that a hung one is detected before a pool waits for it.
 async fn ask(path: &str) -> Result<NamedDevice, String> {
     let mut opened = open_devices(&[path.to_owned()]).await?;
     let named = opened.pop().ok_or("it was not opened")?;
@@ -30,33 +30,33 @@ async fn ask(path: &str) -> Result<NamedDevice, String> {
     read.map(|_| named).map_err(|error| format!("{path}: {error}"))
 }
 
-/// Whether two paths lead to the same file.
+/// True if two paths lead to the same file.
 fn is_same(one: &str, other: &str) -> bool {
     let real = |path: &str| Path::new(path).canonicalize().ok();
     one == other || real(one).is_some_and(|one| Some(one) == real(other))
 }
 
-/// What an operator agrees to at an opening.
+/// Consent of an operator to losses at an opening.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OperatorConsent {
-    /// Writes that only the log device had are given up.
+    /// Gives up writes that only the log device had.
     pub(super) lost_tail: bool,
-    /// The devices may be an older copy than was recorded, or another pool of its name: the one
-    /// that the operator was shown, or a newer state of it.
+    /// Identity that the operator accepted: allows an older copy than recorded, or another pool of
+    /// this name, with this update or a later one.
     pub(super) devices: Option<PoolIdentity>,
 }
 
-/// How an attempt to open a pool treats its log device.
+/// Use of the log device in an attempt to open a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogDecision {
-    /// The device with the recorded path is it, or has taken its place.
+    /// Used the device with the recorded path.
     Named(LostTail),
-    /// No log device was opened: it is elsewhere, or does not answer.
+    /// Opened no log device: it was not found, or does not answer.
     Without(LostTail),
 }
 
 impl LogDecision {
-    /// What the operator agreed to: it holds until the pool is open.
+    /// Consent of the operator, which holds until the pool is open.
     pub(super) fn consent(self) -> OperatorConsent {
         let (LogDecision::Named(tail) | LogDecision::Without(tail)) = self;
         let lost_tail = tail == LostTail::GiveUp;
@@ -64,21 +64,21 @@ impl LogDecision {
     }
 }
 
-/// The order that opens what is there.
+/// Command line of the order that opens the present devices.
 fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
     let log = log.map_or(String::new(), |log| format!(" --log-device {log}"));
     format!("flagstone pool import {name} {}{log}", paths.join(" "))
 }
 
-/// What a refusal depends on besides the error.
+/// Context of a refusal, besides the error.
 struct RefusedOpening<'a> {
-    /// The state directory has an identity of the pool.
+    /// True if the state directory has an identity of the pool.
     was_open: bool,
-    /// The devices had to be that pool.
+    /// True if the devices had to have this identity.
     is_expected: bool,
     /// Problem of the log device.
     log: Option<&'a str>,
-    /// The order that opens what is there.
+    /// Command line of the order that opens the present devices.
     import: String,
 }
 
@@ -106,8 +106,7 @@ impl RefusedOpening<'_> {
 }
 
 impl Pools {
-    /// Opens a log device, if it answers. One that does not is asked by one task, however often it
-    /// is opened.
+    /// Opens a log device with a time limit. At most one task waits for a hung device.
     async fn open_log(&self, path: &str) -> Result<NamedDevice, String> {
         let opened = async {
             while !self.asked.borrow_mut().insert(path.to_owned()) {
@@ -125,7 +124,7 @@ impl Pools {
         opened.unwrap_or_else(|_| Err(format!("{path} does not answer")))
     }
 
-    /// Opens the pool `name`, whose devices these are.
+    /// Opens the pool `name` on these devices.
     pub(super) async fn open(
         &self,
         name: &str,
@@ -140,7 +139,7 @@ impl Pools {
         }
         let identity = consent.devices.or(recorded);
         let expected = Expected { name: Some(name.to_owned()), identity };
-        // The pool decides what the absence of its log device means.
+        // The pool decides about a missing log device.
         let (mut log_device, mut why) = (None, None);
         if let Some(path) = log {
             match self.open_log(path).await {
@@ -181,7 +180,7 @@ impl Pools {
                     }
                 };
                 if let Some(found) = found {
-                    // If it is the one that was named, the pool has judged it.
+                    // The pool already examined the device under the recorded path.
                     let is_named = log.is_some_and(|path| is_same(path, &found));
                     match (is_named, why.clone()) {
                         (true, None) => {}
@@ -197,8 +196,8 @@ impl Pools {
                     }
                 }
                 if is_blank && let Some(path) = log {
-                    // Its beginning is blank, but it may be in use by something else. The guard
-                    // needs it closed.
+                    // The device begins with zeroes, but may be in use by something else. The check
+                    // for that needs it closed.
                     log_device = None;
                     match check_device(path, false).await {
                         Ok(()) => log_device = self.open_log(path).await.ok(),
@@ -227,10 +226,10 @@ impl Pools {
         Ok(pool)
     }
 
-    /// The devices of a closed pool, and the options of the attempt that found it too full.
+    /// Devices of a closed pool, and the options of the attempt that found it too full.
     ///
     /// # Errors
-    /// Of a device.
+    /// Errors of a device.
     pub(super) async fn closed_pool(
         &self,
         name: &str,
@@ -251,14 +250,14 @@ impl Pools {
         Ok((devices, OpenOptions { log, tail, expected }))
     }
 
-    /// Checks that no other disk is a device of the pool, too, unless it is an older copy.
+    /// Checks that no other disk is a copy of a device of the pool, unless the copy is older.
     async fn check_copies(
         &self,
         name: &str,
         devices: &[NamedDevice],
         paths: &[String],
     ) -> Result<(), OpenPoolError> {
-        // What is wrong with the devices is found when they are opened.
+        // The opening reports errors of the devices.
         let Ok(pool) = Pool::examine(devices).await else { return Ok(()) };
         let update = pool.identity.update;
         let found = self.search.find_copy(pool, paths).await;
@@ -284,8 +283,8 @@ impl Pools {
         }
     }
 
-    /// Opens the pool `name` on the devices that the state directory has, with or without devices
-    /// that an order was adding or removing.
+    /// Opens the pool `name` on its recorded devices, with or without devices that an order was
+    /// adding or removing.
     pub(super) async fn open_recorded(
         &self,
         name: &str,
@@ -296,8 +295,8 @@ impl Pools {
         let mut first: Option<OpenPoolError> = None;
         let alternatives = set.alternatives();
         for (index, paths) in alternatives.iter().enumerate() {
-            // The device that is added or removed may hang. If the pool needs it, the others are
-            // refused.
+            // The device that is added or removed may hang. If the pool needs it, the set without
+            // it is refused.
             let answers = index + 1 == alternatives.len()
                 || time::timeout(OPEN_TIMEOUT, examine(paths)).await.is_ok();
             if !answers {
@@ -332,8 +331,7 @@ mod tests {
             std::fs::create_dir_all(scratch.path().join(directory)).unwrap();
         }
         std::fs::write(file("sys/class/block/sdz"), "").unwrap();
-        // Names were shuffled: `sdz` is the log device, and a disk that was never used has its
-        // path.
+        // Names of disks changed: `sdz` is the log device, and an unused disk has its former path.
         let paths = ["disk", "dev/sdz", "blank"].map(file);
         for path in &paths {
             std::fs::File::create(path).unwrap().set_len(64 << 20).unwrap();
@@ -360,7 +358,7 @@ mod tests {
             let pool = pools.open("fast", &devices, Some(&log), OperatorConsent::default()).await;
             let pool = pool.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, Some(log));
-            // The creation of a volume is in the tail.
+            // The volume exists only in the tail.
             let size = VolumeOptions { size_bytes: 1 << 20, ..VolumeOptions::default() };
             drop(pool.create_volume("db", &size).await.unwrap());
             drop(pool);
@@ -372,7 +370,7 @@ mod tests {
         .unwrap();
     }
 
-    /// Devices are replaced between the look at them and their opening.
+    /// Devices are exchanged between their examination and their opening.
     #[test]
     fn import_opens_only_what_was_examined() {
         let scratch = tempfile::tempdir().unwrap();

@@ -1,8 +1,7 @@
-//! Opening of pools: at the start, and again while one cannot be opened.
+//! Opening of pools: at the start, and repeated for closed pools.
 //!
-//! Each pool is opened in a task of its own, without the lock of orders on it until its devices
-//! have answered: a device that hangs keeps no other pool from being opened, and no order from
-//! being done.
+//! A task per pool opens it. The task has no order lock until the devices have answered, so a hung
+//! device blocks neither other pools nor orders.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,29 +17,30 @@ use crate::connections::DRAIN_PERIOD;
 use crate::limits::{OPEN_TIMEOUT, POOL_PAUSE, SEARCH_PAUSE_MAX};
 use crate::serve::Server;
 
-/// Pools that are being opened or imported, by name.
+/// Tasks that open or import pools, by name.
 pub(super) type Openings = RefCell<BTreeMap<String, AbortOnDrop<()>>>;
 
-/// Reason of a pool whose devices have not answered yet.
+/// Reason of a closed pool whose devices have not answered yet.
 pub(super) const OPENING: &str = "it is being opened: its devices have not answered yet";
 
-/// Attempts to open pools that are complete and stay closed, by name. Each reads all disks of the
-/// machine, which keeps them from standby, so they become rare.
+/// Attempts to open pools that are complete and stay closed, by name. Each attempt reads all disks
+/// of the machine, which keeps them from standby, so attempts become rare.
 #[derive(Default)]
 pub(super) struct Attempts(RefCell<BTreeMap<String, Attempt>>);
 
 struct Attempt {
     at: Instant,
-    /// Until the next one.
+    /// Pause before the next attempt.
     pause: Duration,
-    /// Those after it.
+    /// Pauses after that one.
     pauses: Backoff,
-    /// Disks that were not read, and why.
+    /// Disks that were not read, with the reasons.
     unread: Option<String>,
 }
 
 impl Attempts {
-    /// Notes a search for copies, and the disks that it did not read. Whether these are news.
+    /// Records a search for copies, and the disks that it did not read. True if these differ from
+    /// the last search.
     pub(super) fn note(&self, name: &str, unread: Option<&str>, now: Instant) -> bool {
         let mut attempts = self.0.borrow_mut();
         let last = attempts.get(name);
@@ -60,9 +60,8 @@ impl Attempts {
 }
 
 impl Pools {
-    /// Gives up an attempt to open the pool, before an order on it, and its import. After a dry run
-    /// the next attempt comes soon, and the import continues. Calls of a device that hangs keep its
-    /// lock.
+    /// Cancels an attempt to open or import the pool, before an order on it. After a dry run, the
+    /// next attempt comes soon, and an import continues. Hung calls keep their devices locked.
     pub(super) fn end_opening(&self, name: &str, dry_run: bool) {
         let opening = self.openings.borrow_mut().remove(name);
         let import = (!dry_run).then(|| self.imports.borrow_mut().remove(name));
@@ -74,7 +73,7 @@ impl Pools {
 }
 
 impl Server {
-    /// Opens the pools, and serves their volumes. Returns after some seconds if devices hang.
+    /// Opens the pools, and serves their volumes. Returns after some seconds even if devices hang.
     pub(crate) async fn open_pools(self: &Rc<Self>) {
         self.begin_openings();
         let opened = async {
@@ -89,7 +88,7 @@ impl Server {
         }
     }
 
-    /// Begins to open closed pools that are not being opened.
+    /// Starts opening closed pools that are not being opened.
     pub(super) fn begin_openings(self: &Rc<Self>) {
         for (name, slot) in self.pools.slots() {
             let PoolState::Closed { reason, cause } = slot.state else {
@@ -97,7 +96,7 @@ impl Server {
                 continue;
             };
             let is_begun = self.pools.openings.borrow().contains_key(&name);
-            // It may be an import that is about to open the devices. One that hangs has no lock.
+            // An import may be about to open the devices. It has no lock while devices hang.
             let has_order = self.pools.try_lock(&name).is_none();
             if is_begun || has_order || !self.pools.attempts.is_due(&name, time::now()) {
                 continue;
@@ -112,7 +111,7 @@ impl Server {
                 if now.is_ok_and(|slot| matches!(slot.state, PoolState::Closed { .. })) {
                     server.end_open(&own, slot.set, &reason, opened).await;
                 }
-                // The task ends with it.
+                // Removing the opening ends this task.
                 let opening = server.pools.openings.borrow_mut().remove(&own);
                 drop(opening);
             });

@@ -1,13 +1,13 @@
 //! Order locks: one order at a time on a pool, and on the name of a volume.
 //!
 //! The devices of a pool may hang during an order. Orders on other pools do not wait for it, and
-//! those on its own pool wait a limited time.
+//! orders on the same pool wait for a limited time.
 //!
 //! Invariants:
-//! - an order takes the names of its volumes first, then its pools, each in alphabetical order, so
-//!   no two orders wait for each other;
-//! - while an order has the name of a volume, no other order gives a pool a volume of this name, or
-//!   takes it away, but for orders that open or close a pool.
+//! - an order locks the names of its volumes first, then its pools, each in alphabetical order, so
+//!   orders cannot deadlock;
+//! - while an order has the lock of a volume name, no other order adds a volume of this name to a
+//!   pool, or removes one. Orders that open or close a pool are exempt.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use super::{PoolState, Pools};
 use crate::http::Problem;
 use crate::limits::ORDER_TIMEOUT;
 
-/// Locks by name. One that is not held or waited for is removed.
+/// Locks by name. A lock without holder and waiters is removed.
 #[derive(Default)]
 struct Locks(RefCell<BTreeMap<String, Rc<Semaphore>>>);
 
@@ -46,12 +46,12 @@ pub(super) struct VolumesPermit {
 }
 
 impl Pools {
-    /// Waits for the lock of a pool, for as long as it takes: for tasks without a client.
+    /// Waits for the lock of a pool without a time limit: for tasks without a client.
     pub(super) async fn lock(&self, pool: &str) -> Permit {
         self.locks.pools.get(pool).acquire(1).await
     }
 
-    /// The lock of a pool, unless an order has it.
+    /// Lock of a pool, if no order has it.
     pub(super) fn try_lock(&self, pool: &str) -> Option<Permit> {
         self.locks.pools.get(pool).try_acquire(1)
     }
@@ -59,7 +59,7 @@ impl Pools {
     /// Begins an order on a pool.
     ///
     /// # Errors
-    /// 409 while another order on it does not end.
+    /// 409 if another order on it takes too long.
     pub(super) async fn order(&self, pool: &str) -> Result<Permit, Problem> {
         self.check_unchanging(pool)?;
         let locked = time::timeout(ORDER_TIMEOUT, self.lock(pool)).await;
@@ -71,7 +71,7 @@ impl Pools {
     /// Begins an order on volumes, and on `pool` if it may get a volume.
     ///
     /// # Errors
-    /// 409 while another order on one of them does not end.
+    /// 409 if another order on one of them takes too long.
     pub(super) async fn order_on(
         &self,
         names: &[&str],

@@ -28,9 +28,9 @@ use crate::volume::ServedVolume;
 pub(crate) struct Outcome {
     pub(crate) changed: bool,
     pub(crate) outcome: String,
-    /// The data that is lost.
+    /// Data that the order loses.
     pub(crate) data_loss: Option<String>,
-    /// The next step for the operator.
+    /// Next step for the operator.
     pub(crate) next: Option<String>,
 }
 
@@ -58,11 +58,11 @@ pub(crate) struct MakePool {
     pub(crate) devices: Vec<String>,
     /// Log device.
     pub(crate) log: Option<String>,
-    /// The log device may be one that loses its content when its machine stops.
+    /// Accepts a log device that loses its content when its machine stops.
     pub(crate) accept_ephemeral: bool,
-    /// Devices whose data may be destroyed, exactly as named.
+    /// Devices whose data may be destroyed, by exact path.
     pub(crate) destroy_data: Vec<String>,
-    /// Of an import, which may open an older copy, or another pool of the name.
+    /// For an import, which may open an older copy, or another pool of the name.
     pub(crate) accepted_loss: AcceptedLoss,
     pub(crate) dry_run: bool,
 }
@@ -70,7 +70,7 @@ pub(crate) struct MakePool {
 /// `pool set`.
 pub(crate) struct SetPool {
     pub(crate) name: String,
-    /// Memory of the map cache.
+    /// Size of the map cache, in bytes.
     pub(crate) map_cache_bytes: u64,
     pub(crate) dry_run: bool,
 }
@@ -78,13 +78,13 @@ pub(crate) struct SetPool {
 /// `pool destroy` and `pool reopen`.
 pub(crate) struct DestroyPool {
     pub(crate) name: String,
-    /// Although hosts are attached, or the pool cannot be opened.
+    /// Proceeds although hosts are attached, or the pool cannot be opened.
     pub(crate) force: bool,
     pub(crate) dry_run: bool,
 }
 
 impl Server {
-    /// Creates a pool on empty devices, or on those whose data may be destroyed.
+    /// Creates a pool on devices that are empty, or whose data may be destroyed.
     pub(crate) async fn create_pool(&self, order: MakePool) -> Result<Outcome, Problem> {
         let _order = self.pools.order(&order.name).await?;
         let MakePool { name, devices, log, accept_ephemeral, destroy_data, dry_run, .. } = &order;
@@ -138,7 +138,7 @@ impl Server {
             return Ok(outcome);
         }
         log_orders::check_consent(ephemeral, *accept_ephemeral)?;
-        // First, so that a crash leaves no pool that the server does not know.
+        // Record the pool first, so that a crash leaves no pool that the server does not know.
         let set = DeviceSet::from(devices.clone());
         let new = PoolEntry::new(name, &set, log.clone());
         self.pools.registry.change(name, |entry| *entry = Some(new)).await?;
@@ -153,7 +153,7 @@ impl Server {
                 return Err(Problem::conflict(error.to_string()));
             }
             Err(_) => {
-                // As after a crash: what its devices still write is known.
+                // Close the pool as after a crash: its devices may still be writing.
                 let reason =
                     format!("its creation did not end: a device does not answer ({all_devices})");
                 let error =
@@ -170,7 +170,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Checks a pool that is to be created. The outcome, if it exists with these devices.
+    /// Checks a pool before its creation. Returns the outcome if it exists with these devices.
     fn check_new_pool(
         &self,
         name: &str,
@@ -191,7 +191,7 @@ impl Server {
                 let own = set.devices.join(" and ");
                 return Err(Problem::conflict(format!("pool {name} exists already, on {own}")));
             }
-            // The creation did not complete.
+            // An earlier creation did not complete.
             Some(PoolSlot {
                 state: PoolState::Closed { cause: ClosedCause::Absent, .. }, ..
             }) => {}
@@ -225,7 +225,7 @@ impl Server {
         Ok(())
     }
 
-    /// Changes the memory of a pool's map cache, at once and for later openings.
+    /// Changes the size of a pool's map cache, at once and for later openings.
     pub(crate) async fn set_pool(&self, order: SetPool) -> Result<Outcome, Problem> {
         let _order = self.pools.order(&order.name).await?;
         let SetPool { name, map_cache_bytes, dry_run } = order;
@@ -257,7 +257,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Closes a pool and opens it again: the way out after a device failed.
+    /// Closes a pool and opens it again, as after a failure of a device.
     pub(crate) async fn reopen_pool(
         self: &Rc<Self>,
         order: DestroyPool,
@@ -287,7 +287,7 @@ impl Server {
             self.retire(&volume).await.map_err(failed)?;
         }
         if let PoolState::Open(pool) = &slot.state {
-            // A disk that was restored meanwhile is an old copy.
+            // A disk that is restored meanwhile counts as an old copy.
             self.pools.registry.remember(name, || Some(pool.identity())).await;
         }
         self.pools.halt_scrub(name).await;
@@ -296,7 +296,7 @@ impl Server {
         }
         self.pools.removals.borrow_mut().remove(name);
         let PoolSlot { set, state, .. } = slot;
-        // Closes the devices, which are locked.
+        // Closes the devices, and so unlocks them.
         drop(state);
         let reopening = "it is being opened again, and its devices have not answered";
         let consent = OperatorConsent::default();
@@ -308,7 +308,8 @@ impl Server {
     /// the devices do not answer in time.
     ///
     /// # Errors
-    /// 500 if they do not, of the work, and 409 if the pool is not open then.
+    /// 500 if the devices do not answer in time, errors of the work, and 409 if the pool is not
+    /// open afterwards.
     pub(super) async fn reopen(
         self: &Rc<Self>,
         name: &str,
@@ -336,7 +337,7 @@ impl Server {
         end_of_change(task, late(name, what)).await
     }
 
-    /// Removes the superblocks of a pool whose volumes are out of service, and forgets the pool.
+    /// Removes the superblocks of a pool whose volumes are out of service, and its record.
     async fn destroy_open(
         self: &Rc<Self>,
         name: &str,
@@ -374,7 +375,7 @@ impl Server {
         Ok(())
     }
 
-    /// Removes a pool with its volumes, and makes its devices free for other use.
+    /// Removes a pool with its volumes, and frees its devices for other use.
     pub(crate) async fn destroy_pool(
         self: &Rc<Self>,
         order: DestroyPool,
@@ -423,8 +424,8 @@ impl Server {
             return Ok(outcome);
         }
         if let PoolState::Open(_) = &slot.state {
-            // After a crash its devices are blank, and the order is repeated. Nothing has ended yet
-            // if this cannot be recorded.
+            // Discard the recorded identity first: after a crash, devices are blank, and the order
+            // is repeated. If this cannot be recorded, nothing was destroyed.
             let forget = |entry: &mut Option<PoolEntry>| {
                 if let Some(entry) = entry {
                     entry.last_seen = None;
@@ -476,8 +477,8 @@ impl Server {
     }
 }
 
-/// Limits an order that its devices may hold up while it has the lock of its pool. Dropping `work`
-/// undoes it, but for calls that a device does not answer.
+/// Limits the time of a step that holds the lock of its pool while devices may hang. Dropping
+/// `work` reverts it, except for calls in flight.
 pub(super) async fn answered<T>(
     devices: &str,
     timeout: Duration,
@@ -498,10 +499,10 @@ fn late(name: &str, what: &str) -> String {
     )
 }
 
-/// Waits a limited time for the task of a change.
+/// Waits for the task of a change, for a limited time.
 ///
 /// # Errors
-/// Of the task, and 500 with the text `late`.
+/// Errors of the task, and 500 with the text `late`.
 pub(super) async fn end_of_change(
     task: JoinHandle<Result<(), Problem>>,
     late: String,
@@ -512,7 +513,7 @@ pub(super) async fn end_of_change(
     }
 }
 
-/// Whether a device may become part of a pool.
+/// Checks that a device may become part of a pool.
 pub(super) async fn check_device(device: &str, agreed: bool) -> Result<(), Problem> {
     let name = device.to_owned();
     let access = GuardedAccess::Write { agreed, own_file: false };

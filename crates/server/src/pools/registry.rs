@@ -1,8 +1,7 @@
-//! Registry: the pools that the state directory has.
+//! Registry: the pools that are recorded in the state directory.
 //!
-//! Invariants: memory has what the file has, and one change at a time is written, whichever pool it
-//! is about. A change that was given up because the directory did not answer is undone when it
-//! does.
+//! Invariants: the table in memory equals the file; changes of all pools are written one at a time.
+//! A change that timed out is reverted when the directory answers again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -19,7 +18,7 @@ use crate::http::Problem;
 use crate::limits::{OPEN_TIMEOUT, POOLS_MAX};
 
 pub(super) struct Registry {
-    /// Why there are no pools, without a usable directory.
+    /// State directory, or the reason why it is unusable.
     directory: Result<StateDirectory, String>,
     entries: Rc<RefCell<Entries>>,
     turn: Rc<Semaphore>,
@@ -60,15 +59,15 @@ impl Registry {
         Registry { directory, entries: Rc::new(RefCell::new(entries)), turn: Semaphore::new(1) }
     }
 
-    /// The state directory, if there is a usable one.
+    /// Path of the state directory, if it is usable.
     pub(super) fn path(&self) -> Option<&Path> {
         self.directory.as_ref().ok().map(StateDirectory::path)
     }
 
-    /// The directory that an order writes to.
+    /// State directory for an order that writes to it.
     ///
     /// # Errors
-    /// 409 without a usable one.
+    /// 409 if it is unusable.
     pub(super) fn writable(&self) -> Result<&StateDirectory, Problem> {
         self.directory.as_ref().map_err(|why| Problem::conflict(why.clone()))
     }
@@ -81,7 +80,7 @@ impl Registry {
         self.entries.borrow().get(name).cloned()
     }
 
-    /// Identity of a pool when it was open last.
+    /// Identity of a pool at its last opening or record.
     pub(super) fn identity(&self, name: &str) -> Option<PoolIdentity> {
         self.entry(name)?.last_seen?.identity()
     }
@@ -89,8 +88,8 @@ impl Registry {
     /// Adds, changes or removes the entry of a pool, durably.
     ///
     /// # Errors
-    /// 409 without a directory or for too many pools, 500 if it cannot be written or does not
-    /// answer: the entry is as it was, or will be.
+    /// 409 without a directory or for too many pools. 500 if the directory cannot be written or
+    /// does not answer: the entry is unchanged, or will be reverted.
     pub(super) async fn change(
         &self,
         name: &str,
@@ -138,8 +137,8 @@ impl Registry {
         }
     }
 
-    /// Records the identity of a pool. A failure keeps no pool from being served: an earlier
-    /// identity of it still fits.
+    /// Records the identity of a pool. A failure does not keep the pool from being served: the
+    /// earlier identity remains valid.
     pub(super) async fn remember(&self, name: &str, identity: impl Fn() -> Option<PoolIdentity>) {
         let change = |entry: &mut Option<PoolEntry>| {
             if let (Some(entry), Some(identity)) = (entry, identity()) {

@@ -1,4 +1,4 @@
-//! Retirement of a volume: it is taken out of service, and its commands have ended.
+//! Retirement of a volume: takes it out of service, and waits until its commands have ended.
 //!
 //! Commands may take long, behind a rate limit or a slow device. Until they have ended, the volume
 //! has the state [`VolumeState::Draining`]: it is not served again, and no order gives it other
@@ -20,14 +20,14 @@ use crate::serve::Server;
 use crate::subsystems::nqn;
 use crate::volume::ServedVolume;
 
-/// Retirements that did not end in time, or have not yet, by the number of the volume.
+/// Retirements whose commands have not ended, by number of the volume.
 pub(super) type DrainingVolumes = Rc<RefCell<BTreeMap<usize, Draining>>>;
 
 /// A volume out of service.
 pub(super) struct Draining {
     pool: String,
     volume: PoolId,
-    /// Whether commands are in progress.
+    /// True while commands are in progress.
     is_busy: bool,
 }
 
@@ -49,11 +49,12 @@ impl Pools {
 }
 
 impl Server {
-    /// Takes a volume out of service: its hosts are disconnected, and their commands have ended.
+    /// Takes a volume out of service: disconnects its hosts, and waits until their commands have
+    /// ended.
     ///
     /// # Errors
-    /// Commands did not end in time; hosts are disconnected. The volume is served again when they
-    /// have ended.
+    /// Commands did not end in time. Hosts are disconnected, and the volume is served again when
+    /// the commands have ended.
     pub(super) async fn retire(&self, volume: &ServedVolume) -> Result<(), String> {
         self.volumes.borrow_mut().retain(|other| other.number != volume.number);
         let export = self.exports.remove(&volume.config.nbd_export);
@@ -92,7 +93,7 @@ impl Server {
         Err(why)
     }
 
-    /// The pool and the volume of a retirement, unless the volume was deleted.
+    /// Pool and volume of a retirement, unless the volume was deleted.
     fn ending_volume(&self, number: usize) -> Option<(String, flagstone_pool::Pool, VolumeInfo)> {
         let (pool_name, id) = {
             let draining = self.pools.draining.borrow();
@@ -111,8 +112,8 @@ impl Server {
         }
     }
 
-    /// Before an order that changes a volume: waits for the commands of its last stack, and serves
-    /// it again. If they do not end in time, the state of the volume refuses the order.
+    /// Called before an order that changes a volume: waits for the commands of its former stack,
+    /// and serves it again. If they do not end in time, the state of the volume refuses the order.
     pub(super) async fn settle(&self, name: &str) {
         let numbers: Vec<usize> = self.pools.draining.borrow().keys().copied().collect();
         let is_own = |number: &usize| {
@@ -142,14 +143,14 @@ impl Server {
             ended.map(|ending| ending.pool.clone()).collect()
         };
         for pool in pools {
-            // If an order has the pool, the next look serves them.
+            // If an order has the pool, the next call serves its volumes.
             if let Some(_order) = self.pools.try_lock(&pool) {
                 self.serve_again_after_end(|_, ending| ending.pool == pool);
             }
         }
     }
 
-    /// The caller has the lock of their pools.
+    /// Serves the chosen volumes again. The caller has the locks of their pools.
     fn serve_again_after_end(&self, is_meant: impl Fn(usize, &Draining) -> bool) {
         let ended: Vec<usize> = {
             let draining = self.pools.draining.borrow();

@@ -1,6 +1,6 @@
-//! Same disks: other names of a disk, and the disks below and above it, which have the same bytes.
+//! Same disks: other names of a disk, and the disks below and above it that have the same bytes.
 //!
-//! A multipath device and its paths are one disk, and so are several paths without it.
+//! A multipath device and its paths are one disk. So are several paths without a multipath device.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use flagstone_host::root::Root;
 
-/// Number of a disk, or of the file in place of one.
+/// Device number of a disk, or the identity of a file in its place.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = path.metadata().ok()?;
     Some(match found.file_type().is_block_device() {
@@ -17,8 +17,8 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     })
 }
 
-/// Names of the disks with these paths, and of others that are the same: below or above them, such
-/// as the paths of a multipath device, with the same world-wide name, or the same partition of one
+/// Names of the disks with these paths, and of disks with the same bytes: below or above them, such
+/// as the paths of a multipath device; with the same world-wide name; or the same partition of one
 /// disk.
 pub(super) fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
     let names = root.list("/sys/class/block").unwrap_or_default();
@@ -27,8 +27,8 @@ pub(super) fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
         identity(&root.locate(&format!("/dev/{name}"))).is_some_and(|disk| files.contains(&disk))
     };
     let own: BTreeSet<String> = names.iter().filter(is_own).cloned().collect();
-    // Each from the pool's own disks: above a disk below one are its siblings, which are other
-    // disks.
+    // Start from the pool's own disks in each direction: disks above a disk below one are its
+    // siblings, with other bytes.
     let mut same: BTreeSet<String> = ["slaves", "holders"]
         .into_iter()
         .flat_map(|relation| related(root, own.clone(), relation))
@@ -45,12 +45,12 @@ pub(super) fn same_disks(root: &Root, paths: &[String]) -> BTreeSet<String> {
     same
 }
 
-/// A partition, which has no world-wide name.
+/// A partition. It has no world-wide name.
 struct Partition {
-    /// Names and world-wide names of its disk.
+    /// Names and world-wide names of the partitioned disk.
     disk: BTreeSet<String>,
     number: String,
-    /// In sectors. None if the device mapper made it.
+    /// First sector; `None` for a partition of the device mapper.
     start: Option<String>,
 }
 
@@ -62,7 +62,7 @@ impl Partition {
             let disk = path.parent()?.file_name()?.to_str()?.to_owned();
             (BTreeSet::from([disk]), number, Some(read("start")?))
         } else {
-            // By kpartx: `part1-mpath-` and the name of the disk.
+            // Partition made by kpartx: `part1-mpath-` and the name of the disk.
             let uuid = read("dm/uuid")?;
             let (number, _) = uuid.strip_prefix("part")?.split_once('-')?;
             let below = related(root, BTreeSet::from([name.to_owned()]), "slaves");
@@ -82,7 +82,7 @@ impl Partition {
     }
 }
 
-/// Disks, and the disks that a relation leads to.
+/// These disks, and all that the relation leads to.
 fn related(root: &Root, mut disks: BTreeSet<String>, relation: &str) -> BTreeSet<String> {
     let mut open: Vec<String> = disks.iter().cloned().collect();
     while let Some(name) = open.pop() {
@@ -107,7 +107,7 @@ mod tests {
     struct Machine(TempDir);
 
     impl Machine {
-        /// Has these disks, and partitions of them such as `sda/sda1`.
+        /// Machine with these disks, and partitions such as `sda/sda1`.
         fn new(paths: &[&str]) -> Machine {
             let machine = Machine(tempfile::tempdir().unwrap());
             for directory in ["sys/class/block", "sys/devices", "dev"] {
@@ -133,7 +133,7 @@ mod tests {
             std::fs::write(path, text).unwrap();
         }
 
-        /// `upper` is made of `lower`.
+        /// Makes `upper` a device on top of `lower`.
         fn stack(&self, upper: &str, lower: &str) {
             self.set(upper, &format!("slaves/{lower}"), "");
             self.set(lower, &format!("holders/{upper}"), "");

@@ -1,7 +1,7 @@
 //! Scrubs of pools: one per pool, in the background, with its progress in the state directory.
 //!
 //! A scrub works half of the time, so that hosts keep most of the disk. It continues after a
-//! restart of the server; after a pause or a failed device it continues by order.
+//! restart of the server. After a pause or a failed device, an order continues it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,32 +20,32 @@ use crate::http::Problem;
 use crate::limits::{SCRUB_DAMAGE, SCRUB_SAVE_PERIOD};
 use crate::serve::Server;
 
-/// Shortest pause between two steps, so that a step in memory does not take the core.
+/// Shortest pause between two steps, so that a step in memory does not occupy the core.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
 
 /// `pool scrub`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScrubOrder {
-    /// Begin, or continue.
+    /// Begin or continue.
     Run,
     /// Stop, and keep the place.
     Pause,
-    /// Stop, and forget it.
+    /// Stop, and discard the place.
     Cancel,
 }
 
-/// How a scrub ends before it has verified all.
+/// Reason why a scrub ends before it has verified everything.
 #[derive(Clone, Copy)]
 enum End {
     Paused,
     Forgotten,
 }
 
-/// A scrub as the state directory has it.
+/// Progress of a scrub in the state directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Saved {
     version: u32,
-    /// Pools are renamed and replaced.
+    /// Identifier of the pool: names are reused.
     pool: String,
     volume: u32,
     block: u64,
@@ -54,7 +54,7 @@ struct Saved {
 
 const VERSION: u32 = 1;
 
-/// A scrub: running, stopped, or ended.
+/// A scrub: running, stopped or complete.
 pub(crate) struct Scrub {
     saved: Rc<RefCell<Saved>>,
     task: Option<AbortOnDrop<()>>,
@@ -195,7 +195,7 @@ impl Server {
 }
 
 impl super::Pools {
-    /// The scrub of a pool: running, or the last one.
+    /// Scrub of a pool: the running or the last one.
     pub(crate) fn scrub(&self, name: &str) -> Option<ScrubDocument> {
         self.scrubs.borrow().get(name).map(Scrub::document)
     }
@@ -241,8 +241,8 @@ impl super::Pools {
         self.scrubs.borrow_mut().insert(name.to_owned(), Scrub { saved, task });
     }
 
-    /// Pauses or forgets a scrub, durably. If that cannot be recorded, it is as it was: a later
-    /// start of the server would continue it.
+    /// Pauses or discards a scrub, durably. If this cannot be recorded, the scrub continues:
+    /// otherwise a later start of the server would continue it.
     async fn end_scrub(
         &self,
         name: &str,
@@ -253,7 +253,7 @@ impl super::Pools {
         let (saved, is_running) = {
             let mut scrubs = self.scrubs.borrow_mut();
             let Some(scrub) = scrubs.get_mut(name) else { return Ok(()) };
-            // Its task saves nothing from here on.
+            // Its task saves nothing any more.
             scrub.task = None;
             (scrub.saved.clone(), scrub.is_running())
         };
@@ -280,7 +280,8 @@ impl super::Pools {
         Ok(())
     }
 
-    /// Stops the tasks of a pool that is being closed. Its scrub continues when it is open again.
+    /// Stops the tasks of a pool that is being closed. A scrub continues when the pool is open
+    /// again.
     pub(super) async fn halt_scrub(&self, name: &str) {
         let halted = self.scrubs.borrow_mut().remove(name);
         if let (Some(Scrub { saved, task }), Ok(directory)) = (halted, self.writable()) {
@@ -289,7 +290,7 @@ impl super::Pools {
         }
     }
 
-    /// Continues the scrub that the state directory has of a pool that was opened.
+    /// Continues the recorded scrub of a pool that was opened.
     pub(super) async fn resume_scrub(&self, name: &str, pool: &Pool) {
         let Ok(directory) = self.writable() else { return };
         let Some(text) = directory.read_file(&file_name(name)).await else { return };
@@ -308,7 +309,7 @@ impl super::Pools {
         self.scrubs.borrow_mut().insert(name.to_owned(), scrub);
     }
 
-    /// Forgets the scrub of a pool that is destroyed.
+    /// Discards the scrub of a pool that is destroyed.
     pub(super) async fn forget_scrub(&self, name: &str) {
         self.scrubs.borrow_mut().remove(name);
         if let Ok(directory) = self.writable() {

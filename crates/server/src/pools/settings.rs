@@ -1,7 +1,8 @@
-//! Settings of a volume made at run time: the keys of its table in a configuration, as JSON.
+//! Settings of a volume that was created at run time: the keys of its table in a configuration, as
+//! JSON.
 //!
-//! The pool keeps them as properties of the volume, with a version. They are checked with the code
-//! that checks a configuration, when they are set and whenever they are read.
+//! The pool stores them as properties of the volume, with a version. Setting and reading both check
+//! them with the code for configurations.
 
 use std::collections::BTreeMap;
 
@@ -10,24 +11,24 @@ use serde_json::{Map, Value};
 
 use crate::http::Problem;
 
-/// Keys of a volume's table, with their values.
+/// Keys and values of a volume's table.
 pub(crate) type Settings = Map<String, Value>;
 
 const VERSION_KEY: &str = "settings.version";
 const VERSION: &str = "1";
 const TABLE_KEY: &str = "settings";
 
-/// The properties that keep the settings in a pool.
+/// Properties that store the settings in a pool.
 pub(crate) fn to_properties(settings: &Settings) -> BTreeMap<String, String> {
     let table = serde_json::to_string(settings).expect("a map of JSON values is JSON");
     let properties = [(VERSION_KEY, VERSION.to_owned()), (TABLE_KEY, table)];
     properties.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The settings that a pool keeps.
+/// Settings stored in a pool.
 ///
 /// # Errors
-/// Why they cannot be used.
+/// The reason why they are unusable.
 pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<Settings, String> {
     match properties.get(VERSION_KEY).map(String::as_str) {
         Some(VERSION) => {}
@@ -41,7 +42,7 @@ pub(crate) fn from_properties(properties: &BTreeMap<String, String>) -> Result<S
     serde_json::from_str(table).map_err(|error| format!("its settings cannot be read: {error}"))
 }
 
-/// Replaces the settings that `change` has; `null` removes one (RFC 7396, at the top level).
+/// Replaces the settings in `change`; `null` removes one (RFC 7396, at the top level).
 pub(crate) fn merge(settings: &mut Settings, change: &Settings) {
     for (key, value) in change {
         match value {
@@ -51,10 +52,10 @@ pub(crate) fn merge(settings: &mut Settings, change: &Settings) {
     }
 }
 
-/// The volume that the settings describe.
+/// Volume described by the settings.
 ///
 /// # Errors
-/// Every mistake.
+/// All mistakes.
 pub(crate) fn volume(
     config: &Config,
     pool: &str,
@@ -64,23 +65,23 @@ pub(crate) fn volume(
     let keys =
         settings.iter().map(|(key, value)| format!("{} = {}\n", toml_text(key), toml(value)));
     let (volume, mut subsystem) = config.pool_volume(pool, name, &keys.collect::<String>())?;
-    // They would be indices into the configuration's volumes.
+    // Namespaces would be indices of the configuration's volumes.
     subsystem.namespaces.clear();
     Ok((volume, subsystem))
 }
 
-/// The mistakes as a problem of the API.
+/// The mistakes as a problem document.
 pub(crate) fn problem(diagnostics: &Diagnostics) -> Problem {
     Problem::invalid(text(diagnostics))
 }
 
-/// The mistakes on one line.
+/// The mistakes in one line.
 pub(crate) fn text(diagnostics: &Diagnostics) -> String {
     let items = diagnostics.items().iter().map(|item| format!("{}: {}", item.message, item.help));
     items.collect::<Vec<_>>().join("; ")
 }
 
-/// A JSON value as TOML. A value that TOML lacks becomes a mistake in the syntax.
+/// A JSON value as TOML. A value that TOML does not have becomes a syntax error.
 fn toml(value: &Value) -> String {
     match value {
         Value::Object(table) => {
@@ -96,7 +97,7 @@ fn toml(value: &Value) -> String {
     }
 }
 
-/// A basic string; it escapes as JSON does, and DEL in addition.
+/// A basic string: escaped as in JSON, and DEL in addition.
 fn toml_text(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
 }

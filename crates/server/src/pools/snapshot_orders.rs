@@ -17,16 +17,16 @@ use crate::serve::Server;
 /// `volume clone`
 pub(crate) struct CloneVolume {
     pub(crate) name: String,
-    /// Full name.
+    /// Full name of the snapshot.
     pub(crate) snapshot: String,
     pub(crate) settings: Settings,
     pub(crate) dry_run: bool,
 }
 
-/// The volume and the own name of a snapshot.
+/// Splits a full name into volume and snapshot.
 ///
 /// # Errors
-/// 422 for anything but `VOLUME@SNAPSHOT`.
+/// 422 unless it has the form `VOLUME@SNAPSHOT`.
 fn parts(full: &str) -> Result<(&str, &str), Problem> {
     let parts = full.split_once('@').filter(|(volume, name)| !volume.is_empty() && is_name(name));
     parts.ok_or_else(|| {
@@ -35,12 +35,12 @@ fn parts(full: &str) -> Result<(&str, &str), Problem> {
     })
 }
 
-/// The volume of a snapshot, whose name may be wrong.
+/// Volume part of a name that may be malformed.
 fn volume_of(full: &str) -> &str {
     full.split_once('@').map_or(full, |(volume, _)| volume)
 }
 
-/// Names that are plain in a path, a shell and a log.
+/// True for a name that needs no quoting in a path, a shell or a log.
 pub(super) fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || "-_.:".contains(c);
     !name.is_empty() && name.chars().all(plain)
@@ -81,7 +81,7 @@ impl Server {
         }
     }
 
-    /// Takes snapshots of volumes of one pool at one point of the order of writes.
+    /// Takes snapshots of volumes of one pool, at one point of the order of writes.
     pub(crate) async fn create_snapshots(
         &self,
         names: &[String],
@@ -143,7 +143,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Gives a volume the content of one of its snapshots.
+    /// Replaces the content of a volume by that of one of its snapshots.
     pub(crate) async fn rollback(
         &self,
         full: &str,
@@ -171,7 +171,7 @@ impl Server {
         if let Some(served) = &served {
             self.retire(served).await.map_err(failed)?;
         }
-        // A client that streams into the volume has to begin again.
+        // A client that streams into the volume must begin again.
         self.pools.receivers.borrow_mut().remove(volume);
         let mut properties = info.properties.clone();
         let is_received = properties.remove(RECEIVING_KEY).is_some();
@@ -193,7 +193,7 @@ impl Server {
         dry_run: bool,
     ) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[volume_of(full)], None).await?;
-        // A pool from elsewhere may have any name: it can at least be deleted.
+        // An imported pool may have any names: at least allow deletion.
         let (volume, _) = full.split_once('@').map_or_else(|| parts(full), Ok)?;
         let found = self.find_in_pools(volume)?;
         let snapshot = found.as_ref().and_then(|found| find(&found.pool, full));
@@ -224,7 +224,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Creates a volume that begins as a snapshot, and serves it.
+    /// Creates a volume with the content of a snapshot, and serves it.
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
@@ -255,7 +255,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Lets a clone own the snapshots from which it continues.
+    /// Makes a clone the owner of its ancestors.
     pub(crate) async fn promote_volume(
         &self,
         name: &str,

@@ -1,8 +1,7 @@
-//! State directory: the file `pools.json`, which records the devices of each pool, and the progress
-//! of scrubs.
+//! State directory: `pools.json` with the devices of each pool, and the progress of scrubs.
 //!
-//! Invariants: one server at a time uses a directory, by a lock; the file is replaced as a whole,
-//! and is durable when a write returns. A file that cannot be read is never replaced.
+//! Invariants: a lock lets one server at a time use a directory; a file is replaced as a whole, and
+//! is durable when a write returns; a file that cannot be read is never replaced.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -22,11 +21,11 @@ use crate::limits::{OPEN_TIMEOUT, POOLS_MAX, STATE_FILE_BYTES};
 
 const VERSION: u32 = 1;
 
-/// How long to wait for the lock of a server that is stopping, and between two attempts.
+/// Longest wait for the lock of a server that is stopping.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Identity of a pool when it was open last.
+/// Last recorded identity of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastSeen {
     /// Its identifier, a UUID.
@@ -42,30 +41,30 @@ impl From<PoolIdentity> for LastSeen {
 }
 
 impl LastSeen {
-    /// None if the identifier is none.
+    /// `None` for an invalid identifier.
     pub(crate) fn identity(&self) -> Option<PoolIdentity> {
         Some(PoolIdentity { id: self.id.parse().ok()?, update: self.update })
     }
 }
 
-/// A pool and the paths of its devices.
+/// Recorded pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PoolEntry {
     pub(crate) name: String,
     pub(crate) devices: Vec<String>,
-    /// Path of its log device.
+    /// Path of the log device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) log: Option<String>,
-    /// Memory of its map cache, unless it is the default.
+    /// Size of the map cache, unless it is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) map_cache_bytes: Option<u64>,
-    /// None before it was open.
+    /// `None` before the first opening.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) last_seen: Option<LastSeen>,
-    /// One of the devices, which an order is adding.
+    /// Device that a running order adds. It is also in `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) adding: Option<String>,
-    /// One of the devices, which an order is removing.
+    /// Device that a running order removes. It is also in `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) removing: Option<String>,
 }
@@ -77,13 +76,13 @@ impl PoolEntry {
         PoolEntry { name, devices, log, map_cache_bytes, last_seen, adding, removing }
     }
 
-    /// Changes its devices.
+    /// Replaces the device set.
     pub(crate) fn set_devices(&mut self, set: &DeviceSet<String>) {
         let DeviceSet { devices, adding, removing } = set.clone();
         (self.devices, self.adding, self.removing) = (devices, adding, removing);
     }
 
-    /// Its devices.
+    /// Device set of the pool.
     pub(crate) fn set(self) -> DeviceSet<String> {
         let PoolEntry { devices, adding, removing, .. } = self;
         DeviceSet { devices, adding, removing }
@@ -101,7 +100,7 @@ struct Document {
 pub(crate) struct StateDirectory {
     path: PathBuf,
     _lock: Arc<File>,
-    /// Held by the write of a file other than the list of pools, until it has ended.
+    /// Held while a file other than the list of pools is written.
     turn: Rc<Semaphore>,
 }
 
@@ -109,7 +108,7 @@ impl StateDirectory {
     /// Locks the directory, which is created if necessary, and reads the pools.
     ///
     /// # Errors
-    /// What happened, and the way out.
+    /// The failure, and the way out.
     pub(crate) async fn open(path: &Path) -> Result<(StateDirectory, Vec<PoolEntry>), String> {
         let begun = time::now();
         loop {
@@ -127,7 +126,7 @@ impl StateDirectory {
         }
     }
 
-    /// Its path.
+    /// Path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -135,7 +134,7 @@ impl StateDirectory {
     /// Replaces the pools, durably.
     ///
     /// # Errors
-    /// What happened; the former file remains.
+    /// The failure. The former file remains.
     pub(crate) async fn write(&self, pools: Vec<PoolEntry>) -> Result<(), String> {
         let path = self.path.clone();
         let written = spawn_blocking("state", move || write_now(&path, pools)).await;
@@ -149,14 +148,14 @@ impl StateDirectory {
     /// Replaces another file, durably, or removes it.
     ///
     /// # Errors
-    /// What happened; the former file remains, or is replaced when the directory answers again.
-    /// Nothing is written if an earlier write has not ended by then, so that the last one wins, and
-    /// a directory that hangs holds one thread.
+    /// The failure. The former file remains, or is replaced when the directory answers again.
+    /// Nothing is written while an earlier write has not ended, so the last write wins, and a hung
+    /// directory blocks only one thread.
     pub(super) async fn write_file(&self, name: &str, text: Option<Vec<u8>>) -> Result<(), String> {
         let (path, file, turn) = (self.path.clone(), name.to_owned(), self.turn.clone());
         let written = async move {
             let turn = turn.acquire(1).await;
-            // A task of its own, which has the turn until the directory answers.
+            // A task of its own, which holds the permit until the directory answers.
             let write = spawn(async move {
                 let _turn = turn;
                 spawn_blocking("state", move || match text {
@@ -177,7 +176,7 @@ impl StateDirectory {
         })
     }
 
-    /// Another file, if it exists and is not too large.
+    /// Content of another file, if it exists and is not too large.
     pub(super) async fn read_file(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.path.join(name);
         let read = spawn_blocking("state", move || {
@@ -208,7 +207,7 @@ fn open_now(path: PathBuf) -> Result<(File, Vec<PoolEntry>), (bool, String)> {
     Ok((lock, pools))
 }
 
-/// Opens the lock, which is made if the directory can be written.
+/// Opens the lock file; creates it if the directory is writable.
 fn open_lock(path: &Path) -> io::Result<File> {
     let made = File::options().create(true).append(true).open(path);
     made.or_else(|error| match error.kind() {
@@ -352,7 +351,7 @@ mod tests {
             let path = scratch.path().to_owned();
             let pools = vec![entry("fast", &["/dev/x"])];
             write_now(&path, pools.clone()).unwrap();
-            // No user can open it for writing.
+            // A file that no user can open for writing.
             let read_only = "/sys/kernel/uevent_seqnum";
             assert!(File::options().append(true).open(read_only).is_err());
             std::os::unix::fs::symlink(read_only, path.join("lock")).unwrap();

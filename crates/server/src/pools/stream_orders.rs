@@ -1,7 +1,7 @@
-//! Sending and receiving snapshots.
+//! Orders that send and receive snapshots.
 //!
 //! A volume that is being received is not served until its snapshot is complete, also after a
-//! crash: see [`VolumeState`]. Receiving the stream again from its beginning starts over.
+//! crash: see [`VolumeState`]. A stream can be received again from its beginning.
 
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use crate::api::pool_document::ReceiveDocument;
 use crate::http::Problem;
 use crate::serve::Server;
 
-/// Where a stream goes.
+/// A part of a stream, and its destination.
 pub(crate) struct ReceivePart<'a> {
     pub(crate) name: &'a str,
-    /// For a new volume.
+    /// Pool for a new volume.
     pub(crate) pool: Option<&'a str>,
-    /// Discard what was written since the base, and disconnect hosts.
+    /// Discards writes since the base, and disconnects hosts.
     pub(crate) force: bool,
     /// Whole frames.
     pub(crate) bytes: &'a [u8],
@@ -101,7 +101,7 @@ impl Server {
         Ok(document)
     }
 
-    /// Prepares a volume for a stream; none if it has the snapshot already.
+    /// Prepares a volume for a stream; `None` if it already has the snapshot.
     async fn begin_receive(
         &self,
         part: &ReceivePart<'_>,
@@ -144,7 +144,7 @@ impl Server {
                 self.serve_received(&found).await?;
                 Ok(None)
             }
-            // A new volume is empty, so that zeroes need not be written.
+            // A new volume is empty, so zeroes need no writes.
             ReceiveStep::StartOver => {
                 let deleted = pool.delete_volume(name).await;
                 deleted.map_err(|error| problem(pool_name, error))?;
@@ -185,7 +185,8 @@ impl Server {
         Ok(device)
     }
 
-    /// Takes a volume out of service and gives it the content of the base, whose size is returned.
+    /// Takes a volume out of service, and gives it the content of the base. Returns the size of the
+    /// base.
     async fn prepare_base(
         &self,
         part: &ReceivePart<'_>,
@@ -227,7 +228,7 @@ impl Server {
             self.retire(served).await.map_err(failed)?;
         }
         let marked = async {
-            // A host may have connected and written meanwhile. From here on none can.
+            // A host may have connected and written in between. From here on, none can.
             check_unchanged().await?;
             let mut properties = info.properties.clone();
             properties.insert(RECEIVING_KEY.to_owned(), snapshot.to_string());
@@ -253,7 +254,7 @@ impl Server {
         Ok(base.size_bytes)
     }
 
-    /// Takes the snapshot of a volume that has everything, and serves the volume.
+    /// Takes the snapshot of a completely received volume, and serves the volume.
     async fn end_receive(&self, name: &str, receiver: &Receiver) -> Result<(), Problem> {
         let found = self.required(name)?;
         let of_pool = |error| problem(&found.pool_name, error);

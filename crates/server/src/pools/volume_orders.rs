@@ -32,7 +32,7 @@ pub(crate) struct MakeVolume {
 /// `volume set`
 pub(crate) struct SetVolume {
     pub(crate) name: String,
-    /// `None` leaves the reservation as it is.
+    /// `None` keeps the reservation.
     pub(crate) thick: Option<bool>,
     /// Settings to replace; `null` removes one.
     pub(crate) settings: Settings,
@@ -40,7 +40,7 @@ pub(crate) struct SetVolume {
     pub(crate) dry_run: bool,
 }
 
-/// A volume of a pool that is open, served or not.
+/// A volume of an open pool, served or not.
 pub(crate) struct Found {
     pub(crate) pool_name: String,
     pub(crate) pool: Pool,
@@ -50,8 +50,10 @@ pub(crate) struct Found {
 }
 
 impl Found {
+    /// Checks that the state of the volume allows an order.
+    ///
     /// # Errors
-    /// 409 if the state of the volume does not allow the order.
+    /// 409 if it does not.
     pub(super) fn check(&self, order: VolumeOrder) -> Result<(), Problem> {
         self.state.check(&self.info.name, order).map_err(Problem::conflict)
     }
@@ -66,12 +68,12 @@ impl Server {
         self.find_in(None, name)
     }
 
-    /// Finds a volume of a pool, or only of the pool `only`.
+    /// Finds a volume of any pool, or of the pool `only`.
     ///
     /// # Errors
-    /// 409 without `only` for a volume of the configuration, and for a name that two pools have: an
-    /// order must not reach the one that is not served. 404 for an unknown pool, 409 for a closed
-    /// one.
+    /// Without `only`, 409 for a volume of the configuration, and for a name that two pools have:
+    /// the order must not reach the volume that is not served. 404 for an unknown pool, 409 for a
+    /// closed one.
     fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<Found>, Problem> {
         let is_configured =
             |volume: &Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
@@ -125,7 +127,7 @@ impl Server {
         })
     }
 
-    /// Checks the settings of a volume, and that nothing of it is taken.
+    /// Checks the settings of a volume, and that its names are free.
     pub(super) fn checked(
         &self,
         pool: &str,
@@ -193,8 +195,8 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Serves a new volume. A volume that cannot be served, such as with a block size that its
-    /// stack cannot have, is deleted again.
+    /// Serves a new volume. Deletes it again if it cannot be served, e.g. because its layers do not
+    /// support its block size.
     pub(super) async fn serve_created(
         &self,
         pool_name: &str,
@@ -208,7 +210,7 @@ impl Server {
         Err(Problem::conflict(why))
     }
 
-    /// Grows a volume; hosts learn of it.
+    /// Grows a volume, and notifies hosts.
     pub(crate) async fn resize_volume(
         &self,
         name: &str,
@@ -261,7 +263,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Lets a volume of the configuration have the size of its device, which grew.
+    /// Lets a volume of the configuration follow its device, which has grown.
     fn resize_plain(
         &self,
         served: &ServedVolume,
@@ -307,8 +309,8 @@ impl Server {
         }
     }
 
-    /// Changes settings. Limits and allowed hosts change at once; anything else takes the volume
-    /// out of service for a moment, and so needs detached hosts.
+    /// Changes settings. Limits and allowed hosts change at once. Other settings take the volume
+    /// out of service for a moment, and so need detached hosts.
     pub(crate) async fn set_volume(&self, order: SetVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name], None).await?;
         let SetVolume { name, thick, settings: change, force, dry_run } = &order;
@@ -379,7 +381,7 @@ impl Server {
         Ok(())
     }
 
-    /// Serves a volume as the pool has it now.
+    /// Serves a volume with the state that the pool has now.
     pub(super) async fn serve_again(
         &self,
         pool_name: &str,
@@ -401,8 +403,8 @@ impl Server {
         })
     }
 
-    /// Renames a volume. Its UUID stays; its NQN and export change with the name unless they are
-    /// set. `only` is the pool, for a name that two pools have.
+    /// Renames a volume. Its UUID stays; its NQN and export follow the name unless they are set.
+    /// `only` selects the pool of a name that two pools have.
     pub(crate) async fn rename_volume(
         &self,
         only: Option<&str>,
@@ -445,7 +447,7 @@ impl Server {
         Ok(outcome)
     }
 
-    /// Deletes a volume with its data. `only` is the pool, for a name that two pools have.
+    /// Deletes a volume with its data. `only` selects the pool of a name that two pools have.
     pub(crate) async fn delete_volume(
         &self,
         only: Option<&str>,
@@ -489,7 +491,7 @@ impl Server {
     }
 }
 
-/// Whether only numbers of the limit and allowed hosts differ.
+/// True if only limits and allowed hosts differ.
 fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> bool {
     let others = |volume: &Volume| {
         let mut volume = volume.clone();
@@ -498,7 +500,7 @@ fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> boo
     };
     let allow_hosts = served.subsystem.allow_hosts.clone();
     let has_same_limits = served.config.layers.len() == volume.layers.len() || {
-        // The limit goes to the top of a stack that was made without a limit.
+        // A stack that was made without a limit gets it on top.
         let is_first =
             matches!(volume.layers.first(), None | Some(flagstone_config::Layer::Limit(_)));
         is_first || volume.layers.len() < served.config.layers.len()

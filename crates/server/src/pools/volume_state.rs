@@ -1,7 +1,7 @@
 //! Volume state: whether hosts may see the content of a volume, and which orders it accepts.
 //!
-//! A volume that is being received has the property `receiving`, the identifier of the snapshot. It
-//! keeps the property until that snapshot is complete, also after a crash.
+//! A volume that is being received has the property `receiving`, with the identifier of the
+//! snapshot, until that snapshot is complete, also after a crash.
 
 use flagstone_pool::{PoolId, VolumeInfo};
 
@@ -11,21 +11,21 @@ pub(super) const RECEIVING_KEY: &str = "receiving";
 /// State of a volume of an open pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum VolumeState {
-    /// Its content is complete.
+    /// The content is complete.
     Complete,
-    /// It has a part of a snapshot.
+    /// The content is a part of a snapshot.
     Receiving {
         /// Identifier of the snapshot.
         snapshot: String,
     },
-    /// It is out of service, and commands of its hosts have not ended.
+    /// Out of service, with commands of hosts in progress.
     Draining,
 }
 
 /// An order on a volume or its snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum VolumeOrder {
-    /// Create it, which it was already.
+    /// Repeated creation.
     Create,
     /// Serve it to hosts.
     Serve,
@@ -35,21 +35,21 @@ pub(super) enum VolumeOrder {
     Promote,
     Delete,
     TakeSnapshot,
-    /// Also ends a receive.
+    /// Roll back. Also ends a receive.
     Rollback,
     DeleteSnapshot,
 }
 
-/// First step of a receive into a volume that exists.
+/// First step of a receive into an existing volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReceiveStep {
-    /// It has the snapshot: nothing to do.
+    /// Nothing to do: the volume has the snapshot.
     Done,
-    /// The snapshot was taken, and the crash came before the volume was served.
+    /// Serve the volume: a crash came after its snapshot was taken.
     Serve,
-    /// A stream without a base begins again.
+    /// Begin again, for a stream without a base.
     StartOver,
-    /// The volume gets the content of the base first. That discards no complete content if it is
+    /// Give the volume the content of the base. No complete content is discarded if the volume is
     /// being received.
     Rebase { is_complete: bool },
 }
@@ -65,11 +65,11 @@ impl VolumeState {
     fn accepts(&self, order: VolumeOrder) -> bool {
         match self {
             VolumeState::Complete => true,
-            // Each of the others would publish half of a snapshot, or change it or its base.
+            // Other orders would publish half of a snapshot, or change it or its base.
             VolumeState::Receiving { .. } => {
                 matches!(order, VolumeOrder::Delete | VolumeOrder::Rollback)
             }
-            // The commands change what they find. The content may go, and be looked at.
+            // Commands in progress may still change the content, so it may only be deleted or read.
             VolumeState::Draining => {
                 use VolumeOrder::{Delete, DeleteSnapshot, Promote, Resize, TakeSnapshot};
                 matches!(order, Delete | DeleteSnapshot | Promote | Resize | TakeSnapshot)
@@ -77,8 +77,10 @@ impl VolumeState {
         }
     }
 
+    /// Checks that a volume accepts an order.
+    ///
     /// # Errors
-    /// Why the volume `name` does not accept an order, and the way out.
+    /// The reason why the volume `name` does not, and the way out.
     pub(super) fn check(&self, name: &str, order: VolumeOrder) -> Result<(), String> {
         if self.accepts(order) {
             return Ok(());
@@ -93,10 +95,10 @@ impl VolumeState {
         })
     }
 
-    /// The first step of a receive of `snapshot`, which the volume has already if `exists`.
+    /// First step of a receive of `snapshot`, which `exists` in the volume or not.
     ///
     /// # Errors
-    /// Why the volume `name` does not take the stream.
+    /// The reason why the volume `name` does not accept the stream.
     pub(super) fn receive(
         &self,
         name: &str,

@@ -1,5 +1,5 @@
 //! Simulated arbiter: a store on a node of its own, with delays, lost answers, partitions, outages
-//! and restored backups. Requests are carried out also after their sender gave up or died.
+//! and restored backups. A request is carried out even if its sender abandoned it or died.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,7 +25,7 @@ const FENCE_MAX: Duration = Duration::from_secs(2);
 pub(super) struct Cut {
     pub(super) requests: bool,
     pub(super) answers: bool,
-    /// Answers to writes only.
+    /// Drop only the answers to writes.
     pub(super) written: bool,
 }
 
@@ -33,18 +33,18 @@ pub(super) struct Store {
     world: World,
     node: NodeId,
     memory: RefCell<MemoryStore>,
-    /// The store of node 1, if there are two: what is written to one is copied to the other.
+    /// Store of node 1, if there are two. Writes to one are copied to the other.
     second: RefCell<MemoryStore>,
     /// Delay of the copies between two stores; `None` for one store.
     copied_after: Cell<Option<Duration>>,
-    /// Two stores are cut off from each other.
+    /// True if the two stores are cut off from each other.
     pub(super) is_split: Cell<bool>,
-    /// What the configuration of each node names.
+    /// Store in the configuration of each node.
     pub(super) ids: [Cell<StoreId>; 2],
     backup: RefCell<MemoryStore>,
     pub(super) down: Cell<bool>,
-    /// Reads are answered and writes refused, by storage node: space is used up, or the user may
-    /// only read.
+    /// By storage node: true if reads are answered and writes refused, because space is used up, or
+    /// the user may only read.
     pub(super) read_only: [Cell<bool>; 2],
     /// Longest delay of a message.
     pub(super) slow: Cell<Duration>,
@@ -53,15 +53,16 @@ pub(super) struct Store {
     pub(super) cuts: [Cell<Cut>; 2],
     /// Probability that a fencing command fails, in percent; `None` without such commands.
     pub(super) fence_fails: Cell<Option<u64>>,
-    /// Commands of each node that have succeeded.
+    /// Number of successful commands of each node.
     pub(super) fenced: [Cell<u64>; 2],
     /// Duration of a fencing command; `None` for up to [`FENCE_MAX`].
     pub(super) fence_takes: Cell<Option<Duration>>,
-    /// Commands that have not ended, abandoned ones as well.
+    /// Number of commands that have not ended, including abandoned ones.
     pub(super) fencing: Cell<u32>,
-    /// A fencing command stops this node: see [`Cluster::stop_fenced`](super::cluster::Cluster).
+    /// True if a fencing command stops this node: see
+    /// [`Cluster::stop_fenced`](super::cluster::Cluster).
     pub(super) stops: [Cell<bool>; 2],
-    /// A backup was restored, or the record was lost.
+    /// True if a backup was restored, or the record was lost.
     pub(super) was_restored: Cell<bool>,
 }
 
@@ -89,7 +90,7 @@ impl Store {
     }
 
     /// Restores the backup, unless it lists a replica as in sync that has been excluded since and
-    /// does not know. No node could notice that, so the guide forbids to restore one then.
+    /// does not know it. No node could detect that, so the guide forbids such a restore.
     pub(super) fn restore(&self, volume: ReplicaId, seen: impl Fn(ReplicaId) -> u64) -> bool {
         let (Some(now), Some(old)) = (self.record(volume), self.backed_up(volume)) else {
             return false;
@@ -109,8 +110,8 @@ impl Store {
         self.was_restored.set(true);
     }
 
-    /// From now on, each node has a store of its own, if there is a delay of the copies, or one
-    /// store.
+    /// Gives each node a store of its own, if the copies have a delay; otherwise one store for
+    /// both.
     #[cfg(test)]
     pub(super) fn set_copied_after(&self, delay: Option<Duration>) {
         self.copied_after.set(delay);
@@ -125,7 +126,7 @@ impl Store {
         }
     }
 
-    /// Copies what a node has written to the other store.
+    /// Copies the writes of a node to the other store.
     async fn copy_from(&self, index: usize) {
         let Some(delay) = self.copied_after.get() else { return };
         let copied = self.of_node(index).borrow().clone();
@@ -242,8 +243,8 @@ impl Arbiter for Client {
     }
 }
 
-/// Command of a storage node that stops the other one. It continues when it is abandoned, as a
-/// request that has reached the cloud's API does.
+/// Command of a storage node that stops the other one. It continues after it is abandoned, like a
+/// request that has reached the cloud's API.
 pub(super) struct Fencer {
     pub(super) store: StoreHandle,
     pub(super) index: usize,

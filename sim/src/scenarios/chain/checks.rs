@@ -46,7 +46,8 @@ impl Cluster {
         }
     }
 
-    /// Recovering copies of pools takes long: one look in 30, and fewer after 30 of those.
+    /// Limits checks of pools, because recovering copies of pools takes long: one in 30, and fewer
+    /// after 30 of those.
     fn looks_at_pools(&self) -> bool {
         let looks = self.pool_looks.get();
         let looked = self.sim.chance(if looks < 30 { 0.03 } else { 0.003 });
@@ -54,7 +55,7 @@ impl Cluster {
         looked
     }
 
-    /// In sync, without a write in flight.
+    /// True if the mirror is in sync, and no write is in flight.
     fn is_quiet(&self, source: usize) -> bool {
         let attached = self.mirror(1 - source).is_some_and(|mirror| mirror.has_source());
         if !attached || self.state(source) != Some(MirrorState::Mirroring) {
@@ -79,7 +80,7 @@ impl Cluster {
         ));
     }
 
-    /// Checks a target that may be promoted. Its disk must show one moment of the past.
+    /// Checks a target that may be promoted: its disk must show one moment of the past.
     fn assert_past(&self, index: usize) {
         if !self.world.is_past[index].get() || self.serves(index) {
             return;
@@ -98,7 +99,7 @@ impl Cluster {
         }
     }
 
-    /// Holds the hosts' calls back until the disks can be compared, or for a second.
+    /// Holds the hosts' calls until the disks can be compared, for at most a second.
     pub(super) fn lull(&self) {
         self.world.hold.set(true);
         self.pass(Duration::from_secs(1));
@@ -143,7 +144,7 @@ pub(super) fn at_rest(cluster: &Cluster) {
     }
 }
 
-/// Checks that a power loss takes nothing from a target whose source has flushed.
+/// Checks that a power loss does not change a target whose source has flushed.
 fn assert_target_durable(cluster: &Cluster, target: usize) {
     let shown = cluster.data(target);
     cluster.end(target, true);

@@ -70,18 +70,18 @@ pub(super) struct World {
     pub(super) source: Cell<usize>,
     /// Node that the operator promotes while the source is down.
     pub(super) failing_over: Cell<Option<usize>>,
-    /// That promotion gives up data that only the other node may have.
+    /// True if that promotion gives up data that only the other node may have.
     pub(super) gives_up: Cell<bool>,
-    /// The node lost power since its data was last known to be complete.
+    /// True if the node lost power since its data was last known to be complete.
     pub(super) lost_power: [Cell<bool>; 2],
-    /// The node's disk shows one moment of this era's past whenever it may be promoted.
+    /// True if the node's disk must show one moment of this era's past whenever it may be promoted.
     pub(super) is_past: [Cell<bool>; 2],
     pub(super) hold: Cell<bool>,
-    /// Hosts make few calls.
+    /// True if hosts make few calls.
     pub(super) calm: Cell<bool>,
     pub(super) stop: Cell<bool>,
     pub(super) mode: Mode,
-    /// Nodes fail over by themselves.
+    /// True if nodes fail over automatically.
     automatic: bool,
     pooled: bool,
     pub(super) ack: Ack,
@@ -97,7 +97,7 @@ impl World {
         self.sim.peek(self.nodes[index], DATA, 0, self.usable as usize)
     }
 
-    /// A node begins to serve: the history restarts if that gives data up.
+    /// Records that a node begins to serve. The history restarts if that gives data up.
     fn promoted(&self, index: usize) {
         let from = self.source.replace(index);
         let ordered = self.failing_over.take() == Some(index);
@@ -123,14 +123,14 @@ impl World {
 }
 
 struct FailoverTiming {
-    /// The node has no arbiter: its operator decides.
+    /// True if the node has no arbiter, so that its operator decides.
     manual: Cell<bool>,
     after_ms: Cell<u64>,
-    /// In thousandths.
+    /// Rate of the node's clock, in thousandths.
     clock: u64,
 }
 
-/// Version of a disk, and the content of its replica in a pool then.
+/// Version of a disk, and the content of its replica in a pool at that version.
 type KnownReplica = (u64, Vec<u8>);
 
 pub(super) struct Cluster {
@@ -317,12 +317,12 @@ impl Cluster {
         let was_source = self.world.source.get() == index && !other_serves;
         if power {
             self.sim.power_off(node);
-            // A source that acknowledges from its target's disk has everything there.
+            // A source that acknowledges from its target's disk has all data there.
             let relied = was_source || self.world.ack == Ack::Memory;
             if self.volatile && (relied || self.world.mode == Mode::Async) {
                 self.world.lost_power[index].set(true);
             }
-            // Acknowledged from memory, writes may be lost in any order until a flush.
+            // Writes that were acknowledged from memory may be lost in any order until a flush.
             if self.volatile && self.world.mode == Mode::Sync && self.world.ack == Ack::Memory {
                 self.world.is_past[index].set(false);
             }
@@ -359,7 +359,7 @@ impl Cluster {
         self.start_with(index, true);
     }
 
-    /// The node's disk failed, and has to be reopened.
+    /// True if the node's disk failed, and must be reopened.
     pub(super) fn has_failed(&self, index: usize) -> bool {
         let device = self.world.devices.borrow()[index].clone();
         device.is_some_and(|device| device.must_reopen())
@@ -378,7 +378,7 @@ impl Cluster {
         self.device_bytes
     }
 
-    /// Leaves decisions at a node to its operator, from its next start on.
+    /// Makes a node manual from its next start on: its operator decides.
     #[cfg(test)]
     pub(super) fn set_manual(&self, index: usize) {
         let (_, timing) = self.arbiter.as_ref().expect("an automatic cluster");
@@ -398,7 +398,7 @@ impl Cluster {
         self.mirror(index).is_some_and(|mirror| mirror.is_serving())
     }
 
-    /// The node that serves. Two serving nodes fail the run.
+    /// The serving node. Two serving nodes fail the run.
     pub(super) fn active(&self) -> Option<usize> {
         if self.arbiter.is_some() {
             return self.active_automatic();

@@ -2,13 +2,12 @@
 //!
 //! The rules of automatic failover are its invariants:
 //!
-//! - at most one node holds the right to answer reads at any time, also while another one is
-//!   paused;
+//! - at most one node has the right to answer reads at any time, even while another one is paused;
 //! - reads and writes of all hosts are linearizable, so no acknowledged write is lost and no read
 //!   is stale ([`super::history`]);
-//! - a node whose data is inconsistent, or that has seen a later record than the arbiter has, never
+//! - a node with inconsistent data, or that has seen a later record than the arbiter has, never
 //!   takes over;
-//! - when all faults have ended, hosts are served again and the mirror gets in sync by itself.
+//! - after the end of all faults, hosts are served again and the mirror gets in sync by itself.
 //!
 //! Clocks of the nodes run at rates that differ by up to 6 %.
 
@@ -32,7 +31,7 @@ pub const FAILOVER: Scenario = Scenario {
 };
 
 pub(super) const VOLUME: ReplicaId = ReplicaId([7; 16]);
-/// Simulated time within which the mirror gets in sync when nothing fails any more.
+/// Simulated time within which the mirror must get in sync without faults.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) fn run(seed: u64, profile: &Profile) -> Outcome {
@@ -162,8 +161,8 @@ fn heal(cluster: &Cluster) {
     cluster.store().cuts.iter().for_each(|cut| cut.set(Cut::default()));
 }
 
-/// Ends all faults. The mirror gets in sync without an operator, unless the arbiter's record was
-/// lost: then no node may conclude which has the newest data.
+/// Ends all faults. The mirror must get in sync without an operator, unless the arbiter's record
+/// was lost: then no node may conclude which one has the newest data.
 pub(super) fn settle(cluster: &Cluster) {
     cluster.world.history.note("all faults end");
     heal(cluster);
@@ -172,7 +171,7 @@ pub(super) fn settle(cluster: &Cluster) {
     (0..2).for_each(|index| operator::restart(cluster, index));
     let deadline = cluster.sim.now() + RECOVERY_LIMIT;
     let mut looks = 0;
-    // An abandoned command that fences may still stop a node, and nobody starts it afterwards.
+    // An abandoned fencing command may still stop a node, which is not started again.
     while !operator::is_whole(cluster) || store.fencing.get() > 0 {
         cluster.pass(Duration::from_millis(100));
         // A node may be fenced even now.
@@ -194,7 +193,7 @@ pub(super) fn settle(cluster: &Cluster) {
 }
 
 impl Cluster {
-    /// The nodes that hold the right to answer reads.
+    /// Nodes that have the right to answer reads.
     fn entitled(&self) -> [bool; 2] {
         [0, 1].map(|index| {
             let Some(mirror) = self.mirror(index) else { return false };
@@ -202,7 +201,7 @@ impl Cluster {
         })
     }
 
-    /// The node that serves, in a cluster that fails over by itself.
+    /// The serving node of a cluster with automatic failover.
     pub(super) fn active_automatic(&self) -> Option<usize> {
         let entitled = self.entitled();
         if entitled == [true, true] {

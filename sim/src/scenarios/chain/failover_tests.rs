@@ -1,4 +1,4 @@
-//! Histories of automatic failover that were once wrong, each played on purpose.
+//! Regression tests of automatic failover: each repeats a history that once went wrong.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) const FAILOVER_TIME: Duration = Duration::from_secs(8);
 
 #[test]
 fn automatic_failover_keeps_guarantees_and_replays() {
-    // In 93, a former source asked for the role while it handed it over.
+    // In seed 93, a former source asked for the role while it handed it over.
     for seed in (0..6).chain([93]) {
         run_seed(&FAILOVER, seed, true).unwrap_or_else(|failure| panic!("{failure}"));
     }
@@ -36,7 +36,7 @@ pub(super) fn in_sync_from(seed: u64, after_ms: [u64; 2]) -> Cluster {
     in_sync_with(seed, after_ms, None)
 }
 
-/// Also with commands that fence the other node, which fail with this probability, in percent.
+/// As [`in_sync`], also with fencing commands, which fail with this probability, in percent.
 pub(super) fn in_sync_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Cluster {
     let cluster = started_with(seed, after_ms, fence_fails);
     cluster.start_hosts();
@@ -56,7 +56,7 @@ fn started_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Clus
     cluster
 }
 
-/// This node serves, and the other one takes over when it is lost.
+/// True if this node serves, and the other one takes over when it is lost.
 fn is_armed(cluster: &Cluster, source: usize) -> bool {
     let target = cluster.superblock(1 - source).map(|found| found.arbiter.serving_right);
     let in_sync = flagstone_mirror::ondisk::superblock::RecordedRight::InSync;
@@ -71,7 +71,7 @@ pub(super) fn until(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool
     }
 }
 
-/// Two nodes that may answer reads fail the test.
+/// Runs for a moment. Two nodes that may answer reads fail the test.
 fn step(cluster: &Cluster) {
     cluster.pass(Duration::from_millis(20));
 }
@@ -101,7 +101,8 @@ pub(super) fn is_suspended(cluster: &Cluster) -> bool {
     cluster.store().record(VOLUME).is_some_and(|record| record.maintenance)
 }
 
-/// The target's `failover_after` was changed first: it asked before the source's lease ended.
+/// Regression: the target's `failover_after` was changed first, so that it asked before the
+/// source's lease had ended.
 #[test]
 fn target_waits_for_longer_lease_of_its_source() {
     let cluster = in_sync([5000, 1200]);
@@ -124,8 +125,8 @@ fn restarted_target_waits_for_lease_of_its_source() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
-/// A source that had gone alone lost power, and the operator forced its peer. The source returned
-/// without contact to it, and served although the arbiter's record excluded it.
+/// Regression: a source that ran degraded lost power, and the operator forced its peer. The source
+/// returned without contact to the peer, and served although the arbiter's record excluded it.
 #[test]
 fn lone_source_asks_again_after_its_restart() {
     let cluster = in_sync([2000, 2000]);
@@ -154,8 +155,8 @@ fn lone_source_asks_again_after_its_restart() {
     );
 }
 
-/// The operator forced a node while the arbiter was silent. After a restart it stopped serving, and
-/// lost to its peer, which had gone: nothing had recorded the order.
+/// Regression: the operator forced a node while the arbiter was silent. After a restart, the node
+/// stopped serving, and lost to its absent peer, because the order was recorded nowhere.
 #[test]
 fn forced_source_serves_after_restart_without_arbiter() {
     let cluster = in_sync([2000, 2000]);
@@ -183,7 +184,8 @@ fn forced_source_serves_after_restart_without_arbiter() {
     assert_eq!(cluster.store().record(VOLUME).expect("a record").in_sync.len(), 1);
 }
 
-/// A lone source notices that a record from a backup lists its peer again, before the peer returns.
+/// A source that runs degraded notices a restored record that lists its peer again, before the peer
+/// returns.
 #[test]
 fn lone_source_excludes_its_peer_from_restored_record() {
     let cluster = in_sync([2000, 2000]);
@@ -201,7 +203,7 @@ fn lone_source_excludes_its_peer_from_restored_record() {
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
 }
 
-/// A target that cannot reach the arbiter was reported as one that takes over.
+/// Regression: a target that could not reach the arbiter was reported as able to take over.
 #[test]
 fn target_without_arbiter_is_reported_by_source() {
     let cluster = in_sync([2000, 2000]);
@@ -217,8 +219,8 @@ fn target_without_arbiter_is_reported_by_source() {
     assert_eq!(peer_obstacle(&cluster, 0), None);
 }
 
-/// The arbiter answered reads and refused writes, as an etcd without space: both nodes promised a
-/// failover that could not be recorded.
+/// Regression: the arbiter answered reads and refused writes, like an etcd without space, and both
+/// nodes promised a failover that could not be recorded.
 #[test]
 fn arbiter_that_refuses_writes_is_reported() {
     let cluster = in_sync([2000, 2000]);
@@ -235,7 +237,7 @@ fn arbiter_that_refuses_writes_is_reported() {
     assert_eq!((obstacle(&cluster, 0), peer_obstacle(&cluster, 0)), (None, None));
 }
 
-/// A target whose operator decides was reported as one that takes over.
+/// Regression: a target whose operator decides was reported as able to take over.
 #[test]
 fn manual_target_is_reported_by_source() {
     let cluster = in_sync([2000, 2000]);
@@ -249,7 +251,7 @@ fn manual_target_is_reported_by_source() {
     assert_eq!(cluster.active(), None, "{}", cluster.describe());
 }
 
-/// The disk of the source failed during maintenance, when no peer takes over by itself.
+/// The disk of the source fails during maintenance, when no peer takes over by itself.
 #[test]
 fn failed_disk_hands_over_during_maintenance() {
     let cluster = in_sync([2000, 2000]);
@@ -259,7 +261,7 @@ fn failed_disk_hands_over_during_maintenance() {
     cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
     assert!(is_suspended(&cluster));
-    // With its old data, the former source may not come back as the source.
+    // The former source has old data, and must not become the source again.
     cluster.end(0, false);
     part(&cluster);
     cluster.sim.set_faults(cluster.nodes[0], DATA, DiskFaults::default());
@@ -280,8 +282,8 @@ enum Parting {
 }
 
 /// The target's grant was stored, and its answer lost. The source came back before the target read
-/// the record, and was lost again before it could publish. Which node leads when both meet depends
-/// on the seed.
+/// the record, and was lost again before it could record anything. The seed decides which node
+/// leads at the next handshake.
 #[test]
 fn abandoned_grant_does_not_strand_the_volume() {
     for parting in [Parting::Late, Parting::Early, Parting::Restart] {
@@ -290,7 +292,7 @@ fn abandoned_grant_does_not_strand_the_volume() {
     }
 }
 
-/// False if the target becomes the source as soon as both nodes meet.
+/// False if the target becomes the source at the first handshake.
 fn abandoned_grant(seed: u64, parting: Parting) -> bool {
     let cluster = in_sync_from(seed, [2000, 2000]);
     let store = cluster.store();
@@ -330,7 +332,7 @@ fn abandoned_grant(seed: u64, parting: Parting) -> bool {
     led
 }
 
-/// The operator's order was forgotten when the arbiter's record was lost.
+/// Regression: the operator's order was forgotten when the arbiter's record was lost.
 #[test]
 fn maintenance_outlives_lost_record() {
     let cluster = in_sync([2000, 2000]);
@@ -355,8 +357,8 @@ fn maintenance_outlives_lost_record() {
     assert!(!is_suspended(&cluster));
 }
 
-/// Without an arbiter, a write in flight at a short loss of the link kept the nodes from meeting
-/// again, until the source stopped serving.
+/// Regression: without an arbiter, a write in flight at a short loss of the link kept the nodes
+/// from reconnecting until the source stopped serving.
 #[test]
 fn reset_link_with_write_in_flight_reconnects() {
     let cluster = in_sync([2000, 2000]);
@@ -371,17 +373,17 @@ fn reset_link_with_write_in_flight_reconnects() {
     }
 }
 
-/// Each node reached a store of its own, behind one name, and the stores copied each other's
-/// objects. When all links were cut, each node won at its own store.
+/// Regression: each node reached a store of its own, behind one name, and the stores copied each
+/// other's objects. When all links were cut, each node won at its own store.
 #[test]
-fn stores_that_copy_each_other_arm_nobody() {
-    // Faster copies may arrive before the target has heard of the record and made that durable.
+fn replicated_stores_do_not_enable_failover() {
+    // Faster copies may arrive before the target has received the report and made it durable.
     for lag_ms in [100, 900, 5000] {
         let cluster = started_with(7, [2000, 2000], None);
         let store = cluster.store();
         store.set_copied_after(Some(Duration::from_millis(lag_ms)));
         cluster.start_hosts();
-        // What the target reads when its store is back is a copy.
+        // The target reads a copy when its store is back.
         store.cuts[1].set(EVERYTHING);
         until(&cluster, "in sync", operator::is_whole);
         let unarmed = |steps: u32| {
@@ -402,7 +404,7 @@ fn stores_that_copy_each_other_arm_nobody() {
         cluster.end(0, false);
         cluster.pass(FAILOVER_TIME);
         assert_eq!(cluster.active(), None, "{}", cluster.describe());
-        // With one store for both, the target is armed again.
+        // With one store for both, the target may take over again.
         store.set_copied_after(None);
         cluster.sim.heal_all();
         cluster.restart(0);
@@ -411,8 +413,8 @@ fn stores_that_copy_each_other_arm_nobody() {
     }
 }
 
-/// A target whose configuration named another store after a restart took over there, by a copy of
-/// the record, while its source ran degraded by the record of the first store.
+/// Regression: a target whose configuration named another store after a restart took over there, by
+/// a copy of the record, while its source ran degraded by the record in the first store.
 #[test]
 fn restart_with_another_store_disarms_target() {
     let cluster = in_sync([2000, 2000]);
@@ -425,15 +427,15 @@ fn restart_with_another_store_disarms_target() {
     cluster.pass(FAILOVER_TIME);
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
     assert!(!cluster.serves(1), "{}", cluster.describe());
-    // Its source records it there as well.
+    // The source writes its record to the other store as well.
     cluster.sim.heal_all();
     store.set_copied_after(None);
     store.ids[0].set(StoreId(2));
     until(&cluster, "armed", |cluster| is_armed(cluster, 0));
 }
 
-/// A source whose configuration named another store after a restart took the role there, by a copy
-/// of the record, while its target took over by the record of the first store.
+/// Regression: a source whose configuration named another store after a restart took the role
+/// there, by a copy of the record, while its target took over by the record of the first store.
 #[test]
 fn restart_with_another_store_stops_source() {
     let cluster = in_sync([2000, 2000]);
@@ -458,8 +460,8 @@ fn restart_with_another_store_stops_source() {
     assert_eq!(obstacle(&cluster, 1), None);
 }
 
-/// Both nodes are restarted with another store: neither serves alone there. Once they see each
-/// other, the one that serves records its peer, which may then take over.
+/// Both nodes are restarted with another store: neither serves alone there. After they are
+/// connected, the serving node records its peer, which may then take over.
 #[test]
 fn restart_of_both_nodes_with_another_store_arms_target() {
     let cluster = in_sync([2000, 2000]);
@@ -483,10 +485,10 @@ fn restart_of_both_nodes_with_another_store_arms_target() {
     until(&cluster, "taken over", |cluster| cluster.active() == Some(1 - source));
 }
 
-/// The answer to the source's write was lost. When it had been read back, the record was a second
-/// old, and a copy of it at the target's own store passed for a proof.
+/// Regression: the answer to the source's write was lost. When the record had been read back, it
+/// was a second old, and a copy at the target's own store passed for a proof.
 #[test]
-fn record_read_back_arms_nobody() {
+fn record_read_back_does_not_enable_failover() {
     for lag_ms in [300, 900] {
         let cluster = started_with(7, [2000, 2000], None);
         let store = cluster.store();
@@ -502,14 +504,14 @@ fn record_read_back_arms_nobody() {
             assert!(!is_armed(&cluster, 0), "copied after {lag_ms} ms");
         }
         assert_eq!(peer_obstacle(&cluster, 0), Some(Obstacle::RecordUnusable), "{lag_ms} ms");
-        // An answer that is lost from one store for both delays the proof, and no more.
+        // With one store, a lost answer only delays the proof.
         store.set_copied_after(None);
         until(&cluster, "armed", |cluster| is_armed(cluster, 0));
     }
 }
 
-/// Google's store accepts one write to an object per second, so that a write probe just after the
-/// source's write was refused, which refuted the proof, each time.
+/// Regression: Google's store accepts one write to an object per second. It refused a write probe
+/// right after the source's write, which refuted the proof, each time.
 #[test]
 fn store_that_refuses_write_probes_gives_proof() {
     let cluster = started_with(7, [2000, 2000], None);

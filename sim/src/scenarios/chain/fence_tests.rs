@@ -1,4 +1,4 @@
-//! Histories of automatic failover with a command that fences the other node.
+//! Regression tests of automatic failover with a command that fences the other node.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ fn winner_fences_peer_before_it_serves() {
         }
     }
     assert_eq!(fenced(&cluster), [0, 1]);
-    // A source that runs without its target fences nothing.
+    // A source that runs degraded fences no node.
     cluster.restart(0);
     until(&cluster, "in sync", operator::is_whole);
     cluster.end(0, false);
@@ -45,7 +45,7 @@ fn failed_fencing_keeps_winner_from_serving() {
     assert_eq!(obstacle(&cluster, 1), Some(Obstacle::Unfenced));
     let record = cluster.store().record(VOLUME).expect("a record");
     assert_eq!(record.in_sync.len(), 1, "it has won");
-    // It is repeated, also after a restart.
+    // The command is repeated, also after a restart.
     cluster.end(1, false);
     cluster.restart(1);
     cluster.pass(FAILOVER_TIME);
@@ -55,7 +55,7 @@ fn failed_fencing_keeps_winner_from_serving() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
-/// The other node has learned that it lost, and answers: it need not be stopped.
+/// The other node has learned that it lost, and answers, so it need not be stopped.
 #[test]
 fn peer_out_of_service_needs_no_fencing() {
     let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
@@ -81,8 +81,8 @@ fn forced_failover_needs_no_fencing() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
-/// The source stopped serving, and was reached again while the command that stops it ran. It
-/// attached, served, and was stopped.
+/// Regression: the source stopped serving, and was reachable again while the command that stops it
+/// ran. It attached, served, and was stopped.
 #[test]
 fn source_that_is_being_fenced_does_not_serve() {
     for seed in 0..4 {
@@ -102,7 +102,7 @@ fn source_that_is_being_fenced_does_not_serve() {
     }
 }
 
-/// Its peer needs a grant to serve, and the record excludes no grant to the former source.
+/// The peer needs a grant to serve, and the record excludes a grant to the former source.
 #[test]
 fn source_that_wins_back_fences_nothing() {
     let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
@@ -116,7 +116,7 @@ fn source_that_wins_back_fences_nothing() {
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
 }
 
-/// The former source left, and the arbiter was silent when the new one asked.
+/// The former source left, and the arbiter is silent when the new one asks.
 #[test]
 fn successor_does_not_fence_source_that_left() {
     let cluster = in_sync_with(7, [2000, 2000], ALWAYS);
@@ -134,7 +134,7 @@ fn successor_does_not_fence_source_that_left() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
-/// Only the command failed: the arbiter had agreed, and was silent since.
+/// Only the command failed: the arbiter granted the role, and is silent since.
 #[test]
 fn failed_fencing_is_repeated_without_arbiter() {
     let cluster = in_sync_with(7, [2000, 2000], ALWAYS);

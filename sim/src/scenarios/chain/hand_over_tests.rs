@@ -1,4 +1,5 @@
-//! Histories of automatic failover in which the source hands its role over while something fails.
+//! Regression tests of automatic failover in which the source hands its role over while something
+//! fails.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use super::failover::VOLUME;
 use super::failover_tests::{EVERYTHING, FAILOVER_TIME, in_sync, is_suspended, suspend, until};
 use super::operator;
 
-/// Shorter than a lease by far.
+/// Much shorter than a lease.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn fail_disk(cluster: &Cluster, index: usize) {
@@ -25,7 +26,7 @@ fn recorded(cluster: &Cluster) -> usize {
     cluster.store().record(VOLUME).map_or(0, |record| record.in_sync.len())
 }
 
-/// In sync, but the record lists the source alone, because the arbiter has not answered since.
+/// Cluster in sync whose record lists only the source, because the arbiter has not answered since.
 fn unpublished() -> Cluster {
     let cluster = in_sync([2000, 2000]);
     cluster.end(1, false);
@@ -39,8 +40,8 @@ fn unpublished() -> Cluster {
     cluster
 }
 
-/// The disk of the source failed while the record listed it alone. The peer had every acknowledged
-/// write and its role, lost at the arbiter, and no node served.
+/// Regression: the disk of the source failed while the record listed only the source. The peer had
+/// every acknowledged write and the role, but lost at the arbiter, and no node served.
 #[test]
 fn failed_disk_hands_over_while_unpublished() {
     let cluster = unpublished();
@@ -67,7 +68,7 @@ fn successor_restarts_before_arbiter_answers() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
 }
 
-/// The successor's right ends when the former source has won after the hand-over.
+/// The successor loses its right when the former source wins after the hand-over.
 #[test]
 fn successor_loses_to_later_record() {
     let cluster = unpublished();
@@ -87,8 +88,8 @@ fn successor_loses_to_later_record() {
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
 }
 
-/// The superblock could not be written during a switchover under maintenance, when no peer takes
-/// over by itself: no node served.
+/// Regression: the superblock could not be written during a switchover under maintenance, when no
+/// peer takes over by itself, and no node served.
 #[test]
 fn unwritable_superblock_does_not_stop_switchover() {
     let cluster = in_sync([2000, 2000]);
@@ -104,7 +105,7 @@ fn unwritable_superblock_does_not_stop_switchover() {
     assert!(is_suspended(&cluster));
 }
 
-/// Without a write, reads waited until most of a lease had passed.
+/// Regression: without a write, reads waited for most of a lease.
 #[test]
 fn failed_disk_hands_over_at_once() {
     let cluster = in_sync([5000, 5000]);
@@ -127,7 +128,7 @@ fn stopped_until_served(cluster: &Cluster) -> Duration {
     cluster.sim.now() - begun
 }
 
-/// Hosts waited for the whole `failover_after` when their source was stopped on purpose.
+/// Regression: hosts waited for the whole `failover_after` when the operator stopped their source.
 #[test]
 fn planned_stop_hands_over_first() {
     for hold in [false, true] {
@@ -143,7 +144,7 @@ fn planned_stop_hands_over_first() {
     }
 }
 
-/// In maintenance nothing moves by itself, and the node that was stopped serves again.
+/// In maintenance no role moves by itself, and the stopped node serves again.
 #[test]
 fn planned_stop_in_maintenance_moves_nothing() {
     let cluster = in_sync([2000, 2000]);
@@ -155,7 +156,7 @@ fn planned_stop_in_maintenance_moves_nothing() {
     until(&cluster, "served", |cluster| cluster.active() == Some(0));
 }
 
-/// A hand-over that fails does not keep the node from stopping, and the peer takes over as after a
+/// A failed hand-over does not keep the node from stopping, and the peer takes over as after a
 /// crash.
 #[test]
 fn failed_hand_over_does_not_block_stop() {
@@ -173,7 +174,7 @@ fn failed_hand_over_does_not_block_stop() {
     until(&cluster, "in sync", operator::is_whole);
 }
 
-/// The arbiter is silent during a planned stop: the peer keeps the right that was handed to it.
+/// The arbiter is silent during a planned stop: the peer keeps the role.
 #[test]
 fn planned_stop_without_arbiter_keeps_the_right() {
     for unpublished_record in [false, true] {

@@ -48,16 +48,17 @@ struct WriteCall {
     blocks: Range<usize>,
     began_at: Instant,
     began: u64,
-    /// [`NEVER`] until it completes. A write that was in flight when an era began stays so.
+    /// [`NEVER`] until the write completes. A write in flight at the start of an era keeps
+    /// [`NEVER`].
     ended: u64,
-    /// Time of the host's answer, in whatever era.
+    /// Time of the host's answer, in any era.
     answered_at: Option<Instant>,
-    /// It was in flight when an era began.
+    /// True if the write was in flight at the start of an era.
     carried: bool,
 }
 
 impl WriteCall {
-    /// The host waited for the answer long enough to send the write again.
+    /// True if the host waited so long that it may have sent the write again.
     fn may_have_been_resent(&self, now: Instant) -> bool {
         self.answered_at.unwrap_or(now).since(self.began_at) >= RESENT_AFTER
     }
@@ -71,7 +72,7 @@ struct Zone {
 }
 
 impl Zone {
-    /// Both values would have to be the current one at the same time, or one of them between two
+    /// True if both values would have to be current at the same time, or one of them between two
     /// calls on the other.
     fn conflicts(&self, other: &Zone) -> bool {
         self.earliest_end < other.latest_begin && other.earliest_end < self.latest_begin
@@ -81,23 +82,23 @@ impl Zone {
 /// Content of a block at the start of an era.
 struct Base {
     candidates: Vec<Value>,
-    /// Any earlier value is possible too.
+    /// True if any earlier value is possible, too.
     any: bool,
-    /// A power loss does not change it, even without a flush.
+    /// True if a power loss does not change it, even without a flush.
     durable: bool,
     zone: Zone,
 }
 
 struct Block {
     base: Base,
-    /// Writes of this era, and those carried into it, with their zones: one for each time that a
-    /// write took effect. In the order of their numbers, which is the order of their starts.
+    /// Writes of this era, and those in flight at its start, with their zones: one for each time
+    /// that a write took effect. Ordered by number, which is the order of their starts.
     writes: Vec<(usize, Zone)>,
 }
 
 struct Inner {
     seed: u64,
-    /// Order of events.
+    /// Counter of events.
     now: u64,
     era: u64,
     blocks: Vec<Block>,
@@ -241,7 +242,7 @@ impl History {
         let write = &mut inner.writes[id.0];
         write.answered_at = Some(self.world.now());
         let host = write.host;
-        // Carried into an era: the answer may be about what that era gave up.
+        // The write began before the failover: its answer may refer to discarded data.
         if !write.carried {
             write.ended = now;
             for block in &mut inner.blocks[write.blocks.clone()] {
@@ -262,7 +263,7 @@ impl History {
         Began(inner.tick())
     }
 
-    /// Records a read or flush that was given up.
+    /// Records an abandoned read or flush.
     pub(super) fn give_up(&self, _: Began) {
         self.inner.borrow_mut().calls_open -= 1;
     }
@@ -283,7 +284,7 @@ impl History {
         inner.flush_failed = inner.tick();
     }
 
-    /// Checks what a read returned.
+    /// Checks the result of a read.
     ///
     /// # Panics
     /// If no linearization of the calls so far allows it.
@@ -317,9 +318,9 @@ impl History {
     }
 }
 
-/// What a content may be, seen from outside.
+/// Checks of content, seen from outside.
 impl History {
-    /// Begins an era in which exactly `content` is left, plus any write in flight.
+    /// Begins an era in which only `content` is left, plus any write in flight.
     pub(super) fn rebase(&self, why: &'static str, content: &[u8]) {
         let mut guard = self.inner.borrow_mut();
         let inner = &mut *guard;
@@ -348,8 +349,7 @@ impl History {
         self.note(format!("a new era: {why}"));
     }
 
-    /// Begins an era after a power loss: of the writes that no flush covered, each block may hold
-    /// any.
+    /// Begins an era after a power loss: each block may have any of its unflushed writes.
     pub(super) fn lose_unflushed(&self) {
         let mut guard = self.inner.borrow_mut();
         let inner = &mut *guard;

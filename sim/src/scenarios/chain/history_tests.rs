@@ -158,7 +158,7 @@ fn power_loss_does_not_take_flushed_writes() {
 
 #[test]
 #[should_panic(expected = "which was overwritten or given up")]
-fn what_a_power_loss_left_stays() {
+fn content_after_power_loss_is_stable() {
     let test = Fixture::new();
     let (first, second) = (test.write(0), test.write(0));
     test.history.lose_unflushed();

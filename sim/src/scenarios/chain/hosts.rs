@@ -97,7 +97,7 @@ impl HostDevice {
         self.open.replace(Some(device));
     }
 
-    /// Opens the device again if that is what it needs. One lane does so for all.
+    /// Reopens the device after a failed flush. One lane does this for all.
     async fn reopen_if_failed(&self) {
         let failed = self.open.borrow_mut().take_if(|device| device.must_reopen());
         if failed.is_some() {

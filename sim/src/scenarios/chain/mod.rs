@@ -13,8 +13,8 @@
 //! The simulator checks the following itself, and never asks the mirror's own verify:
 //!
 //! - Reads and writes of all hosts are linearizable block by block ([`history`]). The history
-//!   restarts only where data was given up: after a power loss, with the writes that no flush
-//!   covers; after the failover of an asynchronous mirror, with what the target has.
+//!   restarts only where data was given up: after a power loss, without unflushed writes; after
+//!   the failover of an asynchronous mirror, with the target's data.
 //! - Whenever the mirror is in sync and no write is in flight, both disks are equal.
 //! - Whenever a target may be promoted, its disk shows the volume at one moment of its past.
 //! - At most one node serves.
@@ -22,8 +22,8 @@
 //!
 //! [`Profile`] says which faults and commands a scenario has. `chain-all` and `chain-async-all`
 //! have disks that fail and hang, too. `chain-pool` has the real pool between the replica and the
-//! disk of each node: its content is what the pool recovers from a copy of the disk. As that takes
-//! long, the simulator looks at few moments, and the operator takes fewer steps. No pool is full,
+//! disk of each node: its content is recovered from a copy of the disk. This takes long, so the
+//! simulator checks few moments, and the operator takes fewer steps. No pool is full,
 //! has a log device, snapshots or several disks (see the `pool` scenarios), and its server's
 //! registry is replaced by the path of the disk.
 //!

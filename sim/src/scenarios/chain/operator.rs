@@ -12,7 +12,7 @@ use super::tls;
 const DESIRED_STATES: [DesiredState; 3] =
     [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
 const NETWORK: LinkConfig = LinkConfig::network();
-/// Simulated time within which the mirror gets in sync when nothing fails any more.
+/// Simulated time within which the mirror must get in sync without faults.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 /// Longest stall of a disk that no timeout notices.
 pub(super) const SHORT_STALL: Duration = Duration::from_millis(400);

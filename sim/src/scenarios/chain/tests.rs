@@ -43,12 +43,12 @@ fn set_faults(cluster: &Cluster, index: usize, faults: &DiskFaults) {
     cluster.sim.set_faults(cluster.nodes[index], DATA, faults.clone());
 }
 
-/// The target's disk puts some writes elsewhere.
+/// Makes the target's disk write some blocks elsewhere.
 fn misdirect(cluster: &Cluster) {
     set_faults(cluster, 1, &DiskFaults { misdirected_writes: 0.02, ..DiskFaults::default() });
 }
 
-/// No disk makes anything durable.
+/// Makes flushes of all disks ineffective.
 fn lie(cluster: &Cluster) {
     for index in 0..2 {
         set_faults(cluster, index, &DiskFaults { lying_flushes: true, ..DiskFaults::default() });
@@ -75,9 +75,9 @@ fn lying_flushes_are_detected() {
     assert!(on_pools >= 2, "{on_pools} of 40");
 }
 
-/// A flush of the source's disk failed during a switchover. The source had stopped serving by then,
-/// and asked no peer to take over, so that hosts were served nowhere although the target had all
-/// data (chain-all, seed 45). The target has to take the role.
+/// Regression (chain-all, seed 45): a flush of the source's disk failed during a switchover. The
+/// source had already stopped serving, and asked no peer to take over, so no node served although
+/// the target had all data. The target must take the role.
 #[test]
 fn switchover_succeeds_when_local_flush_fails() {
     let cluster = Cluster::new(45, Profile::new(Mode::Sync, true));

@@ -11,8 +11,8 @@ use flagstone_nvmf_target::{self as target, Target, TlsMode};
 
 use super::cluster::{Cluster, node_nqn, replica_nqn};
 
-/// Configuration of a node: a peer without `tls_key_file`, with `tls = "allowed"`, and with its key
-/// alone.
+/// Configuration of a node: a peer without `tls_key_file`, with `tls = "allowed"`, or with its key
+/// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LinkTls {
     Off,
@@ -54,7 +54,7 @@ pub(super) fn listener(changes_to_tls: bool) -> TlsMode {
     if changes_to_tls { TlsMode::Allowed } else { TlsMode::Off }
 }
 
-/// Changes one node by one step, the one that lags behind or any. Returns false if both are done.
+/// Moves one node by one step: the one that is behind, or any. False if both are done.
 pub(super) fn change_one(cluster: &Cluster) -> bool {
     let steps = [0, 1].map(|index: usize| cluster.world.link_tls[index].get());
     let any = cluster.sim.random_between(0, 1) as usize;
@@ -78,7 +78,7 @@ pub(super) fn change_all(cluster: &Cluster) {
     }
 }
 
-/// Checks that the replica of the node that does not serve is reached over TLS.
+/// Checks that the replica of the target is reached over TLS.
 pub(super) fn check_link(cluster: &Cluster) {
     let Some(source) = cluster.active() else { cluster.fail("no node serves") };
     let encrypted = cluster.world.targets.borrow()[1 - source]

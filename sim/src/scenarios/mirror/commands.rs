@@ -23,8 +23,8 @@ fn lagging(seed: u64) -> Pair {
     pair
 }
 
-/// An orderly stop dropped the queue: the target had 1 of 36 acknowledged writes, and took the
-/// role.
+/// Regression: an orderly stop dropped the queue. The target had 1 of 36 acknowledged writes, and
+/// took the role.
 #[test]
 fn stopped_async_source_delivers_its_queue() {
     for seed in 0..4 {
@@ -69,10 +69,10 @@ fn stopped_async_source_reports_undelivered_writes() {
     }
 }
 
-/// Writes that a stopped source could not deliver were acknowledged: they are never discarded
-/// without the operator. Without a generation of their own, the peer looked equal, and its data was
-/// preferred. So also when the source noticed the loss before it was stopped, and no host wrote in
-/// between.
+/// Regression: writes that a stopped source could not deliver were acknowledged, and must never be
+/// discarded without the operator. They had no generation of their own, so the peer looked equal,
+/// and its data was preferred. The same when the source noticed the loss before it was stopped, and
+/// no host wrote in between.
 #[test]
 fn undelivered_writes_are_not_discarded() {
     let cut_off = |seed: u64| {
@@ -112,8 +112,8 @@ fn undelivered_writes_are_not_discarded() {
     }
 }
 
-/// A noticed loss of queued writes survives a crash, though no host has written since: the data
-/// that hosts rely on is kept when the peer was forced meanwhile.
+/// A noticed loss of queued writes survives a crash, even if no host has written since: if the peer
+/// was forced meanwhile, the data that hosts rely on is kept.
 #[test]
 fn noticed_loss_survives_a_crash() {
     for (seed, power) in [(0, false), (1, true)] {

@@ -1,17 +1,17 @@
-//! Consistency group of three volumes on two nodes: at every millisecond at which the targets'
-//! disks permit a failover of the group, they show all volumes at one moment of the past.
+//! Consistency group of three volumes on two nodes: whenever the targets' disks permit a failover
+//! of the group, checked each millisecond, they show all volumes at one moment of the past.
 //!
-//! Hosts write to all volumes, and every write carries its number. The check is that of
+//! Hosts write to all volumes, and every write has a number. The check is that of
 //! [`super::history`], with one history for all volumes, so a write to one volume depends on the
 //! completed writes to the others. It reads the disks from outside and never asks the mirrors.
-//! Links are cut, of all volumes or of one, messages delayed and reordered, one volume is slower
-//! than the others, targets and sources crash, targets lose power, the group is paused, resynced,
-//! switched over and failed over by force.
+//! Faults: cut links of all volumes or of one, delayed and reordered messages, one slower volume,
+//! crashes of targets and sources, power losses of targets. Commands: pause, resync, switchover and
+//! forced failover of the group.
 //!
-//! Left out: host protocols and the link's wire format ([`super::link`] replaces the network), disk
-//! faults but for the cases below, a limit on the time of a write to the peer, power losses of a
-//! source (unflushed writes may be lost then, also to hosts), groups with two targets, and a
-//! failover while the source still serves out of reach.
+//! Not covered: host protocols and the link's wire format ([`super::link`] replaces the network),
+//! disk faults except for the cases below, a time limit of writes to the peer, power losses of a
+//! source (hosts may also lose unflushed writes then), groups with two targets, and a failover
+//! while the source still serves out of reach.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -58,7 +58,7 @@ struct Cluster {
     stop: Rc<Cell<bool>>,
     hosts: u64,
     pause: Duration,
-    /// None at [`VOLUMES`].
+    /// Index of the slow volume; [`VOLUMES`] for none.
     slow_volume: usize,
     /// Versions of the disks of each node at its last check.
     checked: [Cell<[u64; VOLUMES]>; 2],
@@ -235,7 +235,7 @@ impl Cluster {
         (0..ALL_BLOCKS).map(number).collect()
     }
 
-    /// Whether the disks of a node permit a failover of the group by force.
+    /// True if the disks of a node permit a forced failover of the group.
     fn is_sound(&self, index: usize) -> bool {
         (0..VOLUMES).all(|volume| {
             let found = self.superblock(index, volume);
@@ -243,7 +243,7 @@ impl Cluster {
         })
     }
 
-    /// As [`Cluster::is_sound`], of targets.
+    /// As [`Cluster::is_sound`], for targets.
     fn is_promotable(&self, index: usize) -> bool {
         let is_target = |volume| self.superblock(index, volume).role == ReplicaRole::Target;
         self.is_sound(index) && (0..VOLUMES).all(is_target)
@@ -347,7 +347,7 @@ impl Cluster {
                     self.order(index, async move |mirror| {
                         let _ = mirror.switchover(0).await;
                     });
-                    // A node may end at any moment of it.
+                    // A node may end during the order.
                     if sim.chance(0.3) {
                         self.run_for(Duration::from_millis(sim.random_between(1, 30)));
                         let index = sim.random_between(0, 1) as usize;

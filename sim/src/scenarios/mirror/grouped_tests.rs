@@ -71,7 +71,7 @@ fn start_writer(cluster: &Cluster, index: usize, volume: usize) -> Progress {
     shown
 }
 
-/// One member moves to another mirror, and its disk hangs at any moment of that.
+/// One member moves to another mirror, and its disk hangs at any moment of the move.
 #[test]
 fn hung_disk_of_moving_member_stalls_no_other() {
     for moment in 0..12 {
@@ -112,7 +112,7 @@ fn leaving_member_ends_the_group_session() {
     assert_ne!(cluster.mirror(source, 2).state(0), MirrorState::Mirroring);
 }
 
-/// The log of a target is idle: that its device has failed shows when the target is to serve.
+/// The log of a target is idle, so a failure of its device shows only when the target must serve.
 #[test]
 fn failover_with_a_dead_log_serves_no_volume() {
     for (volume, name) in NAMES.into_iter().enumerate() {
@@ -160,7 +160,7 @@ fn failed_disk_during_switchover_strands_no_member() {
     assert_eq!(cluster.serving(target), [true; VOLUMES], "{}", cluster.describe());
 }
 
-/// A write that waits at the target for others that are still queued here would time out.
+/// A write that waits at the target for writes that are still queued here would time out.
 #[test]
 fn group_sends_in_order_within_one_window() {
     // The window is two blocks, and some writes have four.
@@ -175,7 +175,7 @@ fn group_sends_in_order_within_one_window() {
 
 /// Each node of a split brain has served all volumes.
 #[test]
-fn one_volume_of_a_serving_group_is_not_given_up() {
+fn serving_group_member_is_not_discarded() {
     let (cluster, source, target) = in_sync(3);
     cluster.network.network().cut(cluster.nodes[0], cluster.nodes[1]);
     cluster.network.network().cut(cluster.nodes[1], cluster.nodes[0]);

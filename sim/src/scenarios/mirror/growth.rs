@@ -66,7 +66,8 @@ fn growth_copies_no_new_blocks() {
     assert_eq!([pair.read(1, 5), pair.read(1, BLOCKS), pair.read(1, LAST)], [7, 0, 9]);
 }
 
-/// Dies at any moment except while degraded writes are being copied, as after any loss of the link.
+/// The source dies at any moment, except while degraded writes are being copied, as after any loss
+/// of the link.
 #[test]
 fn failover_from_source_that_dies_during_growth() {
     let (mut before, mut after, mut refused) = (0, 0, 0);
@@ -101,7 +102,7 @@ fn failover_from_source_that_dies_during_growth() {
             assert!(!written.get(), "after {moment}: a write is lost");
             before += 1;
         }
-        // No degraded writes: both become one again.
+        // Without degraded writes, both lines become one again.
         pair.restart(0);
         let size = (BLOCKS + GROWN) * BLOCK;
         let resizing = pair.resizing(0);
@@ -150,8 +151,8 @@ fn grows(pair: &Pair) {
     assert_eq!([pair.read(0, BLOCKS), pair.read(0, LAST)], [0, 9]);
 }
 
-/// Zeroing ends with an error on one node, or with success, and the operator takes the space back.
-/// What lies there when he adds it again is zeroed again.
+/// Zeroing fails on one node, or succeeds, and the operator takes the space back. When the space is
+/// added again, its content is zeroed again.
 #[test]
 fn announced_space_may_be_taken_back() {
     for fails in [true, false] {

@@ -1,14 +1,14 @@
-//! Asynchronous mirror against the history of its source: at every millisecond at which the
-//! target's disk permits a promotion, its data is the source's at one moment of the past.
+//! Asynchronous mirror, compared with the history of its source: whenever the target's disk permits
+//! a promotion, checked each millisecond, its data is the source's at one moment of the past.
 //!
-//! Several hosts write overlapping ranges, and every write carries its number. The target shows a
-//! moment of the past when it includes, with each write that it shows, all writes that had
-//! completed before that write began, because a host may have relied on them. The check reads the
-//! target's disk from outside and never asks the mirror.
+//! Several hosts write overlapping ranges, and every write has a number. The target shows a moment
+//! of the past if it includes, with each write that it shows, all writes that had completed before
+//! that write began, because a host may have relied on them. The check reads the target's disk from
+//! outside and never asks the mirror.
 //!
-//! The scenario leaves out disk faults, power losses of the source, and promotions. The link
-//! reorders and delays messages, is cut, and the target's process is killed or its node loses
-//! power, with the contents of its disk's volatile cache.
+//! Not covered: disk faults, power losses of the source, and promotions. The link reorders and
+//! delays messages, and is cut; the target's process is killed, or its node loses power, with the
+//! content of its disk's volatile cache.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,13 +23,13 @@ use flagstone_runtime::{buf, time};
 use super::pair::{BLOCKS, DATA, Pair};
 use crate::Outcome;
 
-/// Bytes per block: a copy of the resync includes several, and the volume is small.
+/// Bytes per block: one copy of a resync includes several blocks, and the volume is small.
 const BLOCK: u64 = 16 << 10;
 /// Blocks of the longest write.
 const LONGEST: u64 = 6;
 const STEP: Duration = Duration::from_millis(1);
 
-/// A write. `began` and `completed` are positions in the order of all such events.
+/// A write. `began` and `completed` count all such events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostWrite {
     first: u64,
@@ -66,8 +66,7 @@ impl History {
         self.writes.borrow_mut()[number as usize - 1].completed = Some(completed);
     }
 
-    /// Forgets the writes that a replica with these blocks lacks, and that is the source from now
-    /// on.
+    /// Removes the writes that a replica with these blocks lacks, when it becomes the source.
     pub(super) fn lose(&self, found: &[u64]) {
         let before = self.writes.borrow().clone();
         let began = |number: u64| number.checked_sub(1).map(|index| before[index as usize]);
@@ -90,7 +89,7 @@ impl History {
         let latest =
             found.iter().filter_map(|number| write(*number)).map(|write| write.began).max();
         let Some(latest) = latest else { return Ok(()) };
-        // The last write of each block that the moment has to include.
+        // Last write to each block that the moment must include.
         let mut needed = vec![(0, 0); found.len()];
         let mut unknown = found.len();
         for (index, write) in writes.iter().enumerate().rev() {
@@ -245,8 +244,9 @@ fn heal(pair: &Pair) {
 mod tests {
     use super::*;
 
-    /// The resync ended while writes that its copies included were still queued. The target was
-    /// then called consistent, and lacked up to hundreds of writes that later ones depend on.
+    /// Regression: a resync ended while writes that its copies included were still queued. The
+    /// target was then called consistent, and lacked up to hundreds of writes that later ones
+    /// depend on.
     #[test]
     fn async_resync_ends_after_queued_writes() {
         for seed in [3, 11, 15, 19, 22] {
@@ -254,8 +254,8 @@ mod tests {
         }
     }
 
-    /// A power loss of the target took back writes from its disk's cache, and later writes that
-    /// depend on them survived.
+    /// Regression: a power loss of the target took back writes from its disk's cache, while later
+    /// writes that depend on them survived.
     #[test]
     fn target_power_loss_leaves_moment_of_past() {
         (100..130).for_each(|seed| _ = run(seed));

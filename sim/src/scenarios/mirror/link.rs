@@ -75,7 +75,7 @@ pub(super) struct Ordered {
     in_flight: u64,
     /// The most bytes in flight.
     pub(super) most_in_flight: u64,
-    /// Writes that were sent after one with a higher number, also one of an earlier session.
+    /// Writes that were sent after one with a higher number, even one of an earlier session.
     pub(super) early: u64,
 }
 

@@ -33,7 +33,8 @@ fn leg_byte(pair: &Pair, index: usize, number: u64) -> u8 {
 }
 
 /// Between the copy of a block and the flush that clears its mark, a host's write to the block
-/// reaches the peer and fails here. The mark was set already, and has to survive the flush.
+/// reaches the peer and fails here. The block was already marked, and the mark must survive the
+/// flush.
 #[test]
 fn failed_write_during_resync_keeps_its_mark() {
     let mut failed = 0;
@@ -52,7 +53,7 @@ fn failed_write_during_resync_keeps_its_mark() {
         failed += u32::from(written.is_err());
         set(&pair, 0, DiskFaults::default());
         if pair.mirror(0).has_failed() {
-            // The peer was in sync in time to serve alone.
+            // The peer was in sync in time, and serves alone.
             continue;
         }
         pair.until(0, MirrorState::Mirroring);
@@ -132,7 +133,7 @@ fn failed_rewrite_keeps_the_block_suspect() {
     assert_eq!(leg_byte(&pair, 0, 9), 1, "it is durable");
 }
 
-/// The operator's list of blocks that cannot be copied: the rest is copied, and writes go to both.
+/// Pair whose resync cannot copy the listed blocks: the rest is copied, and writes go to both.
 fn stuck_resync(unreadable: usize) -> Pair {
     stuck_resync_of(unreadable, |_| {})
 }
@@ -208,8 +209,8 @@ fn target_with_listed_bad_ranges_serves_by_force() {
     }
 }
 
-/// Retries of a bad range copy beside the queue of an asynchronous target. Everything that they
-/// copy has to be listed there, because it may be newer than the rest.
+/// Retries of a bad range bypass the queue of an asynchronous target. All copied blocks must be
+/// listed there, because they may be newer than the rest.
 #[test]
 fn retry_of_bad_range_stays_within_list() {
     let pair = stuck_resync_of(0, |peer| {
@@ -244,7 +245,7 @@ fn retry_of_bad_range_stays_within_list() {
     assert!(checks > 0 || listed == [block(9)], "{listed:?}");
 }
 
-/// Inconsistent data of which no list exists is not served, even by force.
+/// Inconsistent data without a list of bad ranges is not served, even by force.
 #[test]
 fn target_within_a_resync_does_not_serve_by_force() {
     let pair = Pair::new(6, |_| {});
@@ -311,7 +312,7 @@ fn unreadable_block_of_source_is_repaired() {
     }
 }
 
-/// A write that races the repair of its block: the newer data stays on both legs.
+/// A write races the repair of its block: the newer data stays on both legs.
 #[test]
 fn repair_never_replaces_a_newer_write() {
     for step in 0..60 {

@@ -56,8 +56,8 @@ fn in_sync_with_the_other(trio: &Trio) {
     assert!(trio.leg(SOURCE) == trio.leg(STAYS), "the legs differ");
 }
 
-/// After a crash of the source, the node that serves is made the source again: of two nodes, the
-/// target takes the role.
+/// After a crash of the source, makes it the source again: with two nodes, the target takes the
+/// role.
 fn source_serves(trio: &Trio) {
     until(trio, "a node serves", || trio.active().len() == 1);
     if trio.active() == [STAYS] {
@@ -69,8 +69,8 @@ fn source_serves(trio: &Trio) {
     assert_eq!(trio.active(), [SOURCE]);
 }
 
-/// A peer that is removed knows it, serves only if its operator insists, and leaves no marks. When
-/// it is added again, everything is copied to it.
+/// A removed peer knows it, serves only by force, and leaves no marks. When it is added again,
+/// everything is copied to it.
 #[test]
 fn removed_peer_is_forgotten_and_returns_by_full_copy() {
     let trio = Trio::new(1, |_| {});
@@ -99,7 +99,7 @@ fn removed_peer_is_forgotten_and_returns_by_full_copy() {
         });
         assert_eq!(refused, Err(RoleError::Refused(OrderRefusal::Removed)));
     }
-    // It is no peer after a power failure either, and does not hold up the source.
+    // After a power failure it is still no peer, and does not block the source.
     trio.end(SOURCE, true);
     trio.end(LEAVES, true);
     trio.restart(SOURCE);
@@ -117,7 +117,7 @@ fn removed_peer_is_forgotten_and_returns_by_full_copy() {
     trio.clear();
 }
 
-/// The operator may insist on the data of a removed peer, which is that of the time of its removal.
+/// The operator may force a removed peer to serve its data, as of its removal.
 #[test]
 fn removed_peer_serves_by_force() {
     let trio = Trio::new(2, |_| {});
@@ -131,8 +131,8 @@ fn removed_peer_serves_by_force() {
     trio.clear();
 }
 
-/// A host that writes one block continuously, with FUA: a power loss may take other writes. Returns
-/// the last value that was acknowledged.
+/// A host that writes one block continuously, with FUA, because a power loss may take other writes.
+/// Returns the last acknowledged value.
 fn start_host(trio: &Trio, adds: bool) -> Rc<Cell<u8>> {
     let (mirror, written) = (trio.mirror(SOURCE), Rc::new(Cell::new(0)));
     let acknowledged = written.clone();
@@ -158,7 +158,7 @@ fn begin(trio: &Trio, adds: bool) -> Rc<Cell<bool>> {
     }
 }
 
-/// How long a removal and an addition take while a host writes.
+/// Durations of a removal and an addition while a host writes.
 fn spans() -> [Duration; 2] {
     [false, true].map(|adds| {
         let trio = Trio::new(100, |_| {});
@@ -177,8 +177,8 @@ fn spans() -> [Duration; 2] {
     })
 }
 
-/// The source crashes at any moment of a removal and of an addition, while a host writes. The
-/// command, repeated after the restart, completes it: no acknowledged write is lost, and a removed
+/// The source crashes at any moment of a removal and of an addition, while a host writes. After the
+/// restart, the repeated command completes the change: no acknowledged write is lost, and a removed
 /// peer knows that it was removed. The source never has fewer peers than its target: with fewer, it
 /// would leave the role to a target that waits for the third node.
 #[test]

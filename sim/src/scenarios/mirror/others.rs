@@ -63,8 +63,8 @@ fn handshake_decision_never_clears_the_bitmap() {
         pair.write(0, block, 7).expect("the peer is lost, and the policy is to degrade");
     }
     assert_eq!(pair.peer_status(0).out_of_sync_bytes, 3 * BLOCK);
-    // However often the nodes handshake and decide, and wherever that is interrupted, blocks that
-    // differ stay marked.
+    // Blocks that differ stay marked, however often the nodes repeat the handshake, and wherever it
+    // is interrupted.
     type Kind = fn(&PeerRequest) -> bool;
     let kinds: [Kind; 4] = [
         |request| matches!(request, PeerRequest::Identify { .. }),
@@ -117,7 +117,7 @@ fn stale_node_never_becomes_source() {
     assert!(!pair.mirror(1).is_serving());
 }
 
-/// The link fails in a switchover before the request reached the peer: the source continues at
+/// In a switchover, the link fails before the request reaches the peer: the source continues at
 /// once.
 #[test]
 fn interrupted_switchover_leaves_source_serving() {
@@ -158,7 +158,7 @@ fn split_brain_never_reports_in_sync() {
     // Commands that do not choose a side change nothing, and neither does a restart.
     for index in [0, 1] {
         pair.on(index, |mirror| async move {
-            // Refused at the node that was deposed.
+            // The deposed node refuses it.
             let _ = mirror.set_desired_state(0, DesiredState::Paused).await;
             let _ = mirror.set_desired_state(0, DesiredState::Connected).await;
             mirror.resync_all(0).expect("there is a peer");

@@ -102,7 +102,7 @@ impl<const N: usize> Group<N> {
         Group::made(seed, BLOCK, true, options)
     }
 
-    /// Gives a node that does not run a device of zeroes with a new replica, a target.
+    /// Gives a stopped node a device of zeroes with a new replica, a target.
     #[cfg(test)]
     pub(super) fn replace_by_zeroes(&self, index: usize) {
         self.sim.restart(self.nodes[index]);

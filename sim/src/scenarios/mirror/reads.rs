@@ -50,7 +50,7 @@ fn begin_read_of(
     reading
 }
 
-/// Content of this block on a node's leg.
+/// Content of a block on a node's leg.
 fn on_leg(pair: &Pair, index: usize) -> Vec<u8> {
     pair.leg(index)[(NUMBER * BLOCK) as usize..((NUMBER + 1) * BLOCK) as usize].to_vec()
 }
@@ -107,7 +107,7 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     let pair = Pair::new(2, |_| {});
     pair.write(0, NUMBER, 1).expect("both are there");
     faults(&pair, 0, DiskFaults::default().unreadable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
-    // The source does not learn of it: its peer cannot reach it.
+    // The source does not notice, because its peer cannot reach it.
     let target = pair.superblock(1).replica;
     pair.network().set_outcome(move |request| match request {
         PeerRequest::Identify { asker } if *asker == target => CallOutcome::Lost,
@@ -121,7 +121,7 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     assert!(pair.mirror(0).is_serving(), "it would not have answered");
     assert!(on_leg(&pair, 1) == filled(2), "it would have found the same");
     assert!(found.is_err(), "it has found {:?}", first(found));
-    // From here on, writes of its own hosts form another line, which is the surviving one.
+    // From here on, writes of the target's own hosts form another line, which survives.
     pair.write(0, NUMBER + 1, 3).expect("the peer is lost");
     faults(&pair, 0, DiskFaults::default());
     pair.network().set_outcome(|_| CallOutcome::Arrives);
@@ -150,17 +150,16 @@ fn rule_27_read_misses_writes_after_mirror_is_abandoned() {
     assert!(found == Err(IoError::Unreachable), "it has found {:?}", first(found));
 }
 
-/// A write begins during a slow read of the same block, which then finds its data. A crash of the
-/// source could still take that back: the read waits until the write is on both legs.
-///
-/// Found by chain-tls 258: the source had answered such a read, and its peer served after it.
+/// Regression (chain-tls 258): a write begins during a slow read of the same block, which then
+/// finds its data. A crash of the source could still revert the write, so the read must wait until
+/// the write is on both legs. The source answered such a read, and its peer served afterwards.
 #[test]
 fn read_waits_for_a_write_that_it_may_show() {
     let mut found_early = 0;
     for seed in 0..8 {
         let pair = Pair::new(seed, |_| {});
         pair.write(0, NUMBER, 1).expect("both are there");
-        // Short, as a change of the mirror's state would have the read repeated anyway.
+        // Short, because a change of the mirror's state would repeat the read anyway.
         let reading = begin_read_of(150_000, &pair, 0, 0);
         pair.network().set_slow(Duration::from_millis(400));
         let mirror = pair.mirror(0);

@@ -70,8 +70,8 @@ fn grow<const N: usize>(group: &Group<N>) {
     });
 }
 
-/// Checks that the volume has grown and is equal on all nodes, and that any node has all of it when
-/// it becomes the source.
+/// Checks that the volume has grown and is equal on all nodes, and that any node has all of it as
+/// the source.
 fn has_grown<const N: usize>(group: &Group<N>, about: &str) {
     let deadline = group.sim.now() + Duration::from_secs(120);
     let all = |index: usize| group.sim.peek(group.nodes[index], DATA, 0, SIZE as usize);
@@ -97,8 +97,8 @@ fn copied<const N: usize>(group: &Group<N>, other: usize) -> u64 {
     group.status_of(0, other).resync_total_bytes
 }
 
-/// The connecting node chooses the version, and both choose the same one, as sources report when
-/// they attach.
+/// The connecting node chooses the version; both use the same one, as sources report when they
+/// attach.
 #[test]
 fn nodes_use_the_highest_common_version() {
     for (releases, used) in [

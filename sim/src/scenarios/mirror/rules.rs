@@ -61,7 +61,7 @@ fn begin_write(trio: &Trio, index: usize, block: u64, byte: u8) {
     });
 }
 
-/// Node 0 asks node 1 to become the source, and only node 1 learns of it.
+/// Node 0 asks node 1 to become the source, and only node 1 knows of it.
 fn ask_alone(trio: &Trio, asked: CallOutcome) -> Rc<Cell<u64>> {
     let promotes = outcome(trio, asked, |request| matches!(request, PeerRequest::Promote { .. }));
     let mirror = trio.mirror(0);
@@ -146,7 +146,7 @@ fn rule_18_in_flight_writes_may_have_reached_any_target() {
     trio.isolate(1);
     let before = trio.superblock(1).current;
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
-    // Both changes are on disk as soon as hosts are served.
+    // Both changes are on disk before hosts are served.
     assert_ne!(before, trio.superblock(1).current, "the data has its own generation");
     trio.end(1, true);
     trio.restart(1);

@@ -12,8 +12,8 @@ use flagstone_mirror::{AfterSplitBrain, CommandError};
 
 use super::pair::{BLOCK, Pair};
 
-/// Policy `keep-serving`: of two nodes that both served, the deposed one discards nothing by
-/// itself. Once it is demoted, it takes the other's data, of which nothing is lost.
+/// Policy `keep-serving`: if both nodes served, the deposed one discards nothing by itself. After a
+/// demotion, it takes the other's data, of which nothing is lost.
 #[test]
 fn keep_serving_policy_resolves_split_brain() {
     let pair = Pair::new(4, |peer| peer.after_split_brain = AfterSplitBrain::KeepServing);

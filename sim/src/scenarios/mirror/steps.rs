@@ -338,7 +338,7 @@ fn help_as_operator(cluster: &Cluster) {
     if shown.contains(&Some(MirrorState::NoSource))
         && let Some(index) = (0..2).find(unverified)
     {
-        // No other node has this data: the visible content of its disk has to do.
+        // No other node has this data: the operator accepts the visible content of the disk.
         return fail_over(cluster, index, true);
     }
     let serves = [0, 1].map(|index| cluster.state(index).is_some());

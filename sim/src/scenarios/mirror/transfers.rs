@@ -1,8 +1,8 @@
 //! Disks that hang while a volume grows or its peers change: on either node, at any moment, no host
-//! call waits for longer than half a minute, and the order ends with an error.
+//! call waits for longer than half a minute, and the order fails.
 //!
-//! Left out, besides what [`super::pair`] leaves out: a disk that hangs after the change, before
-//! the target has caught up: no other copy exists then.
+//! Not covered, besides what [`super::pair`] leaves out: a disk that hangs after the change, before
+//! the target has caught up, because no other copy exists then.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use super::pair::{BLOCK, BLOCKS, Change, DATA, Group, NAMES, Pair, Trio, fill};
 /// 5 s and 20 s of a transfer, or a quarter more than the 20 s after which a local leg fails.
 const LIMIT: Duration = Duration::from_secs(26);
 
-/// Calls of hosts: the start of each that has not ended, and what was acknowledged.
+/// Host calls: start of each call in progress, and the acknowledged values.
 struct Hosts {
     open: RefCell<Vec<Option<time::Instant>>>,
     acknowledged: Cell<u8>,
@@ -41,7 +41,7 @@ async fn call(mirror: &Mirror, round: u8, reads: bool) -> bool {
     }
 }
 
-/// A writer, and a reader of another block, which use the node that serves.
+/// A writer, and a reader of another block, which use the serving node.
 fn start_hosts<const N: usize>(group: &Group<N>) -> Rc<Hosts> {
     let hosts = Rc::new(Hosts {
         open: RefCell::new(vec![None; 2]),
@@ -106,7 +106,7 @@ fn begin<const N: usize>(group: &Group<N>, change: &Change) -> Done {
     done
 }
 
-/// Outcomes by what the source did.
+/// Numbers of outcomes, by the reaction of the source.
 #[derive(Debug, Default)]
 struct Outcomes {
     went_on: u32,
@@ -255,7 +255,7 @@ fn hung_disk_of_target_during_growth_stalls_no_host() {
     }
 }
 
-/// Neither node has anything else to do, so that only the order notices.
+/// Neither node has other calls, so only the order notices the hung disk.
 #[test]
 fn hung_disk_during_zeroing_ends_the_order() {
     for index in [0, 1] {

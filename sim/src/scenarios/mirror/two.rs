@@ -45,7 +45,7 @@ struct World {
     model: Shared,
     mirrors: RefCell<[Option<Arc<Mirror>>; NODES]>,
     stop: Rc<Cell<bool>>,
-    /// The source lost power, and hosts have not been served since.
+    /// True if the source lost power, and hosts have not been served since.
     lost_power: Cell<bool>,
     /// Source that died last, and the targets that were in sync then and have lived since.
     last_dead_source: Cell<Option<(usize, [bool; NODES])>>,
@@ -226,7 +226,7 @@ impl Trio {
         }
     }
 
-    /// True when both others are in sync, so the former source may come back.
+    /// True if both others are in sync, so that the former source may return.
     fn may_come_back(&self, dead: usize) -> bool {
         let Some(active) = self.active() else { return false };
         let mut others = (0..NODES).filter(|other| *other != dead && *other != active);

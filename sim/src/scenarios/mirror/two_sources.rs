@@ -1,8 +1,7 @@
 //! Two nodes that could serve the same volume: after forced failovers, restarts, pauses and cut
-//! links at most one of them serves, and no host reads data that is older than what it was
-//! acknowledged.
+//! links, at most one of them serves, and no host reads data older than its acknowledged writes.
 //!
-//! Leaves out host protocols: hosts call the mirror directly, and a mirror that does not serve
+//! Not covered: host protocols. Hosts call the mirror directly, and a mirror that does not serve
 //! stands for an inaccessible path.
 mod hung_disk;
 mod orders;

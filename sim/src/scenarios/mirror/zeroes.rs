@@ -1,8 +1,8 @@
-//! Replicas of devices that read as zeroes: only what hosts wrote since is copied, and no replica
-//! that lacks a write counts as equal, whatever ends or is replaced meanwhile.
+//! Replicas on devices that read as zeroes: only writes of hosts are copied, and no replica that
+//! lacks a write counts as equal, whatever ends or is replaced meanwhile.
 //!
-//! Left out, besides what [`super::pair`] leaves out: the check that a device reads as zeroes,
-//! which the server makes. The devices here do.
+//! Not covered, besides what [`super::pair`] leaves out: the server's check that a device reads as
+//! zeroes. The devices here do.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ fn copied_blocks(pair: &Pair) -> u64 {
     pair.peer_status(0).resynced_bytes / BLOCK
 }
 
-/// Nothing is copied to a target that joins before the first write, and later only what was
-/// written.
+/// Nothing is copied to a target that joins before the first write. Later, only written blocks are
+/// copied.
 #[test]
 fn zeroed_target_gets_only_what_was_written() {
     for (seed, writes) in [(1, 0), (2, 3)] {
@@ -53,7 +53,8 @@ fn marks_since_zeroes_survive_restarts() {
     }
 }
 
-/// The source may hold more, and would serve again without asking a peer that it has not met.
+/// A source that was never connected to its peer serves after a restart without asking. A zeroed
+/// target must therefore not serve before it: the source may have newer writes.
 #[test]
 fn zeroed_target_does_not_serve_before_its_source() {
     let pair = Pair::of_zeroes(3, |_| {});
@@ -62,8 +63,8 @@ fn zeroed_target_does_not_serve_before_its_source() {
     assert_eq!(forced, Err(RoleError::Inconsistent));
 }
 
-/// A target that was in sync, or was being copied to, is replaced by a device of zeroes. Writes
-/// that the log no longer names are copied to it.
+/// A target that was in sync, or was being resynced, is replaced by a device of zeroes. Writes that
+/// the log no longer names are copied to it.
 #[test]
 fn target_replaced_by_zeroes_is_copied_in_full() {
     for seed in 0..20 {
@@ -78,7 +79,7 @@ fn target_replaced_by_zeroes_is_copied_in_full() {
             true => pair.sim.run_for(Duration::from_millis(10 * seed)),
             false => pair.becomes_in_sync(0),
         }
-        // With its cache, which would hide the zeroes.
+        // Also drop the cache, which would hide the zeroes.
         pair.end(1, true);
         if seed % 4 == 1 {
             pair.write(0, BLOCKS - 1, 4).expect("it runs degraded");
@@ -91,7 +92,7 @@ fn target_replaced_by_zeroes_is_copied_in_full() {
         pair.start(1);
         // The source notices that its session has ended.
         pair.sim.run_for(Duration::from_secs(2));
-        // A source that crashed asks its peer first, which is another one now.
+        // A source that crashed asks its peer first, which is a new one now.
         if pair.active().is_empty() {
             pair.sim.run_for(Duration::from_secs(8));
             if pair.active().is_empty() {
@@ -102,8 +103,8 @@ fn target_replaced_by_zeroes_is_copied_in_full() {
     }
 }
 
-/// Of two targets, the first that is met is brought up to date from the log. The other one cannot
-/// be.
+/// Of two targets, the one with the first handshake is brought up to date from the log. The other
+/// one needs a full resync.
 #[test]
 fn second_zeroed_target_is_copied_in_full() {
     for seed in 0..10 {

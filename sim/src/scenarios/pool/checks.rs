@@ -1,4 +1,4 @@
-//! Checks of a pool scenario: what exists after a crash, snapshots, and everything at rest.
+//! Checks of a pool scenario: existing volumes after a crash, snapshots, and everything at rest.
 
 use flagstone_blockdev::BlockDevice;
 use flagstone_pool::{Pool, PoolError};
@@ -28,7 +28,7 @@ pub(super) async fn content(device: &dyn BlockDevice) -> Option<Vec<u8>> {
 }
 
 impl Cluster {
-    /// Waits for the pool after a restart. Without damage it has to open.
+    /// Waits for the pool after a restart. Without damage it must open.
     ///
     /// # Panics
     /// If it does not.
@@ -43,7 +43,7 @@ impl Cluster {
         pool
     }
 
-    /// Reads a snapshot, and compares it with what it was.
+    /// Reads a snapshot, and compares it with its earlier content.
     pub(super) async fn check_snapshot(&mut self, index: usize) {
         let pool = self.node.pool.borrow().clone().expect("it is open");
         let name = self.snapshots[index].name.clone();
@@ -68,8 +68,8 @@ impl Cluster {
         }
     }
 
-    /// Compares what the pool has with what it must have. The server is up and its orders were
-    /// answered.
+    /// Checks volumes, snapshots and contents against the model. Requires a running server and no
+    /// unanswered order.
     pub(super) fn check_names(&mut self) {
         let pool = self.node.pool.borrow().clone().expect("it is open");
         let volumes = pool.volumes().into_iter().map(|volume| (volume.name, volume.size_bytes));
@@ -85,7 +85,7 @@ impl Cluster {
     }
 }
 
-/// Ends all faults and loads, and checks everything; then once more after a stop in order.
+/// Ends all faults and loads, and checks everything; then once more after an orderly stop.
 pub(super) async fn at_rest(cluster: &mut Cluster) {
     cluster.heal();
     if cluster.node.log.get() == LogDevice::Absent {
@@ -95,7 +95,7 @@ pub(super) async fn at_rest(cluster: &mut Cluster) {
         return;
     }
     cluster.stop_loads().await;
-    // A write may have failed until now; a failed durable write is noticed at the next one.
+    // A write may have failed until now; the next durable write notices it.
     if cluster.profile.faulty {
         cluster.kill(false);
         cluster.restart();

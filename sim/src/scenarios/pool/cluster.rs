@@ -27,11 +27,11 @@ const SEGMENT_BYTES: u64 = 16 * 4096;
 /// Longer than any order, opening or call takes, hung disks included.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Longest wait for a pool that is refused on a damaged disk: some of the errors pass.
+/// Longest wait for a pool that is refused on a damaged disk: some errors are temporary.
 const DAMAGED_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A client does not attach again to a volume that has another size since the crash: its requests
-/// fail after this time, which is longer than disks hang.
+/// A client does not attach again to a volume whose size changed since the crash. Its requests fail
+/// after this time, which is longer than disks hang.
 const NBD_TIMEOUT: Duration = Duration::from_secs(12);
 
 const NBD: Front = Front { attach: attach_nbd, ..NBD_FRONT };
@@ -44,27 +44,27 @@ fn attach_nbd(address: Address) -> IoFuture<Option<SharedDevice>> {
     })
 }
 
-/// Where the log device is.
+/// State of the log device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LogDevice {
     None,
     Present,
-    /// It is not found, and may come back.
+    /// Not found, but may come back.
     Absent,
-    /// It is blank.
+    /// Blank.
     Lost,
 }
 
 /// State that the server's process and the observer share.
 pub(super) struct Node {
     pub(super) pool: RefCell<Option<Pool>>,
-    /// Failure of the last attempt to open it.
+    /// Failure of the last attempt to open the pool.
     pub(super) refused: RefCell<Option<PoolError>>,
     pub(super) log: Cell<LogDevice>,
-    /// Identity of the pool when it was open last, as a server records it.
+    /// Identity of the pool at its last opening, as a server records it.
     seen: Cell<Option<PoolIdentity>>,
-    /// Volumes that were withheld when the log device was lost, until the operator gave the tail
-    /// up.
+    /// Volumes that were withheld after the loss of the log device, until the operator gave the
+    /// tail up.
     pub(super) withheld: RefCell<Vec<String>>,
     disks: Vec<&'static str>,
     /// Volumes that are served, with their addresses.
@@ -78,7 +78,7 @@ pub(super) struct Volume {
     pub(super) name: String,
     pub(super) model: Shared,
     pub(super) size_bytes: u64,
-    /// The snapshot from which it continues, if it is a clone.
+    /// Parent snapshot, for a clone.
     pub(super) origin: Option<String>,
     address: Address,
     stop: Rc<Cell<bool>>,
@@ -92,7 +92,7 @@ pub(super) struct Snapshot {
     pub(super) model: Shared,
     pub(super) point: Point,
     pub(super) size_bytes: u64,
-    /// Its content, once it was read.
+    /// Content, after the first read.
     pub(super) content: Option<Vec<u8>>,
 }
 
@@ -100,7 +100,7 @@ pub(super) struct Snapshot {
 #[derive(Debug)]
 pub(super) enum Answer {
     Done(Result<(), VolumeError>),
-    /// The server died meanwhile.
+    /// None: the server died meanwhile.
     Unknown,
 }
 
@@ -112,19 +112,19 @@ pub(super) struct Cluster {
     pub(super) node: Rc<Node>,
     pub(super) volumes: Vec<Volume>,
     pub(super) snapshots: Vec<Snapshot>,
-    /// Volumes and snapshots that came back with an earlier state of the pool.
+    /// Deleted volumes and snapshots that came back with an earlier state of the pool.
     pub(super) ghosts: Vec<String>,
-    /// Data may be damaged, or lost without a trace: by faults of disks.
+    /// True if disk faults may have damaged data, or lost it undetected.
     pub(super) damaged: bool,
     pub(super) next_number: u64,
     seed: u64,
     depth: usize,
-    /// Share of changes that are durable by themselves.
+    /// Share of changes with FUA.
     fua: f64,
-    /// Bytes of segments of each disk, and size of the log device.
+    /// Size of the segments of each disk, and of the log device, in bytes.
     pub(super) data_bytes: u64,
     pub(super) log_bytes: u64,
-    /// Numbers of checks of volumes that are gone.
+    /// Number of checks of deleted volumes.
     pub(super) checked: u64,
 }
 
@@ -171,7 +171,7 @@ impl Cluster {
             next_number: 0,
             seed,
             depth: sim.random_between(1, 4) as usize,
-            // One such write makes all earlier ones durable, and hides a flush without effect.
+            // One such write makes all earlier ones durable, which hides an ineffective flush.
             fua: if sim.chance(0.5) { 0.0 } else { 0.2 },
             data_bytes,
             log_bytes,
@@ -212,7 +212,7 @@ impl Cluster {
                 })
                 .await;
             assert!(matches!(answer, Answer::Done(Ok(()))), "{answer:?}");
-            // The loss of a log device does not take them.
+            // A checkpoint, so that the loss of a log device does not lose the volumes.
             let made = async |pool: Pool| Ok(pool.checkpoint().await?);
             let answer = self.order_without_crash(made).await;
             assert!(matches!(answer, Answer::Done(Ok(()))), "{answer:?}");
@@ -270,7 +270,7 @@ impl Cluster {
                     medium_errors: faulty,
                     late_failures: faulty,
                     may_be_full: full,
-                    // Growth is seen before its order is durable.
+                    // Growth is visible before its order is durable.
                     may_shrink: true,
                     pause,
                     fua,
@@ -292,9 +292,9 @@ impl Cluster {
             Ok(ended) => ended.expect("the task is not aborted"),
             Err(_) => panic!("the load of {} does not end\n{}", volume.name, self.sim.report()),
         }
-        // Requests of connections that were given up are carried out.
+        // Requests of abandoned connections are carried out.
         time::sleep(Duration::from_millis(50)).await;
-        // What failed with the pool may take effect when that is opened again.
+        // Changes that failed with the pool may take effect when it is reopened.
         if !self.needs_reopening() {
             self.volumes[index].model.process_ended();
         }
@@ -332,8 +332,8 @@ impl Cluster {
     /// Starts the server's process after a crash.
     pub(super) fn restart(&self) {
         self.sim.restart(self.server);
-        // As its kernel answers to connections that it does not know: hosts need no keep-alives,
-        // which take a minute, to notice a power loss.
+        // Like the kernel of the server, which resets unknown connections: hosts need no
+        // keep-alives, which take a minute, to notice a power loss.
         self.sim.reset_connections(self.server, self.host);
         self.node.refused.take();
         self.sim.spawn_on(self.server, self.node.clone().run());
@@ -353,7 +353,7 @@ impl Cluster {
         self.on_host(async move { attached(attach, &address).await })
     }
 
-    /// Waits until the pool is open. None if it is refused for long.
+    /// Waits until the pool is open. `None` if it is refused for long.
     pub(super) async fn opened(&self) -> Option<Pool> {
         let began = time::now();
         while began.elapsed() < TIMEOUT {
@@ -433,7 +433,7 @@ impl Node {
         }
     }
 
-    /// Opens the pool as a server does.
+    /// Opens the pool like a server.
     async fn open(&self) -> Result<Pool, PoolError> {
         let expected = || Expected { name: Some("fast".to_owned()), identity: self.seen.get() };
         let options = |tail| OpenOptions { log: log_device(self), tail, expected: expected() };

@@ -1,4 +1,4 @@
-//! Faults of a pool scenario: crashes, slow and hung disks, and what faulty disks do.
+//! Faults of a pool scenario: crashes, slow and hung disks, and data faults of disks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::cluster::{Cluster, LOG, LogDevice, named};
 use super::operator;
 
 impl Cluster {
-    /// True if the pool has failed: its process has to be started again.
+    /// True if the pool has failed, so that its process must be restarted.
     pub(super) fn needs_reopening(&self) -> bool {
         let pool = self.node.pool.borrow();
         pool.as_ref().is_some_and(|pool| pool.status().failed.is_some())
@@ -41,7 +41,7 @@ impl Cluster {
         }
     }
 
-    /// Disks are fast and do not fail from now on.
+    /// Ends disk faults and delays.
     pub(super) fn heal(&self) {
         let config = DiskConfig::ssd();
         self.set_latency(config.read_latency, config.write_latency);
@@ -73,7 +73,7 @@ pub(super) async fn crash(cluster: &mut Cluster) {
     }
 }
 
-/// The log device is not found for a while: the pool waits for it, unless it has nothing.
+/// Hides the log device for a while: the pool waits for it, unless its tail is empty.
 async fn hide_log(cluster: &mut Cluster) {
     let power = cluster.sim.chance(0.6);
     cluster.kill(power);
@@ -92,7 +92,7 @@ async fn hide_log(cluster: &mut Cluster) {
     cluster.restart();
 }
 
-/// The log device comes back blank. What only it had is lost, of volumes that are withheld.
+/// Replaces the log device by a blank one. The tail is lost, and its volumes are withheld.
 async fn lose_log(cluster: &mut Cluster) {
     cluster.stop_loads().await;
     cluster.node.withheld.take();
@@ -136,7 +136,7 @@ pub(super) async fn disturb(cluster: &mut Cluster) {
     }
 }
 
-/// Some bits of a disk flip, in blocks that have been written: most of the disk is empty.
+/// Flips some bits of a disk, in written blocks, because most of the disk is empty.
 fn rot(cluster: &mut Cluster, path: &'static str) {
     let sim = &cluster.sim;
     let block = |number: u64| sim.peek(cluster.server, path, (1 << 20) + number * 4096, 4096);
@@ -153,7 +153,7 @@ fn rot(cluster: &mut Cluster, path: &'static str) {
     cluster.damaged = true;
 }
 
-/// A power loss after a while in which flushes had no effect.
+/// Cuts the power after a while in which flushes had no effect.
 async fn lie(cluster: &mut Cluster) {
     cluster.set_faults(&DiskFaults { lying_flushes: true, ..DiskFaults::default() });
     time::sleep(cluster.sim.random_span(Duration::ZERO, Duration::from_millis(60))).await;

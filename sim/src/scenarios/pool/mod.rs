@@ -3,36 +3,35 @@
 //!
 //! ```text
 //!   host: load ── NVMe/TCP or NBD ── front end ── volume ─┐
-//!   host: load ── NVMe/TCP or NBD ── front end ── volume ─┴─ pool ── file device ── disks, log device
+//!   host: load ── NVMe/TCP or NBD ── front end ── volume ─┴─ pool ── file device ── disks, log
 //! ```
 //!
 //! Hosts, front ends, the pool and its file devices are the real code. The simulator checks:
 //!
-//! - Every answer of every volume against a [`model`](crate::model): what was flushed is there
-//!   after a power loss, what was only acknowledged is old or new, nothing else is ever read.
+//! - Every answer of every volume against a [`model`](crate::model): after a power loss, flushed
+//!   data is there, and blocks of acknowledged writes are old or new; nothing else is ever read.
 //! - Snapshots have, per sector, a version from between the beginning and the end of their order,
 //!   and never change, across crashes, cleaning, rollbacks and clones.
-//! - An order that was answered has taken effect after every crash; one that was not has taken
-//!   effect or not.
+//! - After every crash, an answered order has taken effect. An unanswered order may or may not.
 //! - The pool opens after each crash, also when it is full, and scrub and check find nothing.
-//! - After the loss of the log device, volumes that were not withheld lack nothing. Others have, in
-//!   each sector, a version that was written to it.
-//! - On faulty disks, a read returns what the model allows or fails, and what fails is found by a
-//!   scrub. Write errors cost nothing, but a write that failed may take effect when the pool is
-//!   opened again. After bit rot or a lie about flushes, a crash may cost the newest writes without
-//!   a trace, which is counted as the disk's fault, or the pool is refused with a reason.
+//! - After the loss of the log device, volumes that were not withheld are complete. Each sector of
+//!   the others has a version that was written to it.
+//! - On faulty disks, a read returns data that the model allows, or fails, and a scrub finds the
+//!   damage. Write errors lose nothing, but a failed write may take effect when the pool is opened
+//!   again. After bit rot or a lie about flushes, a crash may lose the newest writes undetected,
+//!   which counts as the disk's fault, or the pool is refused with a reason.
 //!
 //! Replaced: the server, whose decisions at an opening (with or without the log device) and after a
 //! failure (reopen) are repeated here.
 //!
-//! Cannot occur: faults of the network and hosts that die or learn of a power loss by keep-alives
-//! (see `nvme-tcp` and `nbd`), failed flushes, misdirected writes, disks that are old, copied,
-//! missing, added or removed, receives, snapshots of several volumes, a log device in a full pool
-//! or beside faulty disks.
+//! Cannot occur: faults of the network, hosts that die or detect a power loss by keep-alives (see
+//! `nvme-tcp` and `nbd`), failed flushes, misdirected writes, disks that are old, copied, missing,
+//! added or removed, receives, snapshots of several volumes, a log device in a full pool or beside
+//! faulty disks.
 //!
-//! Not checked: that a block is never torn and that what is recovered is one prefix across volumes
-//! (`crates/pool/tests/history`), latencies, and, once a disk has rotted or lied, which volumes and
-//! snapshots exist.
+//! Not checked: that a block is never torn, that all volumes recover one common prefix
+//! (`crates/pool/tests/history`), latencies, and, after a disk has rotted or lied, the existence of
+//! volumes and snapshots.
 
 mod checks;
 mod cluster;
@@ -81,12 +80,12 @@ pub const POOL_FAULTY: Scenario = Scenario {
 /// Conditions of a scenario.
 #[derive(Clone, Copy, Debug)]
 struct Profile {
-    /// Volumes are larger than the pool together.
+    /// True if the volumes together are larger than the pool.
     full: bool,
-    /// There is a log device.
+    /// True with a log device.
     log: bool,
     faulty: bool,
-    /// What is between the pool and the front ends: nothing, or in tests a device that violates a
+    /// Layer between the pool and the front ends: none, or in tests a device that violates a
     /// guarantee.
     wrap: fn(SharedDevice) -> SharedDevice,
 }
@@ -125,8 +124,8 @@ mod tests {
         let place = caught(|seed| {
             run(seed, Profile { wrap: |device| lying(Lie::Place)(device), ..Profile::SOUND })
         });
-        // Half of what was found: 8 and 27. Three disks in ten have no cache that could lose what
-        // was not flushed.
+        // Half of the measured counts: 8 lost flushes and 27 misdirected writes. Three disks in ten
+        // have no volatile cache.
         assert!(flush >= 4 && place >= 20, "{flush} {place} of 40");
     }
 

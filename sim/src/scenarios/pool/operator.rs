@@ -1,5 +1,5 @@
-//! Operator of a pool scenario: one random order or fault after another. After an order that was
-//! not answered, it looks whether that took effect.
+//! Operator of a pool scenario: one random order or fault after another. Checks whether an
+//! unanswered order took effect.
 
 use flagstone_pool::{Pool, VolumeError};
 use flagstone_runtime::time;
@@ -23,7 +23,7 @@ pub(super) async fn step(cluster: &mut Cluster) {
     }
     // Faulty disks have twice as many disturbances.
     let choice = cluster.sim.random_between(0, if cluster.profile.faulty { 17 } else { 15 });
-    // Models no longer know what damaged volumes have.
+    // Models are no longer valid for damaged volumes.
     if cluster.damaged && choice < 10 {
         return faults::crash(cluster).await;
     }
@@ -41,7 +41,7 @@ pub(super) async fn step(cluster: &mut Cluster) {
     }
 }
 
-/// What an order does in a full pool.
+/// Effect of an order on a full pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// It always works.
@@ -50,7 +50,7 @@ enum Kind {
 }
 
 impl Cluster {
-    /// Whether an order took effect. After a crash, or a failure of a device, the pool says.
+    /// True if an order took effect. After a crash or a device failure, the pool decides.
     async fn took_effect(
         &mut self,
         kind: Kind,
@@ -68,7 +68,7 @@ impl Cluster {
                 | VolumeError::VolumeTableFull { .. },
             )) if self.profile.full && kind == Kind::Other => return Some(false),
             Answer::Done(Err(VolumeError::Io(_))) if self.profile.faulty => {
-                // A failed read of a map fails the order, and not the pool.
+                // A failed read of a map fails the order, but not the pool.
                 if self.needs_reopening() {
                     self.kill(false);
                     self.restart();
@@ -195,7 +195,7 @@ async fn roll_back(cluster: &mut Cluster) {
     }
     if has_effect == Some(true) && is_other_size {
         cluster.volumes[index].size_bytes = size;
-        // Front ends are told of a smaller size by a new start.
+        // Front ends learn of a smaller size only by a restart.
         drop(pool);
         cluster.kill(false);
         cluster.restart();
@@ -240,7 +240,7 @@ async fn resize(cluster: &mut Cluster) {
     volume.size_bytes = if is_grown { size } else { former };
 }
 
-/// Looks at everything that exists.
+/// Reads everything that exists.
 async fn look(cluster: &mut Cluster) {
     cluster.check_names();
     for index in 0..cluster.snapshots.len() {
@@ -262,8 +262,8 @@ async fn stop_in_order(cluster: &mut Cluster) {
     cluster.start_loads();
 }
 
-/// After the loss of the log device, volumes that were withheld have one earlier state, and volumes
-/// that were made since may be gone. All others lack nothing.
+/// After the loss of the log device, withheld volumes have one earlier state, and later volumes may
+/// be gone. All others are complete.
 pub(super) async fn adopt(cluster: &mut Cluster) {
     let Some(pool) = cluster.reopened().await else { return };
     let withheld = cluster.node.withheld.take();

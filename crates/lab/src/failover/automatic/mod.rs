@@ -1,8 +1,8 @@
 //! Drill of automatic failover: sources die in each way while a verifying load runs over both
-//! nodes, and nobody touches anything. What died returns by itself or is started again, and takes
-//! the next turn as the target.
+//! nodes, without an operator. The dead node returns by itself or is restarted, and is the target
+//! in the next round.
 //!
-//! Invariants: the arbiter is a real etcd. The time to serve is what the host sees: the longest
+//! Invariants: the arbiter is a real etcd. The time to serve is measured at the host: the longest
 //! interval around a death in which no write was acknowledged.
 
 mod nodes;
@@ -84,7 +84,7 @@ impl AutomaticDeath {
     }
 }
 
-/// What the drill does.
+/// Parameters of the drill.
 #[derive(Clone, Debug)]
 pub struct AutomaticDrill {
     /// Program of etcd: see [`find_etcd`].

@@ -1,22 +1,22 @@
-//! Actions of a transition, in the order in which they are carried out.
+//! Actions of a transition, in the order of execution.
 //!
-//! Invariant: an action is complete before the next one begins, so an action that is durable is
-//! durable before the next one has an effect.
+//! Invariant: an action is complete before the next one begins, so a durable action is durable
+//! before the next one has an effect.
 
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::status::DesiredState;
 
 use super::state::Disk;
 
-/// Claim under which a node begins to serve.
+/// Claim with which a node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServeClaim {
-    /// The role and epoch that it has. A restart is no promotion: with a new epoch, it would
-    /// prevail over a peer that was promoted meanwhile.
+    /// Its present role and epoch. A restart is no promotion: with a new epoch, it would prevail
+    /// over a peer that was promoted meanwhile.
     Resumed,
-    /// A new epoch. The peers agree, or none is known.
+    /// A new epoch. The peers agree, or there is none.
     Agreed,
-    /// The epoch that the arbiter has recorded.
+    /// The epoch in the arbiter's record.
     Granted,
     /// A new epoch. The peers were not asked, or the order overrides them.
     Forced,
@@ -25,67 +25,70 @@ pub enum ServeClaim {
 /// An action of a transition. Each is complete before the next one begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask every peer who serves, within [`crate::limits::ASK_MS`]; then
+    /// Ask every peer whether it serves, within [`crate::limits::ASK_MS`]; then
     /// [`Event::Asked`](super::Event::Asked).
     AskPeers,
     /// Refuse host calls from now on. Calls in flight are no longer acknowledged.
     RefuseHosts,
     /// Block host calls and wait for those in flight.
     Drain,
-    /// Durable, within [`crate::limits::TRANSFER_CHECK_MS`]: the superblock as it is, after a
-    /// flush. Until then the transition can be taken back.
+    /// Flush the devices and rewrite the superblock, within [`crate::limits::TRANSFER_CHECK_MS`].
+    /// Until then the transition can be reverted.
     CheckDevices,
     /// Wait until asynchronous peers have received and flushed the queued writes, within
     /// [`crate::limits::QUEUE_DELIVERY_MS`].
     DeliverQueues,
-    /// Durable: peers whose queues are not empty, or that have lost queued writes, are out of date.
+    /// Durably record peers as out of date whose queues are not empty, or that have lost queued
+    /// writes.
     LeaveBehind,
-    /// Wait for calls in flight, which are refused already.
+    /// Wait for calls in flight, which are already refused.
     AwaitCalls,
     /// End the sessions to the peers.
     EndSessions,
-    /// Durable: the role, also if a crash follows.
+    /// Durably record the role, so that a crash keeps it.
     Record(ReplicaRole),
-    /// Durable: the role and that the replica is not in use, after a flush.
+    /// Flush, then durably record the role and that the replica is not in use.
     PutAway(ReplicaRole),
-    /// Durable: the epoch of a peer that takes the role.
+    /// Durably record the epoch of a peer that takes the role.
     RecordEpoch(u64),
-    /// Durable: the peer with this record may serve, and is met before this node serves.
+    /// Durably record the peer with this record as designated successor: it may serve, and this
+    /// node serves only after a handshake with it.
     RecordSuccessor(usize),
     /// Announce to every peer that answers that this node takes the role. Ends the transition
     /// unless [`consented`](super::consented).
     Announce {
-        /// Peers that serve stop.
+        /// True if serving peers must stop.
         forced: bool,
     },
     /// Accept no more calls of an attached source.
     Detach,
     /// End the attachment of a source, and wait for its calls.
     EndAttachment,
-    /// Durable: target of the source that attaches, and its epoch.
+    /// Durably record the role of target, and the epoch of the attaching source.
     Admit,
-    /// The local leg failed and was left behind, so nothing is recorded: the peer is the source.
+    /// Give up the role without a record, because the local leg failed and was recorded as out of
+    /// date: the peer is the source.
     LeaveRole,
-    /// Serve hosts through the peer, as before: the local leg has failed.
+    /// Continue to serve hosts through the peer: the local leg has failed.
     ServeThroughPeer,
-    /// Durable: a new epoch.
+    /// Durably take a new epoch.
     RaiseEpoch,
-    /// Durable: the data is discarded, and this node is a target.
+    /// Durably discard the data, and become a target.
     Discard,
-    /// Durable: source; then serve hosts.
+    /// Durably become the source; then serve hosts.
     Serve(ServeClaim),
-    /// Durable: unverified data counts as verified, older data in the listed ranges as accepted, or
-    /// a removed replica as a member.
+    /// Durably accept the data: unverified data as verified, older data in the listed ranges, or a
+    /// removed replica as a member.
     TrustData(Disk),
-    /// Durable: this replica was removed from the mirror.
+    /// Durably record that this replica was removed from the mirror.
     RecordRemoved,
     /// Transfer the role to this peer.
     HandOver(usize),
     /// Ask this peer for the role.
     AskForRole(usize),
-    /// Durable: every block of a leg counts as out of sync.
+    /// Durably mark every block of a leg as out of sync.
     MarkAll(usize),
-    /// Durable: the desired state of a leg.
+    /// Durably store the desired state of a leg.
     StoreDesired(usize, DesiredState),
     /// Repeat the handshakes now.
     Reconnect,
@@ -152,7 +155,7 @@ impl Actions {
         self.0.into_iter().flatten()
     }
 
-    /// Nothing changes.
+    /// True without actions.
     pub fn is_empty(self) -> bool {
         self.0[0].is_none()
     }

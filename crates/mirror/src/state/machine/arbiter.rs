@@ -9,13 +9,13 @@ use super::action::{Action, Actions, ServeClaim};
 use super::refusal::OrderRefusal;
 use super::state::{MachineState, NodeRole, servable, unchanged};
 
-/// A source that serves already runs degraded, once the grant is durable. A target that is attached
-/// to a source does not need the grant, and leaves it to that source.
+/// Grant: a source that already serves runs degraded, once the grant is durable. A target with an
+/// attached source does not need the grant, and leaves it to that source.
 pub(super) fn granted(state: &MachineState) -> Transition {
     match state.role {
         NodeRole::Serving { .. } => Ok(unchanged(state)),
         NodeRole::Target { attached: true, .. } => Err(OrderRefusal::PeerServes),
-        // It may have served alone: the operator decides about its data.
+        // This node may have served without its peer: the operator decides about its data.
         NodeRole::Deposed { .. } => Err(OrderRefusal::NotEntitled),
         _ => {
             servable(state, false)?;
@@ -24,7 +24,7 @@ pub(super) fn granted(state: &MachineState) -> Transition {
     }
 }
 
-/// What this node wrote without its peers was never acknowledged, so it becomes a target.
+/// Writes of this node without its peers were never acknowledged, so it becomes a target.
 pub(super) fn outvoted(state: &MachineState, epoch: u64) -> (MachineState, Actions) {
     let seen = state.role.epoch().max(epoch);
     let target = NodeRole::Target { epoch: seen, attached: false };
@@ -45,7 +45,7 @@ pub(super) fn outvoted(state: &MachineState, epoch: u64) -> (MachineState, Actio
     }
 }
 
-/// Stops serving, and stays the source: the arbiter or the peer decides.
+/// Stops serving, and stays the source until the arbiter or the peer decides.
 pub(super) fn lease_ended(state: &MachineState) -> (MachineState, Actions) {
     let NodeRole::Serving { epoch } = state.role else { return unchanged(state) };
     let actions = [

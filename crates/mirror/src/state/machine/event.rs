@@ -1,7 +1,7 @@
 //! Events of the machine: orders, answers and calls of peers, and decisions of the arbiter.
 //!
-//! Invariant: an event carries all that its transition needs to know besides the state, so no
-//! transition asks a peer or reads a clock.
+//! Invariant: an event has all input of its transition besides the state, so no transition asks a
+//! peer or reads a clock.
 
 use crate::agree::plan::HandshakePlan;
 use crate::limits::PEERS_MAX;
@@ -10,17 +10,17 @@ use crate::state::status::DesiredState;
 /// Answer of a peer that was asked before this node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoleAnswer {
-    /// None within the time limit.
+    /// No answer within the time limit.
     Silent,
-    /// Its identity.
+    /// The peer's identity.
     Known {
         /// It serves hosts.
         serving: bool,
-        /// The highest role epoch that it has seen.
+        /// Highest role epoch that the peer has seen.
         epoch: u64,
-        /// The plan that a handshake with it would have.
+        /// Plan of a handshake with the peer.
         plan: HandshakePlan,
-        /// Its data has another generation than the local data.
+        /// True if the peer's data has another generation than the local data.
         differs: bool,
     },
 }
@@ -28,7 +28,7 @@ pub enum RoleAnswer {
 /// Answers by leg. Legs without a peer are `None`.
 pub type Answers = [Option<RoleAnswer>; PEERS_MAX];
 
-/// How a peer answers the announcement that this node takes the role
+/// Answer of a peer to the announcement that this node takes the role
 /// ([`Action::Announce`](super::Action::Announce)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerConsent {
@@ -36,13 +36,13 @@ pub enum PeerConsent {
     Unreachable,
     /// It serves no hosts, and that is durable.
     Yields,
-    /// It refuses hosts, and could not make that durable: its device hangs or has failed.
+    /// It refuses hosts, but could not make that durable: its device hangs or has failed.
     RefusesHosts,
     /// It serves hosts.
     Serves,
     /// It takes the role itself, or has promised it to a third node, under a later epoch.
     Later,
-    /// It answers, but not this: whether it serves is not known.
+    /// It answers, but does not say whether it serves.
     Unknown,
     /// Its release does not know the announcement.
     TooOld {
@@ -61,8 +61,8 @@ pub enum OperatorOrder {
     },
     /// Serve, although a peer may serve. A peer that answers is deposed first.
     ForceFailover {
-        /// Also serve data that a flush failure made unverified, or that is older in listed ranges,
-        /// or of a replica that was removed.
+        /// Also serve unverified data after a flush failure, older data in listed ranges, or the
+        /// data of a removed replica.
         unverified: bool,
     },
     /// Hand the role to this peer.
@@ -88,32 +88,32 @@ pub enum Event {
     Order(OperatorOrder),
     /// A peer announces that it takes the role. Decided at once, also during a change of role.
     Announced {
-        /// Its role epoch.
+        /// Role epoch of the peer.
         epoch: u64,
-        /// Without this node's consent.
+        /// True if it does not need this node's consent.
         forced: bool,
     },
     /// The peer takes the role by force, after [`Event::Announced`] was accepted.
     Deposed {
-        /// Its role epoch.
+        /// Role epoch of the peer.
         epoch: u64,
     },
     /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was
     /// accepted.
     Claimed {
-        /// The peer's place in [`MachineState::records`](super::MachineState::records).
+        /// Index of the peer in [`MachineState::records`](super::MachineState::records).
         by: usize,
-        /// Its role epoch.
+        /// Role epoch of the peer.
         epoch: u64,
     },
     /// The source has removed this replica from the mirror.
     Removed {
-        /// Its role epoch.
+        /// Role epoch of the source.
         epoch: u64,
     },
     /// A peer attaches as the source.
     Attached {
-        /// Its role epoch.
+        /// Role epoch of the source.
         epoch: u64,
     },
     /// The attached source hands its role to this node.
@@ -122,7 +122,7 @@ pub enum Event {
     Admitted(AdmittedBy),
     /// The peer answered [`Action::HandOver`](super::Action::HandOver).
     HandedOver(Handover),
-    /// The data is discarded for a peer's, by the operator or by policy.
+    /// The data is discarded for a peer's, by order or by policy.
     Discarded,
     /// The replica moves to another mirror of this node.
     Transferred,
@@ -137,7 +137,7 @@ pub enum Event {
     LeaseEnded,
     /// A handshake with a peer.
     HandshakeDone {
-        /// What to do about it.
+        /// Plan of the handshake.
         plan: HandshakePlan,
         /// Role epoch of the peer if it serves hosts and its claim is [`later`](super::later).
         prevailing: Option<u64>,
@@ -147,13 +147,14 @@ pub enum Event {
 /// The peer of [`Event::Admitted`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdmittedBy {
-    /// It is the peer that the role was handed to, if it was handed over.
+    /// True if the peer is the designated successor.
     pub successor: bool,
-    /// The highest role epoch that it has seen.
+    /// Highest role epoch that the peer has seen.
     pub epoch: u64,
-    /// That epoch is later than any that this node has seen, and of another node.
+    /// True if that epoch is later than any that this node has seen, and belongs to another node.
     pub overtaken: bool,
-    /// It cannot serve its data, which was discarded for this node's, or is unverified.
+    /// True if the peer cannot serve its data, which is unverified or was discarded for this
+    /// node's.
     pub unusable: bool,
 }
 

@@ -9,15 +9,16 @@ use super::{Transition, next};
 /// A step with which a member follows the leader of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Following {
-    /// The leader was handed over, or follows another source, so this member does or will: it gives
-    /// up its claim.
+    /// Give up the claim: the leader was handed over, or follows another source, so this member
+    /// does or will.
     StepBack,
-    /// The leader serves, and this member is served nowhere, unless its peers say otherwise.
+    /// Take the role: the leader serves, and this member is served nowhere, unless its peers say
+    /// otherwise.
     TakeRole,
 }
 
 impl Following {
-    /// The order that carries it out.
+    /// Order that carries out the step.
     pub fn order(self) -> OperatorOrder {
         match self {
             Following::StepBack => OperatorOrder::Demote,
@@ -26,7 +27,7 @@ impl Following {
     }
 }
 
-/// What a member of a group has to do to be where its leader is.
+/// Step of a member whose node differs from its leader's.
 pub fn following(state: &MachineState) -> Option<Following> {
     match (state.leader?, state.role) {
         (Leader::Follows, NodeRole::Waiting { .. })
@@ -48,7 +49,7 @@ pub fn following(state: &MachineState) -> Option<Following> {
 /// As [`next`]. The order is refused for all members then.
 pub fn next_in_group(state: &MachineState, order: OperatorOrder) -> Transition {
     match (order, state.role) {
-        // It was handed over before, or its source is there anyway.
+        // This member was handed over earlier, or its source is already on the other node.
         (OperatorOrder::HandOver(_), NodeRole::Target { attached: true, .. })
             if state.leader.is_some() =>
         {

@@ -95,7 +95,7 @@ fn take_over(state: &MachineState, leg: usize) -> Transition {
         _ if from.phase == LegPhase::Handshake(HandshakeOutcome::SplitBrain) => {
             Err(OrderRefusal::SplitBrain)
         }
-        // The peer decides: this side does not know whether it is in sync.
+        // The peer decides, because this side does not know whether it is in sync.
         _ => Ok((*state, Actions::of(&[Action::AskForRole(leg), Action::Reconnect]))),
     }
 }

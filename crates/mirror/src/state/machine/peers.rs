@@ -33,12 +33,12 @@ pub(super) fn promoted(state: &MachineState) -> Transition {
     state.serves(ServeClaim::Agreed, &[Action::EndAttachment])
 }
 
-/// Whether the handshake with this peer suffices to become the source without the operator. A
-/// source that designated a successor has to meet that peer, which may be serving out of sight.
-/// With several targets, each would conclude that it has to take over, so the operator decides;
-/// also if another node has announced or taken the role since, and may serve out of sight. A
-/// deposed source was replaced by an operator's order, and waits for another one, such as to
-/// discard the peer's data.
+/// Decides whether the handshake with this peer suffices to become the source without the operator:
+/// - a source that designated a successor must meet that peer, which may already be serving;
+/// - with several targets the operator decides, because each would conclude that it must take over;
+///   also if another node has announced or taken the role meanwhile, and may be serving;
+/// - a deposed source was replaced by an operator's order, and waits for another one, such as to
+///   discard the peer's data.
 pub(super) fn admitted(state: &MachineState, by: AdmittedBy) -> Transition {
     let several = state.has_several_peers();
     match state.role {

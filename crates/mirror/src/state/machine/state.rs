@@ -1,4 +1,4 @@
-//! State of the machine: the facts on which a change of role depends.
+//! State of the machine: the input of a change of role.
 //!
 //! Invariants:
 //! - [`MachineState`] is a plain value, which the mirror derives from its own state for each event;
@@ -15,28 +15,29 @@ use super::Transition;
 use super::action::{Action, Actions, ServeClaim};
 use super::refusal::OrderRefusal;
 
-/// The part of a mirror's state on which a change of role depends.
+/// Input of a change of role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MachineState {
-    /// This node's part.
+    /// Role of this node.
     pub role: NodeRole,
-    /// The local data.
+    /// State of the local data.
     pub disk: Disk,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
-    /// The superblock's records of peers, in the order in which they were met. A peer that was
-    /// replaced or is no longer configured keeps its record, so records do not belong to legs.
+    /// Records of peers in the superblock, in the order of their first handshake. A peer that was
+    /// replaced or is no longer configured keeps its record, so records do not correspond to legs.
     pub records: [PeerDataState; PEERS_MAX],
-    /// Epoch under which a peer takes the role: from its announcement until this node has acted on
-    /// it, which may wait for another change of role. 0: no announcement.
+    /// Epoch of a peer that takes the role: set from its announcement until this node has acted on
+    /// it, which may wait for another change of role. 0 without an announcement.
     pub promised: u64,
-    /// Epoch that this node has announced to its peers, until its order ends. 0: none announced.
+    /// Epoch that this node has announced to its peers, until its order ends. 0 without an
+    /// announcement.
     pub announced: u64,
-    /// The leader of the consistency group on this node, if this is another member of one.
+    /// State of the group's leader on this node, if this is another member of a group.
     pub leader: Option<Leader>,
 }
 
-/// State of the first member of a consistency group, which decides where the group is served.
+/// State of the first member of a consistency group, which decides about the node of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leader {
     /// It serves hosts.
@@ -52,7 +53,7 @@ pub enum Leader {
 }
 
 impl Leader {
-    /// From the role of the leader.
+    /// State for the role of a leader.
     pub fn of(role: NodeRole) -> Leader {
         match role {
             NodeRole::Serving { .. } => Leader::Serves,
@@ -79,14 +80,14 @@ pub enum NodeRole {
     Waiting {
         /// Role epoch.
         epoch: u64,
-        /// A peer was asked to take the role, and its answer is not known.
+        /// True if a peer was asked to take the role, and its answer is unknown.
         handed_over: bool,
     },
     /// A target.
     Target {
-        /// The highest role epoch that it has seen.
+        /// Highest role epoch that the peer has seen.
         epoch: u64,
-        /// A source is attached.
+        /// True if a source is attached.
         attached: bool,
     },
     /// A former source that another node replaced without its consent. Its data is kept for the
@@ -100,14 +101,14 @@ pub enum NodeRole {
 /// State of the local data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// Consistent. The peers' records say whether it is current.
+    /// Consistent; the records of the peers say whether it is current.
     Consistent,
     /// It never held data.
     Blank,
     /// A resync to it has not completed.
     Inconsistent,
-    /// A resync to it has copied all but the ranges that a device could not read or write, which
-    /// are listed.
+    /// A resync to it has copied everything but the listed ranges, which a device could not read or
+    /// write.
     Incomplete,
     /// A flush failed earlier, and no resync has completed since.
     Unverified,
@@ -129,7 +130,7 @@ pub struct Leg {
 /// The superblock's record of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerDataState {
-    /// No peer has been met.
+    /// No peer had a handshake.
     Unknown,
     /// It may have all data.
     Current,
@@ -149,7 +150,7 @@ impl NodeRole {
         }
     }
 
-    /// The same as it is stored in the superblock.
+    /// Role as it is stored in the superblock.
     pub fn stored(self) -> ReplicaRole {
         match self {
             NodeRole::Serving { .. } | NodeRole::Waiting { .. } => ReplicaRole::Source,
@@ -185,7 +186,7 @@ impl MachineState {
     }
 }
 
-/// Whether the local data may be served at all.
+/// Checks that the local data may be served at all.
 pub(crate) fn servable(state: &MachineState, unverified: bool) -> Result<(), OrderRefusal> {
     match state.disk {
         Disk::Consistent => Ok(()),

@@ -14,13 +14,14 @@ use super::event::PeerConsent;
 use super::refusal::OrderRefusal;
 use super::state::{MachineState, NodeRole, unchanged};
 
-/// Which of two nodes that both serve keeps serving: the later role epoch, else the greater UUID.
+/// True if the first of two serving nodes continues to serve: it has the later role epoch, or with
+/// equal epochs the greater UUID.
 pub fn later<Id: Ord>(one: (u64, Id), other: (u64, Id)) -> bool {
     one > other
 }
 
-/// Whether this node may begin to serve after [`Action::Announce`], with these answers. A peer that
-/// cannot be reached is the operator's responsibility if `forced`; a reachable peer must have
+/// Checks that this node may begin to serve after [`Action::Announce`], with these answers. With
+/// `forced`, an unreachable peer is the operator's responsibility; a reachable peer must have
 /// stopped.
 ///
 /// # Errors
@@ -31,7 +32,7 @@ pub fn consented(consents: &[PeerConsent], forced: bool) -> Result<(), OrderRefu
         PeerConsent::Serves => Some(OrderRefusal::PeerServes),
         PeerConsent::TooOld { serving: true } => Some(OrderRefusal::PeerTooOld),
         PeerConsent::Unknown => Some(OrderRefusal::Unconfirmed),
-        // After a restart it could take the role by itself.
+        // After a restart, the peer could take the role by itself.
         PeerConsent::RefusesHosts if !forced => Some(OrderRefusal::Unconfirmed),
         PeerConsent::Unreachable if !forced => Some(OrderRefusal::PeerSilent),
         _ => None,
@@ -69,15 +70,15 @@ pub(super) fn announced(state: &MachineState, epoch: u64, forced: bool) -> Trans
 pub(super) fn deposed(state: &MachineState, epoch: u64) -> Transition {
     let after = MachineState { promised: 0, ..*state };
     Ok(match state.role {
-        // It was promoted under a later epoch since.
+        // This node was promoted under a later epoch since.
         NodeRole::Serving { epoch: own } if own >= epoch => return Err(OrderRefusal::Fenced),
         NodeRole::Serving { .. } | NodeRole::Waiting { .. } => depose(&after, epoch),
         _ => after.steps_back(epoch),
     })
 }
 
-/// A stopped source stays the source, because its claim to have the best data counts at handshakes.
-/// As after a switchover without an answer, it has to meet the peer before it serves again.
+/// A stopped source stays the source, because handshakes count its claim to the best data. It
+/// serves again only after a handshake with the peer, as after a switchover without an answer.
 pub(super) fn claimed(state: &MachineState, by: usize, claimed: u64) -> Transition {
     let after = MachineState { promised: 0, ..*state };
     Ok(match state.role {
@@ -90,7 +91,7 @@ pub(super) fn claimed(state: &MachineState, by: usize, claimed: u64) -> Transiti
     })
 }
 
-/// The source stays away from now on, so the data grows old.
+/// The source does not return, so the data becomes outdated.
 pub(super) fn removed(state: &MachineState, epoch: u64) -> Transition {
     if let NodeRole::Serving { .. } = state.role {
         return Err(OrderRefusal::Serving);
@@ -107,7 +108,7 @@ pub(super) fn removed(state: &MachineState, epoch: u64) -> Transition {
     })
 }
 
-/// Steps aside for a node with a later claim. What this node has written alone is kept.
+/// Steps aside for a node with a later claim. Writes of this node alone are kept.
 fn depose(state: &MachineState, by: u64) -> (MachineState, Actions) {
     let serves = matches!(state.role, NodeRole::Serving { .. });
     // Calls are in flight also if hosts were refused at the announcement.
@@ -148,8 +149,8 @@ pub(super) fn handshake_done(
 }
 
 impl MachineState {
-    /// A node that is no source follows an announcement. A third node that returns learns of the
-    /// epoch from it, also after a restart; of two nodes, the other one has announced it.
+    /// A node that is no source acts on an announcement. Its record reports the epoch to a third
+    /// node that returns, also after a restart; with two nodes, the other one has announced it.
     fn steps_back(self, epoch: u64) -> (MachineState, Actions) {
         let seen = |own: u64| if self.has_several_peers() { own.max(epoch) } else { own };
         let (role, mut actions) = match self.role {

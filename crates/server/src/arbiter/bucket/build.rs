@@ -50,7 +50,7 @@ const GOOGLE_IDENTITY: &str = "GOOGLE_APPLICATION_CREDENTIALS";
 /// Content of the file with credentials.
 pub(super) type Secret = Option<Zeroizing<String>>;
 
-/// The library's client, and what it was made of.
+/// Client of the library, and its configuration.
 pub(super) struct Client {
     pub(super) store: Box<dyn ObjectStore>,
     pub(super) cloud: Cloud,

@@ -41,7 +41,7 @@ const SOUND_AFTER_FLAW: u32 = 3;
 /// Longest part of the probe's name that is the machine's, in bytes: as long as Linux's host names.
 const NODE_NAME_MAX: usize = 64;
 
-/// What is known of the store's conditional writes.
+/// Support of the store for conditional writes, as far as it is known.
 enum Conditions {
     /// Not checked yet: the store has not answered, for this reason.
     Unknown(String),
@@ -74,8 +74,8 @@ impl Bucket {
         })
     }
 
-    /// Probes the store until it has answered. A flaw is looked for again, because a stranger who
-    /// removes or restores the probe's object causes one in an honest store; a second one counts.
+    /// Probes the store until it has answered. A flaw counts only if it is found twice: a third
+    /// party that removes or restores the probe's object causes one in a sound store.
     pub(super) async fn prove(&self) {
         let mut sound = 0;
         let mut needed = 1;

@@ -49,7 +49,7 @@ pub(super) const DESIRED_STATES: [DesiredState; 3] =
 /// State shared with the host tasks.
 pub(super) struct World {
     pub(super) lines: RefCell<[Line; 2]>,
-    /// The node lost power since its data was last known to be complete.
+    /// True if the node lost power since its data was last known to be complete.
     pub(super) lost_power: [Cell<bool>; 2],
     pub(super) mirrors: RefCell<[Option<Arc<Mirror>>; 2]>,
     pub(super) stop: Rc<Cell<bool>>,
@@ -216,7 +216,7 @@ impl Cluster {
         sizes.iter().rev().find_map(|end| {
             let slots = [read(end - 8192), read(end - 4096)];
             let found = newest(slots, |superblock| superblock.sequence).ok()?.1;
-            // After growth by one page, one slot is where the other would be.
+            // After growth by one page, one slot is at the former place of the other.
             (found.device_bytes == *end).then_some(found)
         })
     }

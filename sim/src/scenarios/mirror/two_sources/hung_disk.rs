@@ -31,9 +31,9 @@ fn deposed_source_with_hung_disk_refuses_at_once() {
     pair.becomes_in_sync(1);
 }
 
-/// A source whose own disk hangs serves its hosts through the target that is in sync, and the role
-/// can be moved, given up or stopped within a minute. Writes that were given up never reach a
-/// replica that was opened again.
+/// A source whose own disk hangs serves its hosts through the target in sync, and the role can be
+/// moved, given up or stopped within a minute. Abandoned writes never reach a replica that was
+/// opened again.
 #[test]
 fn hung_disk_stalls_neither_hosts_nor_orders() {
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -81,7 +81,7 @@ fn hung_disk_stalls_neither_hosts_nor_orders() {
     }
 }
 
-/// Without a target in sync, a hung disk is waited for: no other copy exists.
+/// Without a target in sync, calls wait for the hung disk, because no other copy exists.
 #[test]
 fn hung_disk_without_target_is_waited_for() {
     let pair = Pair::new(11, |_| {});
@@ -94,8 +94,8 @@ fn hung_disk_without_target_is_waited_for() {
     pair.becomes_in_sync(0);
 }
 
-/// A disk that hangs only after the hosts were refused delays no order for longer than a minute.
-/// The role still moves to the peer, and orders that end the service report the disk.
+/// A disk that hangs after hosts were refused delays no order for longer than a minute. The role
+/// still moves to the peer, and orders that end the service report the disk.
 #[test]
 fn disk_that_hangs_after_refusal_delays_no_order() {
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -148,8 +148,8 @@ fn failover_with_hung_disk_ends_with_an_error() {
     assert_eq!(pair.active(), [0]);
 }
 
-/// A deposed source whose flush failed, or whose disk hung until its operator's order gave it up,
-/// is reopened when the disk is back, as a target is. Its data is kept until the operator decides.
+/// A deposed source whose flush failed, or whose hung disk an operator's order abandoned, is
+/// reopened when the disk is back, like a target. Its data is kept until the operator decides.
 #[test]
 fn deposed_source_with_failed_disk_is_reopened() {
     for hangs in [false, true] {
@@ -184,7 +184,7 @@ fn deposed_source_with_failed_disk_is_reopened() {
     }
 }
 
-/// `pause` on a source with a hung disk and no other copy reports that, and takes effect later.
+/// `pause` on a source with a hung disk and no other copy reports the disk, and takes effect later.
 /// Its hosts stay connected.
 #[test]
 fn pause_with_hung_disk_is_answered_and_takes_effect() {
@@ -201,8 +201,8 @@ fn pause_with_hung_disk_is_answered_and_takes_effect() {
     assert_eq!((pair.state(0), pair.read(0, 5)), (MirrorState::Paused, 1));
 }
 
-/// A replica that is closed to be reopened waits for a write that its disk holds. An order is
-/// refused meanwhile, and does not wait with it.
+/// A replica that is closed to be reopened waits for a write on its hung disk. Orders are refused
+/// meanwhile, without waiting.
 #[test]
 fn closing_replica_answers_orders() {
     let pair = Pair::new(31, |_| {});

@@ -1,5 +1,5 @@
-//! Orders of operators: which failovers need force, and what follows when orders or a switchover
-//! overlap.
+//! Orders of operators: failovers that need force, and orders that overlap each other or a
+//! switchover.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -108,7 +108,7 @@ fn pause_and_break_interrupt_a_resync() {
     }
 }
 
-/// Orders that make no sense in a state are refused, and say why.
+/// Orders that do not fit the state are refused with the reason.
 #[test]
 fn orders_are_refused_with_reasons() {
     let pair = Pair::new(8, |_| {});
@@ -131,8 +131,8 @@ fn orders_are_refused_with_reasons() {
     assert_eq!(carry_on, refused(OrderRefusal::SplitBrain));
 }
 
-/// The peer's operator forces a failover while the role is handed to the peer. The old source,
-/// whose offer is declined then, does not serve again.
+/// The peer's operator forces a failover while the role is being handed to the peer. The old
+/// source, whose offer is then declined, does not serve again.
 #[test]
 fn forced_failover_during_switchover_leaves_one_source() {
     for seed in 0..10 {
@@ -184,8 +184,8 @@ fn forced_failover_elsewhere_in_switchover_is_safe() {
     }
 }
 
-/// A source that answers and does not confirm that it stopped keeps its role, whatever happened to
-/// the request. Repeated, the order succeeds.
+/// A source that answers, but does not confirm that it stopped, keeps its role, whatever happened
+/// to the request. The repeated order succeeds.
 #[test]
 fn forced_failover_waits_for_reachable_source() {
     let pair = Pair::new(23, |_| {});
@@ -203,8 +203,8 @@ fn forced_failover_waits_for_reachable_source() {
     assert_eq!(pair.active(), [1]);
 }
 
-/// Two operators order a failover at the same time, on both targets of a source that was stopped,
-/// or by force on targets that reach each other: one becomes the source.
+/// Two operators order a failover at the same time, on both targets of a stopped source, or by
+/// force on targets that reach each other: one target becomes the source.
 #[test]
 fn concurrent_failovers_make_one_source() {
     for force in [false, true] {
@@ -237,14 +237,14 @@ fn concurrent_failovers_make_one_source() {
     }
 }
 
-/// A stopped source that answers leads: neither target takes its role without force, so it never
-/// consents to two claims, of which the second would replace the successor that it recorded.
+/// A stopped source that answers leads: neither target takes its role without force. So it never
+/// consents to two claims, of which the second would replace its designated successor.
 #[test]
 fn stopped_source_that_answers_is_not_claimed() {
     for seed in 0..5 {
         let trio = Trio::new(seed, |_| {});
         trio.write(0, 5, 1).expect("all are there");
-        // It meets no peer as its source, so it does not serve again.
+        // Its handshakes as the source fail, so it does not serve again.
         trio.network().set_outcome(|request| match request {
             PeerRequest::Attach(_) => CallOutcome::Lost,
             PeerRequest::Claim { .. } => panic!("the role is claimed"),

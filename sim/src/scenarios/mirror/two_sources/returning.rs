@@ -15,7 +15,7 @@ use super::super::link::{CallOutcome, Stage};
 use super::super::pair::{BLOCK, DATA, Pair, Trio};
 use super::{A_WHILE, SILENT, at_most_one_serves, begin, careful_failover, failover, never_serves};
 
-/// A cut link says nothing about the other node: only `--force` promotes. When the link is mended
+/// A cut link proves nothing about the other node: only `--force` promotes. When the link is back,
 /// the later source serves; the other refuses its hosts, and keeps its data for the operator.
 #[test]
 fn healed_link_leaves_the_later_source() {
@@ -60,7 +60,7 @@ fn healed_link_leaves_the_later_source() {
     }
 }
 
-/// If only one of both was written, it serves, whichever was promoted later: nothing is lost.
+/// If only one of both was written, it serves, whichever was promoted later, so nothing is lost.
 #[test]
 fn healed_link_leaves_the_only_written_source() {
     let pair = Pair::new(9, |_| {});
@@ -90,8 +90,8 @@ fn deposed_data_can_be_kept() {
     assert_eq!((pair.active(), pair.read(0, 6)), (vec![0], 1));
 }
 
-/// A serves with the operator's consent when B, which was promoted earlier and written to, returns.
-/// B does not serve for a moment, whichever policy decides about its data.
+/// A serves with the operator's consent when B returns, which was promoted earlier and written to.
+/// B must not serve for a moment, whichever policy decides about its data.
 #[test]
 fn returning_source_yields_to_serving_peer() {
     for policy in [AfterSplitBrain::Manual, AfterSplitBrain::KeepServing] {
@@ -129,8 +129,8 @@ fn returning_source_yields_to_serving_peer() {
     }
 }
 
-/// A source whose peer is recorded as out of date asks it before it serves. A peer that does not
-/// answer within five seconds is not waited for.
+/// A source whose peer is recorded as out of date asks the peer before it serves. It waits at most
+/// five seconds for an answer.
 #[test]
 fn restarted_source_asks_its_peer_first() {
     let pair = Pair::new(3, |_| {});
@@ -155,8 +155,8 @@ fn restarted_source_asks_its_peer_first() {
     never_serves(&pair, 0, A_WHILE);
 }
 
-/// A demoted source stays demoted. Its link is up again before the role is recorded, and met a peer
-/// that it led as the source. Found with real processes: it served again after 80 ms.
+/// Regression: a demoted source stays demoted. Its link was back before the role was recorded, and
+/// it led at a handshake. In real processes, it served again after 80 ms.
 #[test]
 fn demoted_source_does_not_take_the_role_back() {
     for seed in 0..5 {
@@ -175,8 +175,8 @@ fn demoted_source_does_not_take_the_role_back() {
     }
 }
 
-/// A source with two targets returns after one of them was promoted. It meets the other target
-/// first, which is equal, and asks all peers before it takes the role.
+/// A source with two targets returns after one of them was promoted. Its first handshake is with
+/// the other target, which is equal. It must ask all peers before it takes the role.
 #[test]
 fn returning_source_asks_the_third_node() {
     let trio = Trio::new(13, |_| {});
@@ -185,7 +185,7 @@ fn returning_source_asks_the_third_node() {
     trio.part(1, 2);
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
     trio.write(1, 6, 2).expect("it runs degraded");
-    // Its link to the promoted node carries questions, and no session.
+    // Its link to the promoted node carries questions, but no session.
     trio.network().set_outcome(|request| match request {
         PeerRequest::Attach(_) => CallOutcome::Lost,
         _ => CallOutcome::Arrives,
@@ -201,7 +201,7 @@ fn returning_source_asks_the_third_node() {
     trio.becomes_in_sync(1);
 }
 
-/// A source that was stopped and returns while another node is promoted does not serve beside it.
+/// A stopped source that returns while another node is promoted does not serve beside that node.
 #[test]
 fn returning_source_does_not_serve_beside_a_failover() {
     for seed in 0..20 {
@@ -225,10 +225,10 @@ fn returning_source_does_not_serve_beside_a_failover() {
     }
 }
 
-/// A source returns after a forced failover of one of its targets, which is cut off by now. It
-/// meets the other target, which the promoted node has told of its epoch and not brought up to
-/// date, or not completely: equal data does not entitle the source. The target may restart in
-/// between.
+/// A source returns after a forced failover of one of its targets, which is now cut off. Its
+/// handshake is with the other target, which received the epoch from the promoted node, and was not
+/// brought up to date, or not completely: equal data does not entitle the source. The target may
+/// restart in between.
 #[test]
 fn returning_source_yields_to_an_announced_epoch() {
     for seed in 0..20 {
@@ -258,7 +258,7 @@ fn returning_source_yields_to_an_announced_epoch() {
     }
 }
 
-/// As above, while the announcement arrives: the source has identified the target before, and
+/// As above, while the announcement arrives: the source has identified the target earlier, and
 /// attaches afterwards.
 #[test]
 fn source_does_not_attach_across_an_announcement() {
@@ -277,7 +277,7 @@ fn source_does_not_attach_across_an_announcement() {
         trio.network().set_watcher(move |node, request, stage| {
             let mut seen = seen.borrow_mut();
             match request {
-                // A source that was admitted before may serve.
+                // A source that was admitted earlier may serve.
                 PeerRequest::Depose { .. } if node == third && stage == Stage::Done => {
                     seen.0 = !seen.2 && !returning.is_serving();
                 }
@@ -306,8 +306,8 @@ fn source_does_not_attach_across_an_announcement() {
     assert!(refused > 0, "no source attached late");
 }
 
-/// The winner of a claim crashes before it has recorded its promotion. The deposed source stays so
-/// until an order, although its peer does not serve and has no more data than it.
+/// The winner of a claim crashes before it has recorded its promotion. The deposed source stays
+/// deposed until an order, although its peer does not serve and has no newer data.
 #[test]
 fn deposed_source_waits_for_an_order() {
     for alone in [false, true] {
@@ -337,7 +337,7 @@ fn deposed_source_waits_for_an_order() {
             never_serves(&pair, index, A_WHILE);
         }
         assert_eq!(pair.superblock(1).role, ReplicaRole::Target);
-        // The data of the deposed source is the newer one, or both are equal.
+        // The data of the deposed source is newer, or both are equal.
         let refused = alone.then_some(Err(RoleError::Refused(OrderRefusal::PeerLeads)));
         assert_eq!(careful_failover(&pair, 1), refused.unwrap_or(Ok(())));
         if alone {
