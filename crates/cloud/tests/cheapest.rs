@@ -133,7 +133,8 @@ fn carries(catalog: &Catalog, configuration: &DiskConfiguration, need: &Need) ->
             .predict(configuration, &workload)
             .is_ok_and(|found| found.allowed.iops >= iops * (1.0 - 1e-9))
     };
-    let iops = read.is_none_or(|read| enough(need.block_bytes, read, total));
+    // A need of capacity alone still needs a disk that is sold.
+    let iops = enough(need.block_bytes, read.unwrap_or(100.0), total);
     let reads = read.map_or(vec![100.0, 0.0], |read| vec![read]);
     let throughput = need.bytes_per_s == 0.0
         || reads.into_iter().all(|read| enough(BLOCK, read, need.bytes_per_s / BLOCK as f64));
