@@ -313,6 +313,7 @@ impl<'a> Placement<'a> {
             None => {
                 let size = units.size_of(configuration.size_bytes);
                 self.check_size(size)?;
+                self.check_all(size * f64::from(configuration.disks))?;
                 size
             }
         };
@@ -350,7 +351,7 @@ impl<'a> Placement<'a> {
         }
     }
 
-    fn check_count(&self, disks: u32) -> Result<(), PlanError> {
+    pub(crate) fn check_count(&self, disks: u32) -> Result<(), PlanError> {
         let counts = self.local_counts();
         if counts.iter().any(|range| range.contains(disks)) {
             return Ok(());
@@ -383,6 +384,19 @@ impl<'a> Placement<'a> {
             (None, None) => "write a size above 0".to_owned(),
         };
         Err(PlanError::input(found, accepted))
+    }
+
+    /// # Errors
+    /// More than a machine takes, of all its disks together.
+    pub(crate) fn check_all(&self, size: f64) -> Result<(), PlanError> {
+        let unit = self.catalog.units.size.name();
+        match self.disk.size_gb_max_vm {
+            Some(most) if size > most => Err(PlanError::input(
+                format!("{} of {} in all", size_text(size, unit), self.kind),
+                format!("a machine takes up to {most} {unit}"),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// IOPS and throughput of a disk of `size` with these requests.

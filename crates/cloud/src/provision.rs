@@ -13,12 +13,15 @@ pub struct Purchase {
 
 impl Purchase {
     fn contains(&self, value: f64) -> bool {
+        // A disk without IOPS does nothing; the smallest purchase is not always known.
+        let some = value > 0.0 || self.max == 0.0;
         // A value computed from a ratio may miss its own bound in the last binary digit.
-        value >= self.min * (1.0 - 1e-12) && value <= self.max * (1.0 + 1e-12)
+        some && value >= self.min * (1.0 - 1e-12) && value <= self.max * (1.0 + 1e-12)
     }
 
     fn text(&self, unit: &str) -> String {
         match self.max.is_finite() {
+            true if self.min == 0.0 => format!("write more than 0, up to {} {unit}", self.max),
             true => format!("write {} to {} {unit}", self.min, self.max),
             false => format!("write {} {unit} or more", self.min),
         }
@@ -39,8 +42,25 @@ impl ProvisionedRule {
         if self.iops_per_mb_per_s.is_some() {
             return None;
         }
-        let max = least([self.iops_max, self.iops_per_gb_max.map(|rate| rate * size)]);
+        let by_size = self.iops_max_of_size(size);
+        let max = least([self.iops_max, self.iops_per_gb_max.map(|rate| rate * size), by_size]);
         Some(Purchase { min: self.iops_min.unwrap_or(0.0), max })
+    }
+
+    /// IOPS that a disk of `size` is known to sell; `None` without rows by size.
+    fn iops_max_of_size(&self, size: f64) -> Option<f64> {
+        let rows = &self.iops_max_by_size;
+        let row = rows.iter().rfind(|row| row.size_gb_min <= size * (1.0 + 1e-12));
+        row.or(rows.first()).map(|row| row.iops)
+    }
+
+    /// Smallest size that is known to sell `iops`; `None` if no size is.
+    pub(crate) fn size_for_iops(&self, iops: f64) -> Option<f64> {
+        let rows = &self.iops_max_by_size;
+        if rows.is_empty() {
+            return Some(0.0);
+        }
+        rows.iter().find(|row| iops <= row.iops).map(|row| row.size_gb_min)
     }
 
     /// Purchasable throughput of a disk of `size` with `iops`; `None` if throughput follows the
@@ -76,6 +96,7 @@ impl ProvisionedRule {
         iops: Option<f64>,
         throughput: Option<f64>,
     ) -> Result<(Option<f64>, Option<f64>), PlanError> {
+        self.check_known(kind, size, iops)?;
         let iops = match self.iops_range(size) {
             Some(range) => Some(bought(kind, "IOPS", "--iops", range, iops, self.iops_default)?),
             None if iops.is_some() => return Err(derived(kind, "IOPS", "throughput")),
@@ -99,6 +120,21 @@ impl ProvisionedRule {
             Some(self.iops_max.map_or(rate * throughput, |most| (rate * throughput).min(most)))
         });
         Ok((iops, throughput))
+    }
+}
+
+impl ProvisionedRule {
+    /// Refuses IOPS that larger disks sell, if no source says that this size does.
+    fn check_known(&self, kind: &str, size: f64, iops: Option<f64>) -> Result<(), PlanError> {
+        let (Some(iops), Some(known)) = (iops, self.iops_max_of_size(size)) else { return Ok(()) };
+        match self.size_for_iops(iops) {
+            Some(_) if iops > known && iops >= self.iops_min.unwrap_or(0.0) => {
+                Err(PlanError::NotKnown(format!(
+                    "whether {kind} of this size sells {iops} IOPS; {known} are known"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -185,7 +221,7 @@ mod tests {
         for (kind, size, iops, rate, wanted) in [
             ("hyperdisk-balanced", 500.0, Some(160001.0), None, "write 3000 to 160000 IOPS"),
             ("hyperdisk-balanced", 500.0, None, Some(751.0), "write 140 to 750 MiB/s"),
-            ("hyperdisk-extreme", 64.0, Some(64001.0), None, "write 0 to 64000 IOPS"),
+            ("hyperdisk-extreme", 64.0, Some(64001.0), None, "write more than 0, up to 64000 IOPS"),
             ("hyperdisk-extreme", 64.0, Some(8000.0), Some(1.0), "it follows the IOPS"),
             ("hyperdisk-throughput", 2048.0, None, Some(181.0), "write 20 to 180 MiB/s"),
             ("hyperdisk-throughput", 32768.0, None, Some(159.0), "write 160 to 2400 MiB/s"),

@@ -85,7 +85,9 @@ impl Recommender<'_, '_> {
                 |other: &&Cap<'_>| other.kind == cap.kind && other.dimension == cap.dimension;
             caps.iter().find(same).map_or(f64::INFINITY, |cap| self.mix.iops_under_one(cap))
         };
-        let largest = self.placement.disk.size_gb_max.unwrap_or(SIZE_TRIED_MAX).floor();
+        let disk = self.placement.disk;
+        let of_machine = disk.size_gb_max_vm.map_or(f64::INFINITY, |most| most / disks);
+        let largest = disk.size_gb_max.unwrap_or(SIZE_TRIED_MAX).min(of_machine).floor();
         let most = at(largest);
         if most <= at(self.demand.size) {
             return vec![Recommendation::OtherType];

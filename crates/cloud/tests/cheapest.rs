@@ -31,6 +31,7 @@ title = "By size"
 source = ["own"]
 size_gb_min = 2
 size_gb_max = 24
+size_gb_max_vm = 40
 block_kb_min_for_throughput = 100
 [type.scaled.volume]
 source = ["own"]
@@ -56,6 +57,7 @@ block_kb_min_for_throughput = 100
 source = ["own"]
 iops_min = 3
 iops_max = 24
+iops_max_by_size = [{ size_gb_min = 1, iops = 6 }, { size_gb_min = 5, iops = 24 }]
 iops_per_gb_max = 2
 iops_default = 3
 iops_free = 3
@@ -131,7 +133,8 @@ fn carries(catalog: &Catalog, configuration: &DiskConfiguration, need: &Need) ->
             .predict(configuration, &workload)
             .is_ok_and(|found| found.allowed.iops >= iops * (1.0 - 1e-9))
     };
-    let iops = read.is_none_or(|read| enough(need.block_bytes, read, total));
+    // A need of capacity alone still needs a disk that is sold.
+    let iops = enough(need.block_bytes, read.unwrap_or(100.0), total);
     let reads = read.map_or(vec![100.0, 0.0], |read| vec![read]);
     let throughput = need.bytes_per_s == 0.0
         || reads.into_iter().all(|read| enough(BLOCK, read, need.bytes_per_s / BLOCK as f64));
@@ -305,7 +308,7 @@ fn machine_prices_change_order() {
     assert_eq!((best.machine.name.as_str(), best.usd_machine), ("b-standard-4", Some(1.0)));
     assert_eq!(best.cost.sources, ["price-file"]);
     assert!(answer.found.iter().all(|found| found.machine.name != "a-standard-1"));
-    assert!(answer.not_known.iter().any(|what| what.ends_with("of machines of a")));
+    assert!(answer.not_known.iter().any(|what| what.ends_with(" of a-standard-1")));
 }
 
 #[test]
@@ -405,4 +408,86 @@ fn distinct_search_has_one_row_per_type_and_family() {
         assert!(seen.insert((&found.kind, &found.machine.family)), "{found:?}");
     }
     assert!(answer.found.len() > 3);
+}
+
+fn of_current(read_iops: f64, capacity_bytes: u64, scope: &Scope) -> CheapestReport {
+    let need = Need {
+        read_iops,
+        write_iops: 0.0,
+        bytes_per_s: 0.0,
+        capacity_bytes,
+        block_bytes: 4 << 10,
+        at_once: true,
+    };
+    let catalog = Catalog::builtin("gcp-current").unwrap();
+    catalog.cheapest(&need, scope, &Prices::default(), (1000, false)).unwrap()
+}
+
+const TB: u64 = 1_000_000_000_000;
+
+/// Regression test: one disk of 8 PiB was offered, because no largest size was known.
+#[test]
+fn disks_that_no_source_knows_are_not_offered() {
+    let scope = Scope::default();
+    let answer = of_current(0.0, 9000 * TB, &scope);
+    assert!(answer.found.is_empty(), "{:?}", answer.found[0]);
+    let shortfall = answer.shortfall.expect("nothing is found");
+    assert_eq!(
+        (shortfall.unmet.as_slice(), shortfall.nearest),
+        (&[Requirement::Capacity][..], None)
+    );
+    for found in of_current(0.0, 500 * TB, &scope).found {
+        assert!(found.size <= 65536.0 && !found.kind.starts_with("pd-"), "{found:?}");
+        // Regression test: a disk of Hyperdisk Extreme without any IOPS was an answer.
+        assert_ne!(found.iops, Some(0.0), "{found:?}");
+    }
+    let nearest = of_current(10_000_000.0, 2 * TB, &scope).shortfall.and_then(|one| one.nearest);
+    let nearest = nearest.expect("something carries a part");
+    let unknown = nearest.kind == "hyperdisk-balanced" && nearest.size < 320.0;
+    assert!(!unknown || nearest.iops <= Some(3600.0), "{nearest:?}");
+}
+
+/// Regression test: any IOPS were sold with a disk of any size.
+#[test]
+fn small_hyperdisks_sell_what_is_known() {
+    let catalog = Catalog::builtin("gcp-current").unwrap();
+    let predicted = |gib: u64, iops: f64| {
+        let machine = "c4-standard-96";
+        let disk = DiskConfiguration::new(catalog, "hyperdisk-balanced", gib << 30, machine);
+        let disk = DiskConfiguration { provisioned_iops: Some(iops), ..disk.unwrap() };
+        catalog.predict(&disk, &Workload::random(4096, 100))
+    };
+    for (gib, iops) in [(10, 3000.0), (100, 3600.0), (320, 100_000.0)] {
+        let found = predicted(gib, iops).unwrap().total.iops;
+        assert!((found - iops).abs() < 1e-6, "{gib}: {found}");
+    }
+    for (gib, iops) in [(10, 100_000.0), (99, 3600.0), (319, 3601.0)] {
+        let error = predicted(gib, iops).unwrap_err();
+        assert!(matches!(error, flagstone_cloud::PlanError::NotKnown(_)), "{error}");
+    }
+}
+
+/// Regression test: a family was said to be left out, and recommended above.
+#[test]
+fn left_out_machines_are_named() {
+    let scope = Scope { machines: vec!["e2".to_owned()], ..Scope::default() };
+    let answer = of_current(10_000.0, TB, &scope);
+    assert!(answer.found.iter().any(|found| found.kind == "pd-balanced"));
+    let line = answer.not_known.iter().find(|line| line.starts_with("limits of pd-balanced,"));
+    assert!(line.is_none_or(|line| !line.contains("of machines of e2")), "{line:?}");
+    let whole = answer.not_known.iter().filter(|line| line.contains("of machines of"));
+    for line in whole {
+        let kind = line.split(' ').nth(2).unwrap().trim_end_matches(',');
+        assert!(answer.found.iter().all(|found| found.kind != kind), "{line}");
+    }
+}
+
+#[test]
+fn iops_by_size_are_in_order() {
+    for (row, other) in
+        [("size_gb_min = 5, iops = 24", "size_gb_min = 1, iops = 24"), ("iops = 6", "iops = 60")]
+    {
+        let error = Catalog::parse("small", &SMALL.replace(row, other)).unwrap_err().to_string();
+        assert!(error.contains("iops_max_by_size is out of order"), "{error}");
+    }
 }

@@ -93,8 +93,7 @@ fn experiment_a_on_c2() {
     let traffic = |finding: &Cause| matches!(finding, Cause::OtherTraffic { .. });
     assert!(!found.hypotheses.iter().any(traffic), "so little is left by no traffic");
     // The catalog has exactly this observation, of the same machine and disk.
-    let observed =
-        |finding: &Cause| matches!(finding, Cause::Observed { source } if source.contains("SIOS"));
+    let observed = |finding: &Cause| matches!(finding, Cause::Observed { source, .. } if source.contains("SIOS"));
     assert!(observed(&found.hypotheses[0]), "{:?}", found.hypotheses);
     let deeper = |change: &Recommendation| matches!(change, Recommendation::DeeperQueue(_));
     assert!(!found.recommendations.iter().any(deeper), "nothing proves a latency");

@@ -57,6 +57,36 @@ pub fn paragraph(text: &str, width: u16) -> Vec<String> {
     wrapped_rows(&[vec![text.to_owned()]], width)
 }
 
+/// Text in lines of at most `width` characters, broken at spaces and, in longer words, at hyphens.
+pub fn folded(text: &str, width: usize) -> String {
+    let mut out = String::new();
+    let mut used = 0;
+    for word in text.split(' ') {
+        let whole = word.chars().count();
+        if used > 0 && used + 1 + whole > width {
+            out.push('\n');
+            used = 0;
+        } else if used > 0 {
+            out.push(' ');
+            used += 1;
+        }
+        let pieces: Vec<&str> = match whole > width {
+            true => word.split_inclusive('-').collect(),
+            false => vec![word],
+        };
+        for piece in pieces {
+            let length = piece.chars().count();
+            if used > 0 && used + length > width {
+                out.push('\n');
+                used = 0;
+            }
+            out += piece;
+            used += length;
+        }
+    }
+    out
+}
+
 fn wrapped(mut table: Table, width: u16) -> Vec<String> {
     for column in table.column_iter_mut() {
         column.set_constraint(ColumnConstraint::UpperBoundary(Width::Fixed(width + 2)));
@@ -98,6 +128,14 @@ mod tests {
         let body = [cells(&["a", "10"]), cells(&["bcd", "9"])];
         assert_eq!(lines(&[("of", Left), ("n", Right)], &body), ["of    n", "a    10", "bcd   9"]);
         assert_eq!(rows(&[Left, Right], &body), ["a    10", "bcd   9"]);
+    }
+
+    #[test]
+    fn folded_text_breaks_at_spaces_and_long_words_at_hyphens() {
+        assert_eq!(folded("1 x 20 GiB pd-ssd", 10), "1 x 20 GiB\npd-ssd");
+        assert_eq!(folded("of a-long-name, b", 7), "of\na-long-\nname, b");
+        assert_eq!(folded("short", 10), "short");
+        assert_eq!(folded("", 10), "");
     }
 
     #[test]

@@ -63,6 +63,9 @@ pub struct FioDirection {
     /// Measured time, in ms.
     pub runtime: u64,
     pub iops_stddev: f64,
+    /// Mean of the samples over time, which `iops_stddev` is of.
+    pub(crate) iops_mean: f64,
+    pub(crate) iops_samples: u64,
     /// Total latency, from submission to completion.
     #[serde(rename = "lat_ns")]
     pub(crate) lat: FioLatency,
@@ -86,6 +89,14 @@ impl FioDirection {
             ios if ios > self.total_ios && seconds > 0.0 => ios as f64 / seconds,
             _ => self.iops,
         }
+    }
+
+    /// Standard deviation of the IOPS over time, as a part of their mean; `None` with too few
+    /// samples, or if they are not of all I/O.
+    pub(crate) fn iops_deviation(&self) -> Option<f64> {
+        const SAMPLES_MIN: u64 = 10;
+        let whole = (self.iops_mean / self.iops - 1.0).abs() <= 0.1;
+        (self.iops_samples >= SAMPLES_MIN && whole).then(|| self.iops_stddev / self.iops_mean)
     }
 
     /// The latency that has percentiles: total latency, or else completion latency.
@@ -269,7 +280,7 @@ fn check(job: &JobOutput) -> Result<(), String> {
     let mut figures = vec![("usr_cpu", job.usr_cpu), ("sys_cpu", job.sys_cpu)];
     for side in [&job.read, &job.write, &job.trim, &job.mixed] {
         figures.extend([("iops", side.iops), ("bw_bytes", side.bw_bytes)]);
-        figures.push(("iops_stddev", side.iops_stddev));
+        figures.extend([("iops_stddev", side.iops_stddev), ("iops_mean", side.iops_mean)]);
         for latency in [&side.lat, &side.clat] {
             figures.extend([("mean", latency.mean), ("stddev", latency.stddev)]);
             figures.extend([("min", latency.min), ("max", latency.max)]);

@@ -5,7 +5,7 @@
 //! are `None`.
 
 use crate::fio::options::OfJob;
-use crate::fio::output::{FioDirection, JobOutput, Output, shown};
+use crate::fio::output::{FioDirection, FioLatency, JobOutput, Output, shown};
 use crate::limits::{DEPTH, THREADS};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,6 +43,11 @@ pub struct FioPhase {
     /// CPU time of the busiest job, in % of one CPU; of a group, the mean of its jobs.
     pub busiest_percent: f64,
     pub errors: Vec<(String, i64)>,
+    /// Percentages and latencies in µs, ascending. Empty if not measured, or of several jobs or of
+    /// both directions, whose distributions cannot be summed.
+    pub percentiles: Vec<(f64, f64)>,
+    /// Standard deviation of the IOPS over time, as a part of their mean; `None` as `percentiles`.
+    pub iops_deviation: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -230,6 +235,10 @@ fn phase(jobs: &[PhaseJob<'_>]) -> FioPhase {
         how(job, &mut out);
     }
     out.in_flight = in_flight.filter(|sum| *sum > 0);
+    if let Some(side) = only_side(jobs) {
+        out.percentiles = percentiles(side);
+        out.iops_deviation = side.iops_deviation();
+    }
     let patterns: Vec<_> = jobs.iter().map(|job| pattern(&job.options)).collect();
     let same = patterns.windows(2).all(|two| two[0] == two[1]);
     out.pattern = patterns.first().cloned().flatten().filter(|_| same);
@@ -237,6 +246,30 @@ fn phase(jobs: &[PhaseJob<'_>]) -> FioPhase {
     out.random = known.map(|all| all.iter().any(|name| name.starts_with("rand")));
     out.same_places = out.random == Some(false) && same_places(jobs);
     out
+}
+
+/// The only direction of the only job or group of a phase.
+fn only_side<'a>(jobs: &[PhaseJob<'a>]) -> Option<&'a FioDirection> {
+    let [only] = jobs else { return None };
+    match (only.output.read.completed(), only.output.write.completed()) {
+        (1.., 0) => Some(&only.output.read),
+        (0, 1..) => Some(&only.output.write),
+        _ => None,
+    }
+}
+
+/// Percentages of fio's own list.
+const PERCENTS: [f64; 14] =
+    [1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 95.0, 99.0, 99.9];
+
+fn percentiles(side: &FioDirection) -> Vec<(f64, f64)> {
+    let of = |latency: &FioLatency| -> Vec<(f64, f64)> {
+        let at = |percent: f64| Some((percent, latency.percentile_ns(percent)? / 1e3));
+        PERCENTS.into_iter().filter_map(at).collect()
+    };
+    // Without json+, fio prints percentiles of the completion latency alone.
+    let found = of(side.latency());
+    if found.is_empty() { of(&side.clat) } else { found }
 }
 
 /// Reads and writes. A unified count is split by the configured mix.

@@ -100,6 +100,9 @@ impl MachineArgs {
     }
 }
 
+/// The option of one of several unlike disks.
+const DISK: &str = "--disk";
+
 /// Disks of a machine: `--disks` has the same bound.
 const UNLIKE_MAX: usize = 128;
 
@@ -122,7 +125,7 @@ impl DiskArgs {
     /// The configuration in a catalog.
     pub(crate) fn configuration(&self, catalog: &Catalog) -> Result<DiskConfiguration, String> {
         let kind = self.kind.as_ref().ok_or("--type is missing: write one, such as pd-ssd")?;
-        self.of_type(catalog, kind, self.size.as_deref())
+        self.of_type(catalog, kind, self.size.as_deref(), "--size")
     }
 
     /// The configuration of a type with this size.
@@ -131,11 +134,15 @@ impl DiskArgs {
         catalog: &Catalog,
         kind: &str,
         size: Option<&str>,
+        option: &str,
     ) -> Result<DiskConfiguration, String> {
         let disk = catalog.disk_type(kind).map_err(|error| error.to_string())?;
         let size_bytes = match size {
-            Some(text) => bytes("--size", text)?,
+            Some(text) => bytes(option, text)?,
             None if disk.size_gb_each.is_some() => 0,
+            None if option == DISK => {
+                return Err(format!("{DISK} {kind}: write its size too, such as {kind}:500GB"));
+            }
             None => return Err("--size is missing: write the size of a disk, such as 500GB".into()),
         };
         let on = self.machine.on(catalog)?;
@@ -159,7 +166,7 @@ impl DiskArgs {
                 Some((kind, size)) => (kind, Some(size)),
                 None => (text.as_str(), None),
             };
-            self.of_type(catalog, kind, size)
+            self.of_type(catalog, kind, size, DISK)
         };
         disks.iter().map(one).collect()
     }

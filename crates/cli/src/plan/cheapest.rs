@@ -16,7 +16,7 @@ use super::predict::list;
 use super::{bold_table, head, json, source_lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
-use flagstone_units::columns::{Left, Right, lines};
+use flagstone_units::columns::{Left, Right, folded, lines};
 
 pub(super) fn run(args: &CheapestArgs) -> Result<Exit, Failure> {
     let (catalog, answer) = answer(args)?;
@@ -86,7 +86,7 @@ fn text(catalog: &Catalog, answer: &CheapestReport, paint: Paint) -> String {
     if !answer.cheaper.is_empty() {
         let _ = writeln!(out, "\n{}", paint.bold("cheaper, but insufficient"));
         for cheaper in &answer.cheaper {
-            let _ = writeln!(out, "  {}", lacks(answer, cheaper));
+            sentence(&lacks(answer, cheaper), &mut out);
         }
     }
     if !answer.machines_priced {
@@ -127,25 +127,44 @@ fn asked(need: &Need, scope: &Scope) -> String {
     format!("needed: {}{zones}", parts.join("; "))
 }
 
+/// Widths of the columns that wrap, so that a row fits 100 characters.
+const DISKS_WIDTH: usize = 20;
+const MACHINE_WIDTH: usize = 16;
+const DECIDED_WIDTH: usize = 10;
+
+/// Width of a sentence, without its indentation.
+const SENTENCE_WIDTH: usize = 94;
+
+/// A sentence in indented lines.
+fn sentence(text: &str, out: &mut String) {
+    for (number, line) in folded(text, SENTENCE_WIDTH).lines().enumerate() {
+        let indent = if number == 0 { "  " } else { "      " };
+        let _ = writeln!(out, "{indent}{line}");
+    }
+}
+
 fn found(answer: &CheapestReport, paint: Paint, out: &mut String) {
-    let mut columns = vec![("USD a month", Right), ("disks", Left)];
+    let mut columns = vec![("USD/month", Right), ("disks", Left)];
     let priced = answer.machines_priced;
-    columns.push(if priced { ("machine", Left) } else { ("machine, or larger", Left) });
+    columns.push(if priced { ("machine", Left) } else { ("smallest machine", Left) });
     if answer.found.iter().any(|found| found.usd_per_iops.is_some()) {
-        columns.push(("USD an IOPS", Right));
+        columns.push(("USD/IOPS", Right));
     }
     columns.extend([("to spare", Left), ("decided by", Left), ("sure", Left)]);
     let rows: Vec<Vec<String>> = answer
         .found
         .iter()
         .map(|found| {
-            let mut row =
-                vec![format!("{:.2}", found.usd_per_month), disks(answer, found), machine(found)];
+            let mut row = vec![
+                format!("{:.2}", found.usd_per_month),
+                folded(&disks(answer, found), DISKS_WIDTH),
+                folded(&machine(found), MACHINE_WIDTH),
+            ];
             row.extend(found.usd_per_iops.map(|usd| format!("{usd:.4}")));
-            row.push(found.headroom.iter().map(spare).collect::<Vec<_>>().join(", "));
-            row.push(
-                found.decided_by.iter().map(Requirement::to_string).collect::<Vec<_>>().join(", "),
-            );
+            // A reserve is one line, so that its percentage stands beside it.
+            row.push(found.headroom.iter().map(spare).collect::<Vec<_>>().join(",\n"));
+            let decided: Vec<_> = found.decided_by.iter().map(Requirement::to_string).collect();
+            row.push(folded(&decided.join(", "), DECIDED_WIDTH));
             row.push(found.confidence.to_string());
             row
         })
@@ -161,14 +180,14 @@ fn why_nothing(answer: &CheapestReport, shortfall: &Shortfall) -> String {
         false => format!("  no configuration has the {}\n", unmet.join(", and none the ")),
     };
     if let Some(nearest) = &shortfall.nearest {
-        let _ = writeln!(
-            out,
-            "  nearest: {} % of the IOPS and throughput, with the capacity, by {} on {}, for {:.2} USD a month",
+        let text = format!(
+            "nearest: {} % of the IOPS and throughput, with the capacity, by {} on {}, for {:.2} USD a month",
             shortfall.percent,
             disks(answer, nearest),
             machine(nearest),
             nearest.usd_per_month
         );
+        sentence(&text, &mut out);
     }
     out
 }
@@ -188,7 +207,9 @@ fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
             "also {} on {}: {numbers} {:.2} USD a month (--variants shows all)",
             found.kind, found.machine.family, others.usd_per_month_max
         );
-        let _ = writeln!(out, "  {}", paint.dim(&line));
+        let mut lines = String::new();
+        sentence(&line, &mut lines);
+        lines.lines().for_each(|line| drop(writeln!(out, "{}", paint.dim(line))));
     }
 }
 

@@ -10,8 +10,8 @@ use flagstone_bench::limits::FIO_OUTPUT_BYTES;
 use flagstone_bench::os::read_text;
 use flagstone_cloud::catalog::{Catalog, Inconsistency};
 use flagstone_cloud::judge::{
-    Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, count_text, judge_together,
-    latency_text,
+    Bottleneck, JudgmentVerdict, LimitUtilization, MeasuredRates, MeasuredSpread, count_text,
+    judge_together, latency_text,
 };
 use flagstone_cloud::prediction::SourceUse;
 use flagstone_cloud::{AccessOrder, Confidence, Judgment, MeasuredRun, Rates};
@@ -120,6 +120,10 @@ fn measured(phase: &FioPhase) -> MeasuredRun {
         reach_bytes: phase.reach_bytes,
         cpus: phase.cpus,
         busiest_percent: phase.busiest_percent,
+        spread: MeasuredSpread {
+            percentiles: phase.percentiles.clone(),
+            iops_deviation: phase.iops_deviation,
+        },
     }
 }
 

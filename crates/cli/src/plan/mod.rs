@@ -93,22 +93,34 @@ impl<'a> From<&'a Catalog> for CatalogHead<'a> {
 }
 
 pub(crate) fn head(catalog: &Catalog) -> String {
-    let (units, mut out) = (&catalog.units, String::new());
-    let _ = writeln!(
-        out,
-        "catalog {}: {}; date: {}; confidence {}",
-        catalog.name, catalog.title, catalog.date, catalog.confidence
-    );
-    let (unit, bytes) = (units.throughput.name(), units.throughput_bytes() as f64);
-    if bytes != units.throughput.bytes() {
+    let mut out = title(catalog);
+    let (unit, bytes) = (catalog.units.throughput, catalog.units.throughput_bytes() as f64);
+    if bytes != unit.bytes() {
         let _ = writeln!(
             out,
-            "rates are in {unit} of {} bytes; the source's own figures are in {unit} of {} bytes",
-            grouped(units.throughput.bytes(), 0),
+            "rates are in {0} of {1} bytes; the source's own figures are in {0} of {2} bytes",
+            unit.name(),
+            grouped(unit.bytes(), 0),
             grouped(bytes, 0)
         );
     }
     out
+}
+
+/// The head of tables that repeat the figures of the source's page.
+pub(crate) fn head_of_page(catalog: &Catalog) -> String {
+    let mut out = title(catalog);
+    let (unit, bytes) = (catalog.units.throughput, catalog.units.throughput_bytes() as f64);
+    if bytes != unit.bytes() {
+        let (name, bytes) = (unit.name(), grouped(bytes, 0));
+        let _ = writeln!(out, "the tables repeat the source's {name}, of {bytes} bytes each");
+    }
+    out
+}
+
+fn title(catalog: &Catalog) -> String {
+    let Catalog { name, title, date, confidence, .. } = catalog;
+    format!("catalog {name}: {title}; date: {date}; confidence {confidence}\n")
 }
 
 /// A report of `--json`, documented in `docs/plan-json.md`.

@@ -32,7 +32,7 @@ pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
         if args.catalog.json {
             return Ok(json(&catalog, BTreeMap::from([("together", &found)])));
         }
-        return Ok(print(&joint_text(&catalog, &found), Exit::Success));
+        return Ok(print(&joint_text(&catalog, &found, Paint::stdout()), Exit::Success));
     }
     let configuration = args.disk.configuration(&catalog)?;
     let prediction = catalog
@@ -46,7 +46,7 @@ pub(super) fn run(args: &PredictArgs) -> Result<Exit, Failure> {
 }
 
 /// Disks that are used at once: each alone and with the others, and what they share.
-fn joint_text(catalog: &Catalog, found: &JointPrediction) -> String {
+fn joint_text(catalog: &Catalog, found: &JointPrediction, paint: Paint) -> String {
     let unit = catalog.units.throughput;
     let mut lines = Vec::new();
     for disk in &found.disks {
@@ -63,6 +63,7 @@ fn joint_text(catalog: &Catalog, found: &JointPrediction) -> String {
         let iops = grouped(limit.iops, 0);
         let _ = writeln!(out, "\n  binds: {kind} allows {types} {iops} IOPS of this workload");
     }
+    list("not known", &found.not_known, paint, &mut out);
     out
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::args::TableArgs;
 use super::paint::Paint;
 use super::predict::{contradictions, list};
-use super::{head, json};
+use super::{head_of_page, json};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
 use flagstone_units::columns::{Left, Right, lines};
@@ -30,7 +30,7 @@ struct Report<'a> {
 }
 
 fn text(catalog: &Catalog, tables: &[PlanTable], paint: Paint) -> String {
-    let mut out = head(catalog);
+    let mut out = head_of_page(catalog);
     for table in tables {
         one(table, paint, &mut out);
     }

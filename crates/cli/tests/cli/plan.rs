@@ -107,6 +107,58 @@ fn cheapest_json_and_errors() {
     assert!(text(&output.stdout).contains("nothing in the catalog is sufficient"));
 }
 
+/// Regression test: rows of up to 184 characters.
+#[test]
+fn cheapest_tables_fit_100_columns() {
+    for line in [
+        CHEAPEST,
+        "plan cheapest --read-iops 50000 --write-iops 20000 --throughput 900MB/s --capacity 20TB \
+         --variants --top 1000",
+        "plan cheapest --read-iops 50000 --capacity 20TB --regional --top 1000",
+        "plan cheapest --read-iops 200000 --capacity 1TB --local-ssd ok --top 1000",
+        "plan cheapest --read-iops 900000000 --capacity 1TB",
+    ] {
+        let output = run(line);
+        let printed = text(&output.stdout);
+        let body = printed.split("\nnot known\n").next().unwrap_or_default();
+        let body = body.split("\nsources\n").next().unwrap_or_default();
+        for row in body.lines().skip(2) {
+            assert!(row.chars().count() <= 100, "{line}: {row}");
+        }
+    }
+}
+
+/// Regression test: the head said MB/s of 10^6 bytes, and the tables have the page's.
+#[test]
+fn page_tables_say_whose_units_they_have() {
+    let head = |line: &str| {
+        let output = run(line);
+        text(&output.stdout).lines().nth(1).unwrap_or_default().to_owned()
+    };
+    let tables = head("plan table --catalog gcp-2019");
+    assert_eq!(tables, "the tables repeat the source's MB/s, of 1,024,000 bytes each");
+    assert!(head(EXAMPLE).starts_with("rates are in MB/s of 1,000,000 bytes;"));
+}
+
+#[test]
+fn several_disks_are_predicted_or_refused() {
+    let on = "plan predict --machine n2-standard-8";
+    for (disks, code_wanted, part) in [
+        ("--disk pd-ssd:2TB", 0, "15,000 by itself"),
+        ("--disk pd-ssd:2TB --disk pd-balanced:5TB", 0, "one budget is assumed"),
+        ("--disk pd-ssd:500", 2, "--disk 500: "),
+        ("--disk pd-ssd", 2, "such as pd-ssd:500GB"),
+        ("--disk local-ssd-nvme --disk local-ssd-nvme --disk local-ssd-nvme", 2, "write 1, 2, 4"),
+        ("--type hyperdisk-balanced --size 10GiB --iops 100000", 1, "not known: whether"),
+        ("--type pd-balanced --size 8PB", 2, "65536 GiB"),
+    ] {
+        let output = run(&format!("{on} {disks}"));
+        let said = text(if code_wanted == 0 { &output.stdout } else { &output.stderr });
+        assert_eq!(code(&output), Some(code_wanted), "{disks}: {said}");
+        assert!(said.contains(part), "{disks}: {said}");
+    }
+}
+
 const EXPLAIN: &str = "plan explain docs/examples/randwrite-8k.json --type pd-ssd --size 500GB \
                        --machine n2-standard-8 --catalog gcp-2019";
 const EXPLAIN_ABOVE: &str = "plan explain crates/bench/tests/outputs/experiment-c-200gb.json \

@@ -226,6 +226,14 @@ fn types(catalog: &Catalog) -> Checked {
             let help = "write a number above 0 and not above iops_per_io_high";
             return mistake(path, "iops_per_io_low is out of order", help);
         }
+        let rows = disk.provisioned.iter().flat_map(|part| part.iops_max_by_size.windows(2));
+        for two in rows {
+            if two[0].size_gb_min >= two[1].size_gb_min || two[0].iops > two[1].iops {
+                let path = path!["type", name.as_str(), "provisioned", "iops_max_by_size"];
+                let help = "write the smaller sizes first, and no fewer IOPS for larger ones";
+                return mistake(path, "iops_max_by_size is out of order", help);
+            }
+        }
         for family in disk.provisioned.iter().flat_map(|part| part.vcpus_min.keys()) {
             known(&catalog.families, "family", &below(&here, "provisioned"), "vcpus_min", family)?;
         }

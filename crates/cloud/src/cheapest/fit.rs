@@ -122,7 +122,11 @@ impl<'s, 'a> Fit<'s, 'a> {
                     .map(|(size, iops, throughput)| Demand { size, disks, iops, throughput })?
             }
         };
-        if self.placement.disk.size_gb_max.is_some_and(|most| demand.size > most) {
+        let disk = self.placement.disk;
+        let all = demand.size * count;
+        if disk.size_gb_max.is_some_and(|most| demand.size > most)
+            || disk.size_gb_max_vm.is_some_and(|most| all > most)
+        {
             return Err(Misfit::Count);
         }
         Ok(demand)
@@ -207,6 +211,7 @@ fn purchasable(
         if let Some(rate) = part.iops_per_gb_max {
             size = size.max(up(iops / rate));
         }
+        size = size.max(part.size_for_iops(iops).ok_or(Misfit::Count)?);
         if before == (size, iops, throughput) {
             break;
         }

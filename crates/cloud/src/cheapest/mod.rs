@@ -181,10 +181,7 @@ impl Catalog {
             cheaper,
             not_known: not_known
                 .into_iter()
-                .map(|(what, families)| match families.is_empty() {
-                    true => what,
-                    false => format!("{what} {}", listed(families.iter().map(String::as_str))),
-                })
+                .map(|(what, left_out)| what + &left_out_text(&left_out, &machines))
                 .collect(),
             sources,
         })
@@ -205,6 +202,35 @@ impl Catalog {
             })
             .map(|(name, _)| name.as_str())
             .collect())
+    }
+}
+
+/// Machines that a gap of the sources excluded, by family.
+type LeftOut = BTreeMap<String, BTreeSet<String>>;
+
+/// Machines of a family that are named; of more, their number is.
+const MACHINES_NAMED: usize = 3;
+
+/// Families without any other machine in the search, and the machines of the others.
+fn left_out_text(left_out: &LeftOut, machines: &[Machine]) -> String {
+    let tried = |family: &str| machines.iter().filter(|machine| machine.family == family).count();
+    let (whole, part): (Vec<_>, Vec<_>) =
+        left_out.iter().partition(|(family, names)| names.len() == tried(family.as_str()));
+    let mut out = Vec::new();
+    if !whole.is_empty() {
+        let families = listed(whole.iter().map(|(family, _)| family.as_str()));
+        out.push(format!("of machines of {families}"));
+    }
+    let some = |(family, names): &(&String, &BTreeSet<String>)| match names.len() {
+        1..=MACHINES_NAMED => listed(names.iter().map(String::as_str)),
+        many => format!("{many} machines of {family}"),
+    };
+    if !part.is_empty() {
+        out.push(format!("of {}", part.iter().map(some).collect::<Vec<_>>().join(", ")));
+    }
+    match out.is_empty() {
+        true => String::new(),
+        false => format!(" {}", out.join(", and ")),
     }
 }
 
@@ -234,7 +260,7 @@ fn placement<'a>(
     let placement = placement.map_err(|_| None)?;
     let has_tables = catalog.per_vm.iter().any(|t| t.types.iter().any(|known| known == kind));
     if placement.vm.is_none() && has_tables && placement.size_each().is_none() {
-        return Err(Some(format!("limits of {kind}, so that they are left out, of machines of")));
+        return Err(Some(format!("limits of {kind}, so that they are left out,")));
     }
     Ok(placement)
 }
@@ -245,8 +271,8 @@ pub(super) struct Search<'s, 'a> {
     scope: &'s Scope,
     prices: &'s Prices,
     tried: u64,
-    /// Gaps of the sources, with the affected families.
-    not_known: BTreeMap<String, BTreeSet<String>>,
+    /// Gaps of the sources, with the machines that they exclude.
+    not_known: BTreeMap<String, LeftOut>,
     all: Vec<PlanCandidate<'a>>,
 }
 
@@ -281,14 +307,13 @@ impl<'s, 'a> Search<'s, 'a> {
                 Ok(placement) => placement,
                 Err(None) => continue,
                 Err(Some(what)) => {
-                    self.not_known.entry(what).or_default().insert(machine.family.clone());
+                    self.leave_out(what, machine);
                     continue;
                 }
             };
             let usd_machine = self.prices.machine(&machine.name);
             if self.prices.has_machines() && usd_machine.is_none() {
-                let what = "prices, so that they are left out, of machines of".to_owned();
-                self.not_known.entry(what).or_default().insert(machine.family.clone());
+                self.leave_out("prices, so that they are left out,".to_owned(), machine);
                 continue;
             }
             let key = (
@@ -312,6 +337,11 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
+    fn leave_out(&mut self, what: String, machine: &Machine) {
+        let families = self.not_known.entry(what).or_default();
+        families.entry(machine.family.clone()).or_default().insert(machine.name.clone());
+    }
+
     /// Every sufficient number of disks, with the smallest configuration of each disk.
     fn fits(&mut self, placement: &Placement<'a>) -> Vec<(Demand, Cost)> {
         let mut out = Vec::new();
@@ -323,6 +353,12 @@ impl<'s, 'a> Search<'s, 'a> {
         for disks in 1..=self.scope.disks_max {
             self.tried += 1;
             let Ok(demand) = fit.with(disks) else { continue };
+            if demand.iops == Some(0.0) {
+                let kind = placement.kind;
+                let what = format!("the smallest IOPS of {kind}, so that it is left out");
+                self.not_known.entry(what).or_default();
+                break;
+            }
             match placement.cost(&demand) {
                 Ok(cost) => out.push((demand, cost)),
                 Err(no_price) => {

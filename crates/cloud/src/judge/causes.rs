@@ -4,13 +4,14 @@ use serde::Serialize;
 
 use crate::catalog::LimitKind;
 use crate::input::AccessOrder;
-use crate::judge::{Bottleneck, Case, JudgmentVerdict};
+use crate::judge::{Bottleneck, Case, JudgmentVerdict, LatencyShape};
 use crate::limits::{BURST_SECONDS, MEMORY_PART, TOLERANCE};
 use crate::prediction::{Dimension, PredictedLimit, Recommendation};
 
 /// A cause or a hypothesis; `Display` explains each. A `utilization` of 1 is all of the limit,
 /// `times` is the measured rate as a multiple of the limit, and `extra_us` is latency above the
-/// model.
+/// model. A `deviation` of 1
+/// is all of the mean.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "cause", rename_all = "kebab-case")]
 pub enum Cause {
@@ -18,6 +19,8 @@ pub enum Cause {
     BeyondLimit { kind: LimitKind, times: f64, iops: f64, explanation: String },
     Latency { in_flight: f64, latency_us: f64, iops: f64, allowed_iops: f64 },
     OneDepth { in_flight: f64 },
+    LatencySpread { shape: LatencyShape, median_us: f64, p99_us: f64 },
+    RateOverTime { deviation: f64 },
     SameAtOtherDepth { in_flight: f64 },
     FollowsDepth { in_flight: f64 },
     SameThroughput { block_bytes: u64 },
@@ -44,7 +47,7 @@ pub enum Cause {
     OtherLoad,
     FittingType { kind: String, iops: f64 },
     FittingMachine { machine: String, iops: f64 },
-    Observed { source: String },
+    Observed { source: String, machine: String },
 }
 
 /// A latency and the queue depth rule's, in µs.
@@ -91,8 +94,9 @@ impl Case<'_, '_> {
                 vec![Cause::AtLimit { kind, utilization: self.utilization, explanation }]
             }
             Bottleneck::Latency => self.of_latency(),
-            Bottleneck::LatencyOrCap => {
+            undecided if undecided.is_undecided() => {
                 let mut out = self.of_latency();
+                out.extend(self.measured.spread.causes());
                 out.extend(self.in_flight.map(|in_flight| Cause::OneDepth { in_flight }));
                 out
             }
@@ -113,7 +117,7 @@ impl Case<'_, '_> {
                     |(in_flight, requested)| Cause::QueueNotFull { in_flight, requested };
                 kept.map(not_full).into_iter().collect()
             }
-            Bottleneck::NotKnown | Bottleneck::Cap => Vec::new(),
+            _ => Vec::new(),
         }
     }
 
@@ -125,10 +129,11 @@ impl Case<'_, '_> {
         vec![Cause::Latency { in_flight, latency_us, iops, allowed_iops }]
     }
 
-    /// The latency compared with the rule. At a limit, waiting for the limit makes the latency,
+    /// The latency compared with the rule. At a limit or a cap, waiting for it makes the latency,
     /// which then proves nothing.
     fn of_rule(&self, bottleneck: Bottleneck) -> Option<Cause> {
-        let latency_us = self.latency_us.filter(|_| bottleneck != Bottleneck::Limit)?;
+        let waits = matches!(bottleneck, Bottleneck::Limit | Bottleneck::LikelyCap);
+        let latency_us = self.latency_us.filter(|_| !waits)?;
         let Some((best_us, guaranteed_us)) = self.rule_us else {
             return Some(Cause::NoRule { latency_us });
         };
@@ -212,13 +217,14 @@ impl Case<'_, '_> {
     fn why_less(&self, bottleneck: Bottleneck) -> Vec<Cause> {
         let mut out = Vec::new();
         match bottleneck {
-            Bottleneck::LatencyOrCap => out.extend(self.fitting_caps(self.given)),
             Bottleneck::Latency => {}
+            undecided if undecided.is_undecided() => out.extend(self.fitting_caps(self.given)),
             _ => return out,
         }
         out.extend(self.other_traffic());
         if let (Some(latency_us), Some((_, guaranteed_us))) = (self.latency_us, self.rule_us)
             && latency_us > guaranteed_us
+            && bottleneck != Bottleneck::LikelyCap
         {
             out.push(Cause::SlowPath { extra_us: latency_us - guaranteed_us });
         }

@@ -5,7 +5,7 @@ use std::fmt;
 use flagstone_units::{display::block_size, grouped};
 
 use crate::judge::causes::RuleLatency;
-use crate::judge::{Bottleneck, Cause, JudgmentVerdict};
+use crate::judge::{Bottleneck, Cause, JudgmentVerdict, LatencyShape};
 
 impl fmt::Display for JudgmentVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,6 +23,8 @@ impl fmt::Display for Bottleneck {
             Bottleneck::Limit => "a limit of the cloud",
             Bottleneck::Latency => "latency",
             Bottleneck::LatencyOrCap => "latency, or a cap that is not in the catalog",
+            Bottleneck::LikelyLatency => "probably latency",
+            Bottleneck::LikelyCap => "probably a cap that is not in the catalog",
             Bottleneck::Cap => "a cap that is not in the catalog",
             Bottleneck::Cpu => "CPU",
             Bottleneck::Job => "the job itself",
@@ -90,6 +92,18 @@ impl fmt::Display for Cause {
                 "one result at one depth ({} in flight) cannot distinguish a latency from a cap",
                 count_text(*in_flight)
             ),
+            LatencySpread { shape, median_us, p99_us } => {
+                let (alike, like) = match shape {
+                    LatencyShape::Narrow => ("nearly equal", "as under a throttle"),
+                    LatencyShape::Steps => ("in steps", "as under a throttle that refills"),
+                    LatencyShape::Wide => ("far apart", "unlike under a throttle"),
+                };
+                let (median, p99) = (ms(*median_us), ms(*p99_us));
+                write!(f, "latencies are {alike} (median {median}, 99 % within {p99}), {like}")
+            }
+            RateOverTime { deviation } => {
+                write!(f, "the IOPS vary by {:.1} % over time", deviation * 100.0)
+            }
             SameAtOtherDepth { in_flight } => {
                 write!(f, "the same IOPS with {} in flight: a cap", count_text(*in_flight))
             }
@@ -111,8 +125,8 @@ impl fmt::Display for Cause {
             FittingMachine { machine, iops } => {
                 write!(f, "cap: {machine} is allowed {} IOPS", grouped(*iops, 0))
             }
-            Observed { source } => {
-                write!(f, "cap: the same rate was measured on this machine by {source}")
+            Observed { source, machine } => {
+                write!(f, "cap: the same rate was measured on {machine} by {source}")
             }
             MatchesRule(found) => found.write("matches", f),
             SlowerThanRule(found) => found.write("is above", f),

@@ -58,7 +58,8 @@ impl Case<'_, '_> {
         others.filter_map(|count| catalog.machine(&name(count)).ok()).collect()
     }
 
-    /// Measurements in the catalog of the same disk on the same machine that have the same rate.
+    /// Measurements in the catalog of the same disk that have the same rate, those on the given
+    /// machine first.
     fn observed_caps(&self, given: &DiskConfiguration) -> Vec<Cause> {
         let catalog = self.placement.catalog;
         let unit = catalog.units.throughput_bytes() as f64;
@@ -69,7 +70,6 @@ impl Case<'_, '_> {
         let (read, write) = (&self.measured.read, &self.measured.write);
         let same = |observation: &&crate::catalog::Observation| {
             observation.kind == given.kind
-                && observation.machine.as_ref() == Some(&given.machine.name)
                 && observation.size_gb.is_none_or(|other| (other / size - 1.0).abs() <= TOLERANCE)
                 && observation.disks.unwrap_or(1) == given.disks
         };
@@ -83,6 +83,13 @@ impl Case<'_, '_> {
             let keys = observation.source.iter().filter_map(|key| catalog.sources.get(key));
             keys.map(|source| source.address.clone()).collect::<Vec<_>>().join(", ")
         };
-        observations.take(NAMED).map(|one| Cause::Observed { source: source(one) }).collect()
+        let mut observed: Vec<(&str, String)> =
+            observations.filter_map(|one| Some((one.machine.as_deref()?, source(one)))).collect();
+        observed.sort_by_key(|(machine, _)| *machine != given.machine.name);
+        let cause = |(machine, source): (&str, String)| Cause::Observed {
+            source,
+            machine: machine.to_owned(),
+        };
+        observed.into_iter().take(NAMED).map(cause).collect()
     }
 }

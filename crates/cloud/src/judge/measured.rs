@@ -1,6 +1,7 @@
 //! Input of a judgment: measured rates and their circumstances.
 
 use crate::input::{AccessOrder, PlanError, Workload};
+use crate::judge::MeasuredSpread;
 use crate::limits::MAX_DEPTH;
 
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -51,6 +52,7 @@ pub struct MeasuredRun {
     pub cpus: f64,
     /// CPU time of the busiest job, in % of one CPU.
     pub busiest_percent: f64,
+    pub spread: MeasuredSpread,
 }
 
 impl Default for MeasuredRun {
@@ -70,6 +72,7 @@ impl Default for MeasuredRun {
             reach_bytes: None,
             cpus: 0.0,
             busiest_percent: 0.0,
+            spread: MeasuredSpread::default(),
         }
     }
 }
@@ -95,6 +98,7 @@ impl MeasuredRun {
             .iter()
             .flat_map(|part| [part.iops, part.bytes_per_s, part.latency_us.unwrap_or(0.0)]);
         let figures = figures.chain([self.seconds, self.cpus, self.busiest_percent]);
+        let figures = figures.chain(self.spread.figures());
         if let Some(figure) = figures.into_iter().find(|figure| !(0.0..1e30).contains(figure)) {
             let found = format!("a figure of {figure}");
             return Err(PlanError::input(found, "a measurement has finite numbers from 0"));

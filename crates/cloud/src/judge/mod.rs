@@ -12,12 +12,14 @@ mod display;
 mod fitting;
 mod measured;
 mod recommendations;
+mod spread;
 mod together;
 mod utilization;
 
 pub use causes::{Cause, RuleLatency};
 pub use display::{count_text, latency_text};
 pub use measured::{MeasuredRates, MeasuredRun};
+pub use spread::{LatencyShape, MeasuredSpread};
 pub use together::judge_together;
 
 use serde::Serialize;
@@ -31,6 +33,7 @@ use crate::mix::WorkloadMix;
 use crate::placement::{Demand, Placement};
 use crate::prediction::{PredictedLimit, Rates, Recommendation, SourceUse};
 use crate::recommendation::Recommender;
+use spread::Likely;
 use utilization::MeasuredLoad;
 
 /// Relative difference below which two utilizations are equal.
@@ -54,6 +57,10 @@ pub enum Bottleneck {
     Latency,
     /// Latency, or a cap that the catalog does not have: undecided by one result at one depth.
     LatencyOrCap,
+    /// As before, but the spread of the result makes a latency probable.
+    LikelyLatency,
+    /// As before, but the spread of the result makes a cap probable.
+    LikelyCap,
     /// A cap that the catalog does not have: results at several depths or block sizes show it.
     Cap,
     /// CPUs of the machine, or a job that saturated one.
@@ -62,6 +69,13 @@ pub enum Bottleneck {
     Job,
     /// Unknown: neither latency nor depth was measured.
     NotKnown,
+}
+
+impl Bottleneck {
+    /// Returns true if one result at one depth leaves a latency and a cap possible.
+    fn is_undecided(self) -> bool {
+        matches!(self, Self::LatencyOrCap | Self::LikelyLatency | Self::LikelyCap)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -292,7 +306,11 @@ impl Case<'_, '_> {
             // Without latency, a full queue cannot be confirmed.
             (None, Some(_)) if self.measured.throttled_by.is_some() => Bottleneck::Job,
             _ if self.latency_is_expected() => Bottleneck::Latency,
-            _ => Bottleneck::LatencyOrCap,
+            _ => match self.measured.spread.likely(self.in_flight) {
+                Some(Likely::Cap) => Bottleneck::LikelyCap,
+                Some(Likely::Latency) => Bottleneck::LikelyLatency,
+                None => Bottleneck::LatencyOrCap,
+            },
         }
     }
 

@@ -15,10 +15,10 @@ impl Case<'_, '_> {
             (JudgmentVerdict::Above, Bottleneck::Limit) => self.to_be_sure(),
             (_, Bottleneck::Limit) => self.against_limit(limits),
             (_, Bottleneck::Latency) => self.against_latency(verdict),
-            (_, Bottleneck::LatencyOrCap) => self.to_tell_latency_from_cap(verdict),
+            (_, undecided) if undecided.is_undecided() => self.to_tell_latency_from_cap(verdict),
             (_, Bottleneck::Cpu) => self.against_cpu(),
             (_, Bottleneck::Job) => self.against_idleness(),
-            (_, Bottleneck::NotKnown | Bottleneck::Cap) => Vec::new(),
+            _ => Vec::new(),
         };
         out.extend(self.measured.same_offsets.then_some(Recommendation::OwnOffsets));
         let direct = self.measured.cached.then_some(Recommendation::DirectIo);

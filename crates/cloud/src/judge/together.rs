@@ -23,7 +23,7 @@ pub fn judge_together<'j>(judgments: impl IntoIterator<Item = &'j mut Judgment>)
     let evidence: Vec<_> = (0..judgments.len()).map(|index| of_others(index, &judgments)).collect();
     for (judgment, evidence) in judgments.iter_mut().zip(evidence) {
         let Some(evidence) = evidence else { continue };
-        judgment.causes.retain(|cause| !matches!(cause, Cause::OneDepth { .. }));
+        judgment.causes.retain(|cause| !is_of_one_result(cause));
         judgment.recommendations.retain(|one| {
             !matches!(one, Recommendation::OtherDepth { .. } | Recommendation::OtherBlocks { .. })
         });
@@ -47,6 +47,12 @@ pub fn judge_together<'j>(judgments: impl IntoIterator<Item = &'j mut Judgment>)
     }
 }
 
+/// What one result makes probable, which a second one decides.
+fn is_of_one_result(cause: &Cause) -> bool {
+    use Cause::{LatencySpread, OneDepth, RateOverTime};
+    matches!(cause, OneDepth { .. } | LatencySpread { .. } | RateOverTime { .. })
+}
+
 /// A latency above or below the model, which explains a result only without a cap.
 fn is_of_latency(cause: &Cause) -> bool {
     use Cause::{FasterThanRule, Latency, MatchesRule, SlowPath, SlowerThanRule};
@@ -65,7 +71,7 @@ fn is_of_cap(cause: &Cause) -> bool {
 /// The first evidence that another result gives, if this one needs any.
 fn of_others(index: usize, judgments: &[&mut Judgment]) -> Option<Evidence> {
     let one = &*judgments[index];
-    if one.bottleneck != Bottleneck::LatencyOrCap {
+    if !one.bottleneck.is_undecided() {
         return None;
     }
     let others = judgments.iter().enumerate().filter(|(other, _)| *other != index);

@@ -42,6 +42,21 @@ fn numjobs_with_and_without_group_reporting() {
 }
 
 #[test]
+fn only_direction_has_its_distribution() {
+    let grouped = one(include_str!("../../../../../docs/examples/randwrite-8k.json"));
+    let at = |percent: f64| grouped.percentiles.iter().find(|(other, _)| *other == percent);
+    assert_eq!(grouped.percentiles.len(), 14);
+    assert_eq!((at(50.0), at(99.0)), (Some(&(50.0, 1769.472)), Some(&(99.0, 4440.064))));
+    assert!((grouped.iops_deviation.expect("sampled") - 0.03).abs() < 1e-4);
+    // Distributions of several jobs, or of reads and writes, cannot be summed.
+    for several in [output!("ungrouped.json"), output!("mixed-jobs-json-plus.json")] {
+        let found = one(several);
+        assert_eq!((found.percentiles.len(), found.iops_deviation), (0, None));
+    }
+    assert!(one(output!("no-latency.json")).percentiles.is_empty());
+}
+
+#[test]
 fn wait_for_starts_another_phase() {
     let found = of(output!("phases.json"));
     let names: Vec<_> = found.iter().map(|phase| phase.names.join("+")).collect();

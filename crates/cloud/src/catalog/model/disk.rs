@@ -39,10 +39,13 @@ pub struct DiskType {
     pub size_gb_min: Option<f64>,
     #[serde(alias = "size_gib_max")]
     pub size_gb_max: Option<f64>,
+    /// Of all disks of a machine.
+    #[serde(alias = "size_gib_max_vm")]
+    pub(crate) size_gb_max_vm: Option<f64>,
     /// The only size, for local SSDs.
     #[serde(alias = "size_gib_each")]
     pub size_gb_each: Option<f64>,
-    /// Latency in the words of its source.
+    /// In the words of its source.
     pub latency: Option<String>,
     /// Advice of the source about using such disks.
     #[serde(default)]
@@ -90,7 +93,7 @@ pub struct VolumeLimits {
     pub(crate) baseline_mb_per_s: f64,
     pub read_iops_max: Option<f64>,
     pub write_iops_max: Option<f64>,
-    /// Maximum write IOPS by block size: the first row with a block not smaller, or the last row.
+    /// Maximum write IOPS: the first row with a block not smaller, or the last.
     #[serde(default)]
     pub(crate) write_iops_max_by_block: Vec<BlockCap>,
     #[serde(alias = "read_mib_per_s_max")]
@@ -110,6 +113,15 @@ pub(crate) struct BlockCap {
     pub iops: f64,
 }
 
+/// Maximum IOPS from a size on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SizeCap {
+    #[serde(alias = "size_gib_min")]
+    pub(crate) size_gb_min: f64,
+    pub(crate) iops: f64,
+}
+
 /// Range and price rules of performance that is bought separately from the size.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -118,10 +130,13 @@ pub struct ProvisionedRule {
     pub confidence: Option<Confidence>,
     pub iops_min: Option<f64>,
     pub iops_max: Option<f64>,
+    /// Maximum IOPS by size: the last row of a size not larger.
+    #[serde(default)]
+    pub(crate) iops_max_by_size: Vec<SizeCap>,
     #[serde(alias = "iops_per_gib_max")]
     pub iops_per_gb_max: Option<f64>,
     pub iops_default: Option<f64>,
-    /// For types whose IOPS follow the throughput and are not sold.
+    /// For types whose IOPS follow the throughput.
     #[serde(alias = "iops_per_mib_per_s")]
     pub iops_per_mb_per_s: Option<f64>,
     #[serde(alias = "mib_per_s_min")]
@@ -141,7 +156,7 @@ pub struct ProvisionedRule {
     /// If that is more.
     #[serde(alias = "mib_per_s_per_gib_default")]
     pub(crate) mb_per_s_per_gb_default: Option<f64>,
-    /// For types whose throughput follows the IOPS and is not sold.
+    /// For types whose throughput follows the IOPS.
     #[serde(alias = "mib_per_s_per_iops")]
     pub(crate) mb_per_s_per_iops: Option<f64>,
     pub iops_free: Option<f64>,

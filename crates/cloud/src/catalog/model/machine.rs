@@ -19,16 +19,16 @@ pub struct MachineFamily {
     /// Any vCPU count is available (`n1-custom-6-…`).
     #[serde(default)]
     pub custom: bool,
-    /// Machines whose names do not contain their vCPUs.
+    /// Whose names lack their vCPUs.
     #[serde(default)]
     pub machines: Vec<String>,
     #[serde(default)]
     pub egress: Vec<EgressRow>,
-    /// Disk types that can be attached: `yes`, `no` or `by-request`. A type not listed is not known
-    /// to be refused.
+    /// Disk types that can be attached: `yes`, `no` or `by-request`. A type not listed is not
+    /// refused.
     #[serde(default)]
     pub disks: BTreeMap<String, Support>,
-    /// Local SSDs that a machine takes. Not known, and treated as none, if absent.
+    /// Local SSDs of a machine; none if absent.
     pub local_ssd: Option<LocalSsd>,
     pub note: Option<String>,
 }
@@ -47,7 +47,7 @@ impl MachineFamily {
 pub struct LocalSsd {
     pub source: SourceKeys,
     pub confidence: Option<Confidence>,
-    /// Disk types that the rows are for.
+    /// Types of the rows.
     #[serde(default)]
     pub types: Vec<String>,
     /// Machines without a row have none.

@@ -70,6 +70,5 @@ pub struct Price {
     /// The sources disagree so much that the price is not used.
     #[serde(default)]
     pub(crate) disputed: bool,
-    /// Remark, such as prices of other terms.
     pub note: Option<String>,
 }

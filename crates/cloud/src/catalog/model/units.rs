@@ -15,7 +15,6 @@ pub struct Units {
     pub block_bytes: u64,
     /// Block units in one unit of throughput: 1,000 or 1,024.
     pub blocks_per_throughput: u64,
-    /// Reason for these units.
     pub note: Option<String>,
 }
 
