@@ -16,7 +16,7 @@ use crate::remote;
 use crate::tamper::Tampering;
 
 /// Time limit for all calls of a client, including its timeouts.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const EXPORT_BYTES: u64 = 1 << 20;
 
 /// Attaches and uses an export.
@@ -44,6 +44,6 @@ pub fn run(input: &[u8]) {
                 remote::use_device(&*device).await;
             }
         };
-        time::timeout(PATIENCE, all).await.expect("a client times out");
+        time::timeout(TIMEOUT, all).await.expect("a client times out");
     });
 }

@@ -17,7 +17,7 @@ use crate::remote;
 use crate::tamper::Tampering;
 
 /// Time limit for all calls of a host, including its timeouts.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Attaches, uses and detaches a namespace.
 pub fn run(input: &[u8]) {
@@ -37,7 +37,7 @@ pub fn run(input: &[u8]) {
     let serve = move |stream| serve(target.clone(), stream);
     conversation::run_tampered(u64::from(parameters >> 3), tampering, serve, async |address| {
         let all = use_it(address, options);
-        time::timeout(PATIENCE, all).await.expect("a host times out");
+        time::timeout(TIMEOUT, all).await.expect("a host times out");
     });
 }
 

@@ -16,7 +16,7 @@ use crate::load::{STATE_HEADER_BYTES, STATE_RECORD_BYTES};
 /// Bytes of one write of the hosts: one stamp.
 pub const BLOCK_BYTES: u64 = 512;
 
-/// A write that a host was told to be complete.
+/// A write reported to a host as complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Write {
     block: u64,

@@ -172,20 +172,20 @@ fn limits_change_under_load() {
         let pid = i32::try_from(server.pid()).ok().and_then(Pid::from_raw);
         kill_process(pid.expect("it runs"), Signal::HUP).expect("the signal can be sent");
     };
-    let told = |line: &str, times: usize| {
+    let reported = |line: &str, times: usize| {
         let heard = || server.output().matches(line).count() >= times;
         until(&format!("the server says: {line}"), heard, || server.output());
     };
     // An invalid configuration changes nothing.
     fs::write(&file, VOLUMES.replace("iops = 600", "iops = 0")).expect("it can be written");
     hang_up();
-    told("nothing was changed", 1);
+    reported("nothing was changed", 1);
     let slow = did(&fio(&scratch, &[&job])[0], "read");
     assert!(slow.ios <= 0.6 * (slow.ms + AHEAD_MS) + 1.0, "{slow:?}");
     // A higher limit takes effect: the volume exceeds the old one.
     fs::write(&file, VOLUMES.replace("iops = 600", "iops = 6000")).expect("it can be written");
     hang_up();
-    told("reloaded the configuration and applied its limits", 1);
+    reported("reloaded the configuration and applied its limits", 1);
     let fast = did(&fio(&scratch, &[&job])[0], "read");
     assert!(fast.ios <= 6.0 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");
     assert!(fast.ios > 0.6 * (fast.ms + AHEAD_MS) + 1.0, "{fast:?}");

@@ -111,7 +111,7 @@ pub trait Arbiter: Send + Sync + 'static {
 
     /// Finds out whether the store would accept a write of `bytes` by this node, and changes nothing:
     /// a compare-and-set that cannot succeed.
-    fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()>;
+    fn probe_write(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()>;
 }
 
 /// An arbiter that several mirrors share.

@@ -36,7 +36,7 @@ pub struct Ask {
     pub goal: Goal,
 }
 
-/// Why a source records the standing of its attached peer.
+/// Why a source records whether its attached peer may serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occasion {
     /// It differs from the record, perhaps.
@@ -108,7 +108,7 @@ pub enum Goal {
 impl Goal {
     /// It is pursued while both nodes see each other, to find out what would happen when they part. A
     /// store may answer reads and refuse writes: its space is used up, or the user may only read.
-    const fn rehearses(&self) -> bool {
+    const fn probes_write(&self) -> bool {
         matches!(self, Goal::Watch | Goal::Publish { .. })
     }
 }
@@ -162,7 +162,7 @@ pub enum Decision {
     /// Try to store this record.
     Write(Record),
     /// The record says so already, and nothing depends on who wrote it. A node that only compares the
-    /// record also finds out whether it could write: see [`Action::Rehearse`].
+    /// record also finds out whether it could write: see [`Action::ProbeWrite`].
     Keep(Record),
     /// Nothing is granted.
     Deny(Denial),
@@ -331,8 +331,8 @@ pub enum State {
         /// The proposal.
         record: Record,
     },
-    /// The record is kept, and a rehearsed write of it is in flight.
-    Rehearsing {
+    /// The record is kept, and a probe write of it is in flight.
+    ProbingWrite {
         /// The attempt.
         attempt: Attempt,
         /// The record.
@@ -370,8 +370,8 @@ pub enum Event {
     Read(Result<Option<Stored>, NoAnswer>),
     /// Result of [`Action::Write`].
     Written(Result<Written, NoAnswer>),
-    /// Result of [`Action::Rehearse`].
-    Rehearsed(Result<(), NoAnswer>),
+    /// Result of [`Action::ProbeWrite`].
+    WriteProbed(Result<(), NoAnswer>),
     /// End of [`Action::Pause`].
     Paused,
 }
@@ -388,8 +388,8 @@ pub enum Action {
         /// The proposal.
         record: Record,
     },
-    /// See [`Arbiter::rehearse`](crate::Arbiter::rehearse).
-    Rehearse(Record),
+    /// See [`Arbiter::probe_write`](crate::Arbiter::probe_write).
+    ProbeWrite(Record),
     /// Wait, in milliseconds.
     Pause(u64),
 }
@@ -421,10 +421,10 @@ pub fn next(state: State, event: Event) -> (State, Option<Action>) {
             attempt.remember(record);
             failed(attempt, silence)
         }
-        (State::Rehearsing { record, .. }, Event::Rehearsed(Ok(()))) => {
+        (State::ProbingWrite { record, .. }, Event::WriteProbed(Ok(()))) => {
             (State::Ended(Ok(record)), None)
         }
-        (State::Rehearsing { attempt, .. }, Event::Rehearsed(Err(silence))) => {
+        (State::ProbingWrite { attempt, .. }, Event::WriteProbed(Err(silence))) => {
             failed(attempt, silence)
         }
         (State::Pausing(attempt), Event::Paused) => (State::Reading(attempt), Some(Action::Read)),
@@ -448,9 +448,9 @@ fn read(attempt: Attempt, stored: Option<Stored>) -> (State, Option<Action>) {
             let action = Action::Write { expected: stored, record: record.clone() };
             (State::Writing { attempt, record }, Some(action))
         }
-        Decision::Keep(record) if attempt.ask.goal.rehearses() => {
-            let action = Action::Rehearse(record.clone());
-            (State::Rehearsing { attempt, record }, Some(action))
+        Decision::Keep(record) if attempt.ask.goal.probes_write() => {
+            let action = Action::ProbeWrite(record.clone());
+            (State::ProbingWrite { attempt, record }, Some(action))
         }
         Decision::Keep(record) => (State::Ended(Ok(record)), None),
         Decision::Deny(denial) => (State::Ended(Err(denial)), None),

@@ -125,8 +125,8 @@ fn events() -> Vec<(&'static str, Event)> {
         ("written", Event::Written(Ok(Written::Yes))),
         ("conflict", Event::Written(Ok(Written::Conflict))),
         ("write: no answer", Event::Written(Err(silence()))),
-        ("a write would be accepted", Event::Rehearsed(Ok(()))),
-        ("a write would be refused", Event::Rehearsed(Err(silence()))),
+        ("a write would be accepted", Event::WriteProbed(Ok(()))),
+        ("a write would be refused", Event::WriteProbed(Err(silence()))),
         ("pause ended", Event::Paused),
     ]
 }
@@ -145,7 +145,7 @@ fn states() -> Vec<(&'static str, State)> {
             "writing, last attempt",
             State::Writing { attempt: attempt(last, vec![]), record: own.clone() },
         ),
-        ("rehearsing", State::Rehearsing { attempt: attempt(0, vec![]), record: own.clone() }),
+        ("probing", State::ProbingWrite { attempt: attempt(0, vec![]), record: own.clone() }),
         ("pausing", State::Pausing(attempt(1, vec![]))),
         ("ended", State::Ended(Ok(own))),
     ]
@@ -158,7 +158,7 @@ fn named(state: &State) -> String {
         }
         State::Reading(_) => "reading".into(),
         State::Writing { .. } => "writing".into(),
-        State::Rehearsing { .. } => "rehearsing".into(),
+        State::ProbingWrite { .. } => "probing".into(),
         State::Pausing(_) => "pausing".into(),
         State::Ended(Ok(_)) => "**granted**".into(),
         State::Ended(Err(denial)) => format!("**no**: {}", short(denial)),
@@ -253,7 +253,7 @@ fn step(node: &mut Node, store: &mut MemoryStore, fate: Fate) {
                 node.event(Event::Written(if lost { Err(silence()) } else { Ok(written) }));
             }
         },
-        Some(Action::Rehearse(_)) => node.event(Event::Rehearsed(match fate {
+        Some(Action::ProbeWrite(_)) => node.event(Event::WriteProbed(match fate {
             Fate::Answered => Ok(()),
             Fate::AnswerLost | Fate::Delayed => Err(silence()),
         })),
@@ -413,7 +413,7 @@ fn store_that_refuses_writes_is_noticed_by_watch() {
         while let Some(action) = node.action.take() {
             match action {
                 Action::Read => node.event(Event::Read(Ok(Some(found.clone())))),
-                Action::Rehearse(_) => node.event(Event::Rehearsed(Err(refused()))),
+                Action::ProbeWrite(_) => node.event(Event::WriteProbed(Err(refused()))),
                 Action::Pause(_) => node.event(Event::Paused),
                 Action::Write { .. } => panic!("nothing is to be written"),
             }

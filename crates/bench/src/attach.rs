@@ -21,7 +21,7 @@ use crate::process::{self, Interrupt, ProcessOutput};
 /// Upper bound of an attribute in sysfs, in bytes.
 const ATTRIBUTE_BYTES: u64 = 1 << 16;
 /// How long the kernel may take to show the namespace after the connect, in seconds.
-const PATIENCE_S: f64 = 10.0;
+const ATTACH_TIMEOUT_S: f64 = 10.0;
 /// Namespace of an address that names none.
 const NAMESPACE_DEFAULT: u32 = 1;
 
@@ -117,7 +117,7 @@ impl Initiator {
         let connected = succeeded(self.run(&self.nvme, &words, interrupt));
         let found = match connected {
             Ok(Ok(())) => {
-                process::wait_for(PATIENCE_S, interrupt, || self.find(&spec, ip, namespace))
+                process::wait_for(ATTACH_TIMEOUT_S, interrupt, || self.find(&spec, ip, namespace))
             }
             Ok(Err(reason)) => {
                 let command = shell("nvme", &words);

@@ -2,14 +2,14 @@
 //!
 //! The firmware identifies the cloud. Only then is the metadata server asked, on its link-local
 //! address, for the machine type. The result is `None` rather than a guess. Each step takes at most
-//! [`PATIENCE`]. Nothing that identifies the machine, its project or its user is kept.
+//! [`METADATA_TIMEOUT`]. Nothing that identifies the machine, its project or its user is kept.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 /// Timeout of the connect and of each read and write; the server is on the same host.
-const PATIENCE: Duration = Duration::from_millis(300);
+const METADATA_TIMEOUT: Duration = Duration::from_millis(300);
 /// Upper bound of an answer, in bytes.
 const ANSWER_BYTES: u64 = 16 << 10;
 /// Upper bound of a machine type's length.
@@ -64,9 +64,9 @@ fn source(firmware: Firmware<'_>) -> Option<Source<'_>> {
 }
 
 fn ask(address: SocketAddr, path: &str, header: &str) -> Option<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
-    stream.set_write_timeout(Some(PATIENCE)).ok()?;
+    let mut stream = TcpStream::connect_timeout(&address, METADATA_TIMEOUT).ok()?;
+    stream.set_read_timeout(Some(METADATA_TIMEOUT)).ok()?;
+    stream.set_write_timeout(Some(METADATA_TIMEOUT)).ok()?;
     // HTTP/1.0: the answer ends with the connection and is not chunked.
     let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n{header}\r\n\r\n", address.ip());
     stream.write_all(request.as_bytes()).ok()?;

@@ -18,7 +18,7 @@ use flagstone_bench::target::BenchTarget;
 /// temporary files.
 const BROWSER: &str = "chromium-headless-shell";
 /// Time limit for a page, in seconds.
-const PATIENCE_S: f64 = 120.0;
+const TIMEOUT_S: f64 = 120.0;
 /// A desktop and a telephone.
 const WIDTHS: [u32; 2] = [1200, 400];
 const HEIGHT: u32 = 1400;
@@ -85,7 +85,7 @@ fn browse(page: &Path, options: &[String]) {
         .arg(format!("file://{}", page.display()));
     let (interrupt, watch) = (Interrupt::never(), Stopwatch::start());
     let ended = process::run(&mut command, 1 << 20, &interrupt, &mut || {
-        if watch.seconds() > PATIENCE_S {
+        if watch.seconds() > TIMEOUT_S {
             interrupt.raise();
         }
     });

@@ -2,7 +2,7 @@
 //! knows.
 //!
 //! The script asks this program at each completion (`FLAGSTONE_COMPLETE` in the environment). The
-//! server's answer is awaited for [`PATIENCE`] at most; without an answer, no names are completed.
+//! server's answer is awaited for [`COMPLETION_TIMEOUT`] at most; without an answer, no names are completed.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -22,7 +22,7 @@ use crate::status::server::ApiClient;
 const VARIABLE: &str = "FLAGSTONE_COMPLETE";
 
 /// Longest wait for the server, well below what a user notices as a hang.
-const PATIENCE: Duration = Duration::from_millis(500);
+const COMPLETION_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// `flagstone completions SHELL`: the shell's completion script, on standard output.
 pub(crate) fn run(args: &CompletionsArgs) -> Result<Exit, Failure> {
@@ -88,5 +88,5 @@ fn known() -> Vec<VolumeDocument> {
         let volumes = asked.and_then(|mut server| server.get::<VolumesDocument>("/v1/volumes"));
         sender.send(volumes.map(|document| document.volumes).unwrap_or_default())
     });
-    answer.recv_timeout(PATIENCE).unwrap_or_default()
+    answer.recv_timeout(COMPLETION_TIMEOUT).unwrap_or_default()
 }

@@ -181,7 +181,7 @@ fn mirror_of_given_nodes_beside_published_figures() {
     for row in summary["table"].as_array().expect("rows") {
         for side in ["mirror", "plain"] {
             assert!(row[side]["mib_per_s"].is_number());
-            assert_eq!(row[side]["provenance"], "served", "nobody told what it is");
+            assert_eq!(row[side]["provenance"], "served", "its provenance is unknown");
         }
         assert!(row["mirror"]["latency_overhead_percent"].is_number());
     }
@@ -190,8 +190,8 @@ fn mirror_of_given_nodes_beside_published_figures() {
     assert_eq!(serde_json::from_str::<Value>(&kept).expect("JSON"), summary);
 
     // A given stack marks every table.
-    let told = line.replace("--results results --json", "--results told --stack a.toml");
-    let output = place.run(&told);
+    let reported = line.replace("--results results --json", "--results reported --stack a.toml");
+    let output = place.run(&reported);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains(" [MEMORY] "), "{text}");
     assert!(text.contains("here on n2-standard-8 in MEMORY"), "{text}");

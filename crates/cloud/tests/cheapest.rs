@@ -315,18 +315,18 @@ fn search_mistakes_are_one_line() {
     let none = Prices::default();
     let mut wrong = need(1, 1, 1, 1);
     wrong.read_iops = -1.0;
-    let told = |need: &Need, scope: &Scope| {
+    let refusal = |need: &Need, scope: &Scope| {
         catalog.cheapest(need, scope, &none, (10, false)).unwrap_err().to_string()
     };
-    assert!(told(&wrong, &scope).contains("-1 read IOPS: write a number from 0"));
-    assert!(told(&need(0, 0, 0, 0), &scope).contains("nothing is needed"));
+    assert!(refusal(&wrong, &scope).contains("-1 read IOPS: write a number from 0"));
+    assert!(refusal(&need(0, 0, 0, 0), &scope).contains("nothing is needed"));
     let of = |machines: &[&str], types: &[&str]| Scope {
         machines: machines.iter().map(|name| (*name).to_owned()).collect(),
         types: types.iter().map(|name| (*name).to_owned()).collect(),
         ..Scope::default()
     };
-    assert!(told(&need(1, 0, 0, 1), &of(&["zz"], &[])).contains("unknown machine `zz`"));
-    assert!(told(&need(1, 0, 0, 1), &of(&[], &["zz"])).contains("unknown type of disk `zz`"));
+    assert!(refusal(&need(1, 0, 0, 1), &of(&["zz"], &[])).contains("unknown machine `zz`"));
+    assert!(refusal(&need(1, 0, 0, 1), &of(&[], &["zz"])).contains("unknown type of disk `zz`"));
     for (text, said) in [
         ("machine_usd_per_month = 3", "p.toml:1"),
         ("[disk.bought]\nusd_per_iops = 1.0", "`usd_per_gb` is missing"),

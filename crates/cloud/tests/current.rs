@@ -287,12 +287,12 @@ fn hyperdisk_purchases() {
 #[test]
 fn gaps_are_reported() {
     let workload = Workload { depth: Some(8), ..Workload::random(4096, 50) };
-    let told = predict("pd-balanced", 500, "c4a-standard-8", &workload).not_known;
+    let reported = predict("pd-balanced", 500, "c4a-standard-8", &workload).not_known;
     for part in ["limit of c4a-standard-8", "share its limits", "latency"] {
-        assert!(told.iter().any(|line| line.contains(part)), "{part}: {told:?}");
+        assert!(reported.iter().any(|line| line.contains(part)), "{part}: {reported:?}");
     }
-    let told = predict("hyperdisk-balanced", 500, "c3-standard-8", &workload).not_known;
-    assert!(told.iter().any(|line| line.contains("limit of c3-standard-8")), "{told:?}");
+    let reported = predict("hyperdisk-balanced", 500, "c3-standard-8", &workload).not_known;
+    assert!(reported.iter().any(|line| line.contains("limit of c3-standard-8")), "{reported:?}");
 }
 
 #[test]

@@ -152,8 +152,8 @@ fn c2_with_16_kb_writes_is_volume_limited() {
     {
         let prediction = predict("pd-standard", 10000, machine, &workload);
         assert_near(prediction.allowed.iops, iops, machine);
-        let told = prediction.inconsistencies.iter().any(|touched| touched.id == "I08");
-        assert_eq!(told, iops == 7500.0, "{machine}");
+        let reported = prediction.inconsistencies.iter().any(|touched| touched.id == "I08");
+        assert_eq!(reported, iops == 7500.0, "{machine}");
     }
     let bound = predict("pd-standard", 10000, "c2-standard-60", &workload);
     assert_eq!(bound.binding.kind, LimitKind::BlockSize);
@@ -185,11 +185,15 @@ fn volume_cells() {
                     value >= wanted - 1e-6 && value < wanted + below,
                     "{kind} {size} GB, {block}: {value}, printed {wanted}"
                 );
-                let told: Vec<_> =
+                let reported: Vec<_> =
                     prediction.inconsistencies.iter().map(|touched| touched.id.as_str()).collect();
                 if kind == "pd-ssd" {
-                    assert_eq!(told.contains(&"I13"), [834, 1334, 1667].contains(&size), "{size}");
-                    assert_eq!(told.contains(&"I14"), size == 10, "{size}");
+                    assert_eq!(
+                        reported.contains(&"I13"),
+                        [834, 1334, 1667].contains(&size),
+                        "{size}"
+                    );
+                    assert_eq!(reported.contains(&"I14"), size == 10, "{size}");
                 }
                 seen += 1;
             }
@@ -327,8 +331,8 @@ fn egress_cells() {
                     number(&part[1]),
                     &format!("{kind} {vcpus} busy"),
                 );
-                let told = busy.inconsistencies.iter().any(|touched| touched.id == "I05");
-                assert_eq!(told, vcpus > 8 && kind == "pd-ssd", "{kind} {vcpus}");
+                let reported = busy.inconsistencies.iter().any(|touched| touched.id == "I05");
+                assert_eq!(reported, vcpus > 8 && kind == "pd-ssd", "{kind} {vcpus}");
             }
         }
     }

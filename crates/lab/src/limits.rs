@@ -3,7 +3,7 @@
 /// Longest time for a node to serve, to stop, or to reach a state, in seconds. A resync of 384 MiB
 /// at the 240 MB/s of the emulated disk takes 2 s; a machine that is overloaded twentyfold still
 /// passes.
-pub(crate) const PATIENCE_S: f64 = 60.0;
+pub(crate) const STEP_TIMEOUT_S: f64 = 60.0;
 /// Bytes of a node's log that are read: about a hundred a line, and only warnings after its start.
 pub(crate) const LOG_BYTES: u64 = 16 << 20;
 /// Bytes of the output of a failed node or command that are shown.

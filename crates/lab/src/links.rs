@@ -73,7 +73,7 @@ impl Link {
         self.shared.is_cut.store(is_cut, Ordering::Relaxed);
     }
 
-    /// Closes all connections, as a client does that has lost its patience.
+    /// Closes all connections, as a client does that times out.
     pub(crate) fn close(&self) {
         for pair in self.shared.open.lock().drain(..) {
             for stream in &*pair {

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use serde::Deserialize;
 
 use crate::Error;
-use crate::limits::{LOG_BYTES, OUTPUT_BYTES, PATIENCE_S, SAID_BYTES};
+use crate::limits::{LOG_BYTES, OUTPUT_BYTES, SAID_BYTES, STEP_TIMEOUT_S};
 
 /// Prefix of the NQN of a volume without a configured one.
 pub(crate) const NQN_PREFIX: &str = "nqn.2026-01.io.flagstone:";
@@ -126,7 +126,7 @@ impl LabNode {
     /// Starts the node and waits until it serves.
     ///
     /// # Errors
-    /// It ends or does not serve within [`PATIENCE_S`], with the end of its log; the user's
+    /// It ends or does not serve within [`STEP_TIMEOUT_S`], with the end of its log; the user's
     /// interruption.
     pub(crate) fn start(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         // Each start has its own log, so that logs from before a death are kept.
@@ -144,7 +144,7 @@ impl LabNode {
                 }
             }
         };
-        match wait_for(PATIENCE_S, interrupt, || serves().transpose())?.transpose()? {
+        match wait_for(STEP_TIMEOUT_S, interrupt, || serves().transpose())?.transpose()? {
             Some(true) => {
                 self.running = Some(running);
                 Ok(())
@@ -188,7 +188,7 @@ impl LabNode {
     pub(crate) fn stop(&mut self, interrupt: &Interrupt) -> Result<(), Error> {
         let Some(mut running) = self.running.take() else { return Ok(()) };
         running.signal(Signal::TERM)?;
-        match running.wait(Duration::from_secs_f64(PATIENCE_S), interrupt)? {
+        match running.wait(Duration::from_secs_f64(STEP_TIMEOUT_S), interrupt)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(self.failed(&format!("it was stopped and ended with {status}"))),
             None => Err(self.failed("it does not stop")),
@@ -231,7 +231,7 @@ impl LabNode {
     /// Waits until a mirror is in a state.
     ///
     /// # Errors
-    /// As [`LabNode::status`]; the mirror does not reach the state within [`PATIENCE_S`].
+    /// As [`LabNode::status`]; the mirror does not reach the state within [`STEP_TIMEOUT_S`].
     pub(crate) fn wait(
         &self,
         volume: &str,
@@ -239,7 +239,7 @@ impl LabNode {
         interrupt: &Interrupt,
     ) -> Result<ReportedMirror, Error> {
         let mut last = None;
-        let found = wait_for(PATIENCE_S, interrupt, || match self.status(volume, interrupt) {
+        let found = wait_for(STEP_TIMEOUT_S, interrupt, || match self.status(volume, interrupt) {
             Ok(status) if status.state == state => Some(Ok(status)),
             Ok(status) => {
                 last = Some(status.state);
@@ -258,7 +258,7 @@ impl LabNode {
         let attempt =
             || self.mirror(&["failover", volume, "--force", "--yes"], interrupt).map(Some);
         let late = || self.failed("it does not take over");
-        retry(PATIENCE_S, interrupt, attempt, late).map(drop)
+        retry(STEP_TIMEOUT_S, interrupt, attempt, late).map(drop)
     }
 }
 

@@ -111,7 +111,7 @@ impl Odd {
             match request.command {
                 command::READ => read_data = disk[range].to_vec(),
                 command::WRITE => {
-                    assert!(request.len <= self.maximum, "longer than the client was told");
+                    assert!(request.len <= self.maximum, "longer than announced to the client");
                     disk[range].copy_from_slice(&read(stream, request.len as usize).await?);
                 }
                 command::WRITE_ZEROES | command::TRIM => disk[range].fill(0),

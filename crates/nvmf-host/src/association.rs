@@ -390,11 +390,11 @@ struct RetryState {
 }
 
 impl RetryState {
-    /// Pauses before a retry; fails when retries have lasted longer than `patience`.
+    /// Pauses before a retry; fails when retries have lasted longer than `timeout`.
     #[cold]
-    fn check(&mut self, patience: Duration) -> Result<(), IoError> {
+    fn check(&mut self, timeout: Duration) -> Result<(), IoError> {
         let since = *self.since.get_or_insert_with(time::now);
-        if since.elapsed() > patience { Err(IoError::Unreachable) } else { Ok(()) }
+        if since.elapsed() > timeout { Err(IoError::Unreachable) } else { Ok(()) }
     }
 
     /// True if a failed command is resent. That applies to a status without Do Not Retry, a limited

@@ -199,8 +199,8 @@ async fn connect_queue(
         Channel::Generated(psk) => (Some(psk), Concatenation::None),
     };
     let connection = initialize(params, generated).await?;
-    let patience = params.options.end_patience();
-    let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), patience);
+    let timeout = params.options.end_timeout();
+    let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), timeout);
     let unused = queue.clone();
     let guard = OnDrop::new(move || unused.close());
     // Only the admin queue has a keep alive timeout.
@@ -363,7 +363,7 @@ impl AdminController {
         }
         match self.identify("Identify Controller", Cns::COMMAND_SET_CONTROLLER, 0).await {
             Err(HostError::Refused { .. }) => Ok(none),
-            told => told,
+            reported => reported,
         }
     }
 

@@ -44,9 +44,9 @@ pub async fn discover(
 ) -> Result<Vec<DiscoveredSubsystem>, HostError> {
     let keep_alive = std::time::Duration::ZERO;
     let options = HostOptions { keep_alive, ..options.clone() };
-    let patience = options.connect_timeout;
+    let timeout = options.connect_timeout;
     let params = ConnectParams::new(address, Nqn::discovery(), options)?;
-    time::timeout(patience, read(&params)).await?
+    time::timeout(timeout, read(&params)).await?
 }
 
 async fn read(params: &ConnectParams) -> Result<Vec<DiscoveredSubsystem>, HostError> {

@@ -40,8 +40,8 @@ pub(super) async fn initialize(
         Ok(agreement) => agreement,
         Err((error, offending)) => {
             if let HostError::Protocol(fatal) = error {
-                let told = terminate(&socket, &mut rx, fatal, &offending);
-                let _ = time::timeout(TERMINATE_TIMEOUT, told).await;
+                let reported = terminate(&socket, &mut rx, fatal, &offending);
+                let _ = time::timeout(TERMINATE_TIMEOUT, reported).await;
             }
             return Err(error);
         }

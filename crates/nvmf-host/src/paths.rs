@@ -33,7 +33,7 @@ struct Paths {
     geometry: Geometry,
     paths: Vec<Path>,
     current: AtomicUsize,
-    patience: Duration,
+    timeout: Duration,
 }
 
 struct Path {
@@ -51,7 +51,7 @@ impl MultipathDevice {
         subnqn: &Nqn,
         options: HostOptions,
     ) -> Result<Arc<MultipathDevice>, HostError> {
-        let patience = options.loss_timeout;
+        let timeout = options.loss_timeout;
         // Each path fails immediately, because others remain.
         let options =
             HostOptions { loss_timeout: Duration::ZERO, target_is_durable: true, ..options };
@@ -81,7 +81,7 @@ impl MultipathDevice {
         }
         let geometry = geometry.ok_or(failure)?;
         let current = AtomicUsize::new(0);
-        let inner = Arc::new(Paths { geometry, paths, current, patience });
+        let inner = Arc::new(Paths { geometry, paths, current, timeout });
         for index in 0..inner.paths.len() {
             if inner.paths[index].device.get().is_none() {
                 let (inner, subnqn) = (Arc::downgrade(&inner), *subnqn);
@@ -152,7 +152,7 @@ impl Paths {
                     }
                 }
             }
-            if since.get_or_insert_with(time::now).elapsed() > self.patience {
+            if since.get_or_insert_with(time::now).elapsed() > self.timeout {
                 return Err(IoError::Unreachable);
             }
             time::sleep(pause.advance()).await;

@@ -65,13 +65,13 @@ pub(super) struct HostQueue {
 
 impl HostQueue {
     /// Starts a queue of `depth` commands over `connection`, with its tasks. `end` receives the
-    /// cause when the connection breaks; the target may then take `patience` to end its side.
+    /// cause when the connection breaks; the target may then take `timeout` to end its side.
     pub(super) fn start(
         connection: InitializedConnection,
         depth: u16,
         admission: Rc<Admission>,
         end: Rc<AssociationEnd>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Rc<HostQueue> {
         let InitializedConnection { socket, mut rx, agreement } = connection;
         let stream = socket.stream().clone();
@@ -97,7 +97,7 @@ impl HostQueue {
             }
         });
         let guarded = queue.clone();
-        let guard = spawn(async move { guarded.bound_end(patience).await }).abort_on_drop();
+        let guard = spawn(async move { guarded.bound_end(timeout).await }).abort_on_drop();
         let receiver = queue.clone();
         spawn_detached(async move {
             let error = receiver.read(&mut rx).await;
@@ -118,9 +118,9 @@ impl HostQueue {
     }
 
     /// Aborts a closed queue whose target does not end its side, and discards unsent data.
-    async fn bound_end(&self, patience: Duration) {
+    async fn bound_end(&self, timeout: Duration) {
         self.rung.wait_for(|| self.broken.get().then_some(())).await;
-        time::sleep(patience).await;
+        time::sleep(timeout).await;
         tracing::debug!("the target did not close the connection in time");
         self.stream.abort();
     }

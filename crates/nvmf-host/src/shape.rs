@@ -174,11 +174,11 @@ impl ControllerLimits {
         size_bytes: u64,
         block_bytes: u32,
     ) -> Geometry {
-        let told = identify.features & OPTIMAL_SIZES != 0;
+        let reported = identify.features & OPTIMAL_SIZES != 0;
         // 0's based block counts: 65,536 blocks of 64 KiB do not fit 32 bits.
         let bytes = |blocks_0based: u16| {
             let blocks = u32::from(blocks_0based) + 1;
-            if told { blocks.checked_mul(block_bytes) } else { None }
+            if reported { blocks.checked_mul(block_bytes) } else { None }
         };
         let deallocated = identify.deallocate_features & READS_AS;
         let does = |ability| self.optional_io & ability != 0;

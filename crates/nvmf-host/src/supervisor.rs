@@ -75,7 +75,7 @@ impl Supervisor {
                 association.give_up();
             }
         };
-        let patience = self.params.options.loss_timeout;
+        let timeout = self.params.options.loss_timeout;
         let attempts = async {
             for queue in &old {
                 queue.over().await;
@@ -83,7 +83,7 @@ impl Supervisor {
             drop(old);
             self.attempts().await
         };
-        with_alarm(patience, give_up, attempts).await
+        with_alarm(timeout, give_up, attempts).await
     }
 
     /// Tries until it is connected.
@@ -116,10 +116,10 @@ impl Supervisor {
     }
 }
 
-/// Runs `future`; calls `alarm` once if that takes longer than `patience`.
-async fn with_alarm<F: Future>(patience: Duration, alarm: impl FnOnce(), future: F) -> F::Output {
+/// Runs `future`; calls `alarm` once if that takes longer than `timeout`.
+async fn with_alarm<F: Future>(timeout: Duration, alarm: impl FnOnce(), future: F) -> F::Output {
     let mut future = pin!(future);
-    match time::timeout(patience, future.as_mut()).await {
+    match time::timeout(timeout, future.as_mut()).await {
         Ok(output) => output,
         Err(_) => {
             alarm();

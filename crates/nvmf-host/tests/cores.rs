@@ -17,11 +17,11 @@ use flagstone_runtime::{buf, cores, time};
 /// Reads a block on core 1.
 async fn read_there(device: &Arc<RemoteDevice>) -> Result<(), IoError> {
     let (there, answer) = (device.clone(), Arc::new(parking_lot::Mutex::new(None)));
-    let told = answer.clone();
+    let reported = answer.clone();
     cores()[1].spawn(move || async move {
         let result = there.read(0, buf::alloc(512).await).await.map(drop);
         drop(there);
-        *told.lock() = Some(result);
+        *reported.lock() = Some(result);
     });
     loop {
         if let Some(result) = answer.lock().take() {

@@ -40,7 +40,7 @@ fn read_after(fatal: Option<Fatal>, answer: impl Fn(&Io) -> Vec<u8> + Clone + Sy
             place.fill(0xee);
             let place = device.read(8192, place).await.unwrap();
             assert_eq!(place[..], fake.content(8192, len));
-            check_told(&fake, fatal);
+            check_termination(&fake, fatal);
         });
     }
 }
@@ -57,13 +57,14 @@ fn write_after(
         let device = connect(&fake, options()).await.unwrap();
         device.write(8192, Buf::copy_of(&vec![0x5a; len]).unwrap(), false).await.unwrap();
         assert!(fake.content(8192, len).iter().all(|byte| *byte == 0x5a));
-        check_told(&fake, fatal);
+        check_termination(&fake, fatal);
     });
 }
 
-fn check_told(fake: &Fake, fatal: Option<Fatal>) {
-    let told: Vec<Fatal> = fake.state.told.borrow().iter().map(|header| header.fatal()).collect();
-    assert_eq!(told, Vec::from_iter(fatal));
+fn check_termination(fake: &Fake, fatal: Option<Fatal>) {
+    let reported: Vec<Fatal> =
+        fake.state.reported.borrow().iter().map(|header| header.fatal()).collect();
+    assert_eq!(reported, Vec::from_iter(fatal));
     assert_eq!(fake.state.connections.get(), 4, "an admin and an I/O queue, twice");
     assert_eq!(fake.state.commands.get(), 2, "the command was sent twice");
 }
@@ -132,8 +133,8 @@ fn duplicate_response() {
         // The first flush is completed twice; the second waits for the new connection.
         device.flush().await.unwrap();
         device.flush().await.unwrap();
-        let told = fake.state.told.borrow()[0].fatal();
-        assert_eq!(told, Fatal::UNKNOWN_COMPLETION);
+        let reported = fake.state.reported.borrow()[0].fatal();
+        assert_eq!(reported, Fatal::UNKNOWN_COMPLETION);
     });
 }
 
@@ -167,7 +168,7 @@ fn data_for_command_without_data() {
         });
         let device = connect(&fake, options()).await.unwrap();
         device.flush().await.unwrap();
-        check_told(&fake, Some(Fatal::UNKNOWN_COMMAND));
+        check_termination(&fake, Some(Fatal::UNKNOWN_COMMAND));
     });
 }
 
@@ -232,8 +233,9 @@ fn corrupted_headers_and_data() {
                 let device = connect(&fake, options).await.unwrap();
                 let place = device.read(0, buf::alloc(len).await).await.unwrap();
                 assert_eq!(place[..], fake.content(0, len));
-                let told = fake.state.told.borrow().first().map(|header| header.fatal().status);
-                assert_eq!(told, status);
+                let reported =
+                    fake.state.reported.borrow().first().map(|header| header.fatal().status);
+                assert_eq!(reported, status);
                 assert_eq!(fake.state.connections.get(), 4);
             });
         }
@@ -320,10 +322,10 @@ fn invalid_icresp() {
                 matches!(&error, Some(HostError::Protocol(fatal)) if *fatal == expected),
                 "{error:?}"
             );
-            while fake.state.told.borrow().is_empty() {
+            while fake.state.reported.borrow().is_empty() {
                 time::sleep(Duration::from_millis(1)).await;
             }
-            assert_eq!(fake.state.told.borrow()[0].fatal(), expected);
+            assert_eq!(fake.state.reported.borrow()[0].fatal(), expected);
         });
     }
     refused(Fatal::SEQUENCE, |response| response.common.kind = 0x09);
@@ -563,9 +565,9 @@ fn missing_keep_alive_breaks_association() {
 fn changed_namespace_is_not_written() {
     on_each_driver(async || {
         let sizes = std::rc::Rc::new(Cell::new((DISK_BYTES / 512) as u64));
-        let told = sizes.clone();
+        let reported = sizes.clone();
         let change = move |namespace: &mut flagstone_nvme::identify::IdentifyNamespace| {
-            namespace.size_blocks = U64::new(told.get());
+            namespace.size_blocks = U64::new(reported.get());
         };
         let broken = |io: &Io| (io.number == 0).then(|| io.response(99, Status::SUCCESS));
         let quirks = Quirks {

@@ -151,8 +151,8 @@ fn reconnect_pause_resets_after_use() {
 fn calls_fail_during_outage_and_recover() {
     on_each_driver(async || {
         let server = Server::start(memory(1 << 20, 512));
-        let impatient = HostOptions { loss_timeout: Duration::from_millis(50), ..options() };
-        let device = server.connect(impatient).await;
+        let short_timeouts = HostOptions { loss_timeout: Duration::from_millis(50), ..options() };
+        let device = server.connect(short_timeouts).await;
         server.stop();
         let place = buf::alloc(512).await;
         assert_eq!(device.read(0, place).await.err(), Some(IoError::Unreachable));

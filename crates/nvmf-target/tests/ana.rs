@@ -64,10 +64,10 @@ fn drain_waits_only_for_admitted_commands() {
         eventually("the write is at the device", || server.gate.inside() == 1).await;
         server.target.set_ana_state(&subsystem(), AnaState::INACCESSIBLE).unwrap();
         let drained = Rc::new(Cell::new(false));
-        let (target, told) = (server.target.clone(), drained.clone());
+        let (target, reported) = (server.target.clone(), drained.clone());
         let waits = spawn(async move {
             target.drained(&subsystem()).await.unwrap();
-            told.set(true);
+            reported.set(true);
         });
         // Later commands fail immediately, and the earlier one continues.
         let refused = host.io.call(Sqe::flush(8, 1)).await;
@@ -111,10 +111,10 @@ fn drain_ignores_refused_commands() {
         let r2t = host.io.r2t().await;
         server.target.set_ana_state(&subsystem(), AnaState::INACCESSIBLE).unwrap();
         let drained = Rc::new(Cell::new(false));
-        let (target, told) = (server.target.clone(), drained.clone());
+        let (target, reported) = (server.target.clone(), drained.clone());
         let waits = spawn(async move {
             target.drained(&subsystem()).await.unwrap();
-            told.set(true);
+            reported.set(true);
         });
         // At every moment one of these commands is in flight.
         let mut written = false;

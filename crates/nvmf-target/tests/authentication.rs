@@ -363,8 +363,8 @@ fn truncated_messages_and_invalid_commands_are_refused() {
 #[test]
 fn stalled_exchanges_end() {
     on_each_driver(async || {
-        let patience = Duration::from_millis(150);
-        let config = TargetConfig { handshake_timeout: patience, ..TargetConfig::default() };
+        let timeout = Duration::from_millis(150);
+        let config = TargetConfig { handshake_timeout: timeout, ..TargetConfig::default() };
         let server = server(config, KeyPair::shared(&KeyRing::new(vec![secret(1)])));
         for step in 0..4 {
             let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;

@@ -25,7 +25,7 @@ use support::{
 const BLOCK: u64 = 512;
 const BIG: usize = 128 << 10;
 
-fn impatient() -> TargetConfig {
+fn short_timeouts() -> TargetConfig {
     TargetConfig { slow_peer_timeout: Duration::from_secs(1), ..TargetConfig::default() }
 }
 
@@ -48,7 +48,7 @@ fn big_write(cid: u16, start: u64) -> Sqe {
 #[test]
 fn host_never_reads_responses() {
     on_each_driver(async || {
-        let server = Server::with(impatient());
+        let server = Server::with(short_timeouts());
         let budget = server.target.config().connection_payload_bytes;
         let mut other = Host::attach(&server, &Options::default()).await;
         let before = memory_in_use();
@@ -81,7 +81,7 @@ fn host_never_reads_responses() {
 fn half_closed_host_never_reads() {
     on_each_driver(async || {
         // Large enough that unread data is being sent rather than waiting for admission.
-        let config = TargetConfig { connection_payload_bytes: 64 << 20, ..impatient() };
+        let config = TargetConfig { connection_payload_bytes: 64 << 20, ..short_timeouts() };
         let server = Server::with(config);
         server.keeps_last.set(true);
         let mut host = Host::attach(&server, &Options::default()).await;
@@ -105,7 +105,7 @@ fn half_closed_host_never_reads() {
 #[test]
 fn host_never_sends_requested_data() {
     on_each_driver(async || {
-        let server = Server::with(impatient());
+        let server = Server::with(short_timeouts());
         let mut other = Host::attach(&server, &Options::default()).await;
         for sent in [0, 100, 4096] {
             let mut host = Host::attach(&server, &Options::default()).await;
@@ -128,7 +128,7 @@ fn host_never_sends_requested_data() {
 #[test]
 fn host_stops_within_pdu() {
     on_each_driver(async || {
-        let server = Server::with(impatient());
+        let server = Server::with(short_timeouts());
         let mut clients = Vec::new();
         for cut in [1, 7, 8, 9, 127] {
             let mut client = Client::open(&server).await;
@@ -168,7 +168,7 @@ fn host_never_connects_queue() {
 #[test]
 fn idle_host_stays_connected() {
     in_simulation(3, async || {
-        let server = Server::with(impatient());
+        let server = Server::with(short_timeouts());
         let mut host = Host::attach(&server, &Options::default()).await;
         time::sleep(Duration::from_secs(10_000)).await;
         host.io.write(1, 0, BLOCK, &[1; 512]).await.unwrap();
@@ -185,7 +185,7 @@ fn transfers_beyond_connection_budget() {
         let config = TargetConfig {
             connection_payload_bytes: 8 * BIG,
             mdts_bytes: 8 * BIG as u32,
-            ..impatient()
+            ..short_timeouts()
         };
         let server = Server::with(config);
         let mut host = Host::attach(&server, &Options::default()).await;
@@ -236,7 +236,7 @@ fn slow_device_does_not_time_out_transfers() {
         let config = TargetConfig {
             connection_payload_bytes: 8 * BIG,
             mdts_bytes: 8 * BIG as u32,
-            ..impatient()
+            ..short_timeouts()
         };
         let server = Server::with(config);
         let mut host = Host::attach(&server, &Options::default()).await;

@@ -21,7 +21,7 @@ pub mod log;
 pub mod manage;
 pub mod map;
 pub mod ondisk;
-mod patience;
+mod read_retries;
 mod recover;
 mod storage;
 pub mod stream;

@@ -104,10 +104,10 @@ pub const LOG_SEGMENTS_MAX: usize = 64;
 
 /// For how long a checkpoint or an opening repeats the read of one block: a controller that is reset,
 /// or a path that changes, answers within seconds.
-pub const READ_PATIENCE: Duration = Duration::from_secs(10);
+pub const READ_RETRY_TIME: Duration = Duration::from_secs(10);
 
 /// For how long it repeats reads of all blocks.
-pub const READ_PATIENCE_TOTAL: Duration = Duration::from_secs(60);
+pub const READ_RETRY_TOTAL: Duration = Duration::from_secs(60);
 
 /// Pause between two attempts.
 pub const READ_PAUSE: Duration = Duration::from_millis(250);

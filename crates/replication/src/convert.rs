@@ -8,7 +8,7 @@ use flagstone_mirror::io::reorder::WriteOrder;
 use flagstone_mirror::limits::{BASES_LEN, HISTORY_LEN};
 use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::prospect::Obstacle;
+use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_mirror::wire::peer::{
     AttachRequest, BadRangeReport, Offer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
 };

@@ -20,7 +20,7 @@ struct Seen {
 #[derive(Debug)]
 pub struct Contents {
     seen: Vec<Seen>,
-    /// Runs are told apart.
+    /// Runs are distinguished.
     by_run: bool,
     /// Fingerprints are kept that end with this number of zero bits.
     skipped_bits: u32,

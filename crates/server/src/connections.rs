@@ -50,16 +50,16 @@ impl Connections {
         self.open.lock().streams.values().for_each(act);
     }
 
-    /// Stops receiving, and waits up to `patience` for requests in progress and their responses;
+    /// Stops receiving, and waits up to `timeout` for requests in progress and their responses;
     /// then closes the remaining connections. Returns their number.
-    pub(crate) async fn drain(&self, patience: Duration) -> usize {
+    pub(crate) async fn drain(&self, timeout: Duration) -> usize {
         self.each(Stream::shutdown_receiving);
         let drained = async {
             while self.count() > 0 {
                 time::sleep(DRAIN_PERIOD).await;
             }
         };
-        if time::timeout(patience, drained).await.is_ok() {
+        if time::timeout(timeout, drained).await.is_ok() {
             return 0;
         }
         let left = self.count();

@@ -18,7 +18,7 @@ pub const API_BATCH: usize = 8;
 pub const API_DIFFERENCES: usize = 256;
 
 /// Time limit for the response to `grow`, zeroed or not: well below the timeouts of clients.
-pub const GROW_PATIENCE: Duration = Duration::from_secs(10);
+pub const GROW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Attempts to send a message to the service manager while its queue is full, and the pause between
 /// two: a second together.
@@ -54,17 +54,17 @@ pub const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(60);
 pub const IDENTITY_PERIOD: Duration = Duration::from_secs(600);
 
 /// Longest wait at the start for the devices of pools.
-pub const OPEN_PATIENCE: Duration = Duration::from_secs(10);
+pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait of an order for the order before it: more than that one waits for commands of
 /// hosts, and less than clients wait for an answer.
-pub const ORDER_PATIENCE: Duration = Duration::from_secs(20);
+pub const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest wait for a change that closes and opens a pool. It continues when its devices answer.
-pub const CHANGE_PATIENCE: Duration = Duration::from_secs(20);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Longest wait for the commands of a volume that is taken out of service.
-pub const RETIRE_PATIENCE: Duration = Duration::from_secs(10);
+pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes per read of a device that is checked for zeroes.
 pub(crate) const ZEROES_CHUNK_BYTES: u64 = 1 << 20;

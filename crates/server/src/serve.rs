@@ -39,10 +39,10 @@ use flagstone_limit::Limit;
 use flagstone_stack::{OpenError, open_limits, own_limit, tls_files};
 
 /// Time limit for requests in progress at shutdown.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long to retry an address that is in use, and the pause between two attempts.
-const BIND_PATIENCE: Duration = Duration::from_secs(2);
+const BIND_TIMEOUT: Duration = Duration::from_secs(2);
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
 /// Pause after a failed accept, for example when file descriptors run out.
@@ -305,7 +305,7 @@ pub(crate) async fn bind(
             Ok(listener) => return Ok(listener),
             Err(error) => error,
         };
-        if error.kind() == ErrorKind::AddrInUse && begun.elapsed() < BIND_PATIENCE {
+        if error.kind() == ErrorKind::AddrInUse && begun.elapsed() < BIND_TIMEOUT {
             time::sleep(BIND_PAUSE).await;
             continue;
         }
@@ -401,12 +401,12 @@ impl Server {
         }
         self.target.drain();
         self.nbd_drain.begin();
-        let nbd_ended = spawn(time::timeout(DRAIN_PATIENCE, async move {
+        let nbd_ended = spawn(time::timeout(DRAIN_TIMEOUT, async move {
             for listener in nbd {
                 let _ = listener.await;
             }
         }));
-        let cut = self.nvme.drain(DRAIN_PATIENCE).await;
+        let cut = self.nvme.drain(DRAIN_TIMEOUT).await;
         if cut > 0 {
             tracing::warn!(
                 connections = cut,

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// Longest wait of a test for bytes. A safety net.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Handlers of `/v1/wait` that have begun, and whether they may end.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -55,7 +55,7 @@ fn any_port() -> Address {
 
 /// Runs `test` with a server of each address, whose handlers run on a thread of their own.
 fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce(&[Address])) {
-    let (tell, told) = mpsc::channel();
+    let (tell, reported) = mpsc::channel();
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let addresses = addresses.to_vec();
     let core = std::thread::Builder::new().name("core 0".to_owned()).spawn(move || {
@@ -71,7 +71,7 @@ fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce
             let _ = stopped.await;
             drop(server);
             // Handlers end, and leave nothing behind.
-            time::timeout(PATIENCE, async {
+            time::timeout(TIMEOUT, async {
                 while alive().0 > before.0 {
                     task::yield_now().await;
                     time::sleep(Duration::from_millis(1)).await;
@@ -82,7 +82,7 @@ fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce
         })
         .unwrap();
     });
-    let bound: Vec<Address> = told.recv().unwrap();
+    let bound: Vec<Address> = reported.recv().unwrap();
     test(&bound);
     drop(stop);
     core.unwrap().join().unwrap();
@@ -94,8 +94,8 @@ fn with_server(options: ServerOptions, test: impl FnOnce(&Address)) {
 
 fn connect(address: &Address) -> TcpStream {
     let Address::Tcp(address) = address else { panic!("{address} is not TCP") };
-    let stream = TcpStream::connect_timeout(address, PATIENCE).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let stream = TcpStream::connect_timeout(address, TIMEOUT).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
@@ -180,8 +180,8 @@ fn pipelined_requests_are_answered_in_order() {
 
 #[test]
 fn slow_requests_get_408_and_idle_peers_are_closed() {
-    let patience = Duration::from_millis(100);
-    let options = ServerOptions { request_patience: patience, ..ServerOptions::default() };
+    let timeout = Duration::from_millis(100);
+    let options = ServerOptions { request_timeout: timeout, ..ServerOptions::default() };
     with_server(options, |address| {
         for begin in [
             "GET /v1/hello HT",
@@ -206,7 +206,7 @@ fn slow_requests_get_408_and_idle_peers_are_closed() {
         let slow = "GET /v1/slow HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         assert!(exchange(address, slow.as_bytes(), false).contains("done"));
     });
-    let options = ServerOptions { idle_patience: patience, ..ServerOptions::default() };
+    let options = ServerOptions { idle_timeout: timeout, ..ServerOptions::default() };
     with_server(options, |address| {
         assert_eq!(exchange(address, b"", false), "");
         let text = exchange(address, b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n", false);
@@ -374,16 +374,16 @@ proptest! {
             b"POST /v1/echo HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n",
             b"GET /v1/hello HTTP/1.1\r\nHost: x\r\n\r\n",
         ];
-        let patience = Duration::from_millis(20);
+        let timeout = Duration::from_millis(20);
         let options = ServerOptions {
-            request_patience: patience,
-            idle_patience: patience,
+            request_timeout: timeout,
+            idle_timeout: timeout,
             ..ServerOptions::default()
         };
         with_server(options, |address| {
             let text = exchange(address, &[begins[begin], &bytes].concat(), close);
             assert!(text.is_empty() || text.starts_with("HTTP/1.1 "), "{text}");
-            // The server continues to serve. Its patience may be too short for a busy machine.
+            // The server continues to serve. Its timeouts may be too short for a busy machine.
             let served = |_| Client::connect(address).unwrap().ask(Method::GET, "/v1/hello", None);
             assert!((0..100).map(served).any(|reply| reply.is_ok_and(|reply| reply.status == 200)));
         });

@@ -20,7 +20,7 @@ use flagstone_config::{self as config, Backing, Config, Layer, SharedLimit, Volu
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
 
 /// How long to wait for a file or disk that another program has locked, and between two attempts.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// From when on the wait is worth a line.
@@ -93,13 +93,13 @@ async fn open_file(path: &Path, options: &FileOptions) -> io::Result<Arc<FileDev
     loop {
         if !logged && begun.elapsed() > LOCK_SILENCE {
             logged = true;
-            let seconds = LOCK_PATIENCE.as_secs();
+            let seconds = LOCK_TIMEOUT.as_secs();
             tracing::info!("{} is locked by another program; waiting {seconds} s", path.display());
         }
         match FileDevice::open(path, options) {
             Err(error)
                 if error.kind() == io::ErrorKind::ResourceBusy
-                    && begun.elapsed() < LOCK_PATIENCE =>
+                    && begun.elapsed() < LOCK_TIMEOUT =>
             {
                 time::sleep(LOCK_PAUSE).await;
             }

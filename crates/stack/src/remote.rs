@@ -17,8 +17,8 @@ use crate::tls_files;
 use flagstone_config::device_spec::{Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
 
 /// How long calls wait for one of several paths, and for an answer by each.
-const PATHS_PATIENCE: Duration = Duration::from_secs(60);
-const PATH_PATIENCE: Duration = Duration::from_secs(10);
+const PATHS_TIMEOUT: Duration = Duration::from_secs(60);
+const PATH_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Failure {
     pub(crate) problem: String,
@@ -145,7 +145,7 @@ pub(crate) async fn open_nvme(
     for other in &spec.other_addresses {
         addresses.push(look_up(other).await?);
     }
-    let host = HostOptions { loss_timeout: PATHS_PATIENCE, command_timeout: PATH_PATIENCE, ..host };
+    let host = HostOptions { loss_timeout: PATHS_TIMEOUT, command_timeout: PATH_TIMEOUT, ..host };
     Ok(MultipathDevice::connect(addresses, &subsystem, host).await?)
 }
 

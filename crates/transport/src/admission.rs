@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - a source waits for its delay before its handshake takes a place among all;
-//! - while more than half of all places are taken, a handshake has [`CROWDED_PATIENCE`]. So peers
+//! - while more than half of all places are taken, a handshake has [`CROWDED_TIMEOUT`]. So peers
 //!   that stall keep others out for a moment, not for the whole time limit;
 //! - every handshake that made this side compute and did not succeed counts as a failure of its
 //!   source, also one that took too long, was evicted or was dropped.
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::failure_delays::{FailureDelays, FailureKind};
 use crate::in_flight::{InFlight, InFlightPlace};
-use crate::limits::CROWDED_PATIENCE;
+use crate::limits::CROWDED_TIMEOUT;
 
 /// Failure delays that several kinds of handshakes share.
 pub type SharedDelays = Arc<Mutex<FailureDelays<Instant>>>;
@@ -53,13 +53,13 @@ impl HandshakeAdmission {
         Some(AdmittedHandshake { admission: self, source, place: queued.begin()? })
     }
 
-    /// Checks for a crowd once in each [`CROWDED_PATIENCE`].
-    async fn within<F: Future>(&self, patience: Duration, handshake: F) -> Option<F::Output> {
+    /// Checks for a crowd once in each [`CROWDED_TIMEOUT`].
+    async fn within<F: Future>(&self, timeout: Duration, handshake: F) -> Option<F::Output> {
         let begun = time::now();
         let mut handshake = pin!(handshake);
         loop {
-            let left = patience.saturating_sub(begun.elapsed());
-            let part = left.min(CROWDED_PATIENCE);
+            let left = timeout.saturating_sub(begun.elapsed());
+            let part = left.min(CROWDED_TIMEOUT);
             if let Ok(result) = time::timeout(part, handshake.as_mut()).await {
                 return Some(result);
             }
@@ -79,18 +79,18 @@ pub struct AdmittedHandshake<'a> {
 }
 
 impl AdmittedHandshake<'_> {
-    /// Runs the handshake for at most `patience`. `kind` says how an error counts, `None` for one
+    /// Runs the handshake for at most `timeout`. `kind` says how an error counts, `None` for one
     /// that costs this side nothing. Returns `None` if the handshake took too long or was evicted.
     pub async fn run<T, E>(
         self,
-        patience: Duration,
+        timeout: Duration,
         handshake: impl Future<Output = Result<T, E>>,
         kind: impl FnOnce(&E) -> Option<FailureKind>,
     ) -> Option<Result<T, E>> {
         let AdmittedHandshake { admission, source, mut place } = self;
         let mut failure = PendingFailure { admission, source, kind: Some(FailureKind::Unfinished) };
         let result = {
-            let mut handshake = pin!(admission.within(patience, handshake));
+            let mut handshake = pin!(admission.within(timeout, handshake));
             let mut evicted = pin!(place.evicted());
             poll_fn(|context| {
                 // First, because a handshake that has succeeded cannot be evicted any more.
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
     use crate::limits::{FAILURE_DELAY, UNFINISHED_DELAY_MAX};
 
-    const PATIENCE: Duration = Duration::from_secs(600);
+    const TIMEOUT: Duration = Duration::from_secs(600);
 
     const fn guess(_: &()) -> Option<FailureKind> {
         Some(FailureKind::Guess)
@@ -167,8 +167,8 @@ mod tests {
                 let all = all.clone();
                 spawn_detached(async move {
                     loop {
-                        if let Some(admitted) = all.admit(source(attacker), PATIENCE).await {
-                            admitted.run(PATIENCE, pending::<Result<(), ()>>(), unfinished).await;
+                        if let Some(admitted) = all.admit(source(attacker), TIMEOUT).await {
+                            admitted.run(TIMEOUT, pending::<Result<(), ()>>(), unfinished).await;
                         } else {
                             time::sleep(Duration::from_millis(10)).await;
                         }
@@ -186,12 +186,12 @@ mod tests {
             stall(&all, 4, 100);
             for _ in 0..100 {
                 let begun = time::now();
-                let admitted = all.admit(source(9), PATIENCE).await.expect("a place");
+                let admitted = all.admit(source(9), TIMEOUT).await.expect("a place");
                 let handshake = async {
                     time::sleep(Duration::from_millis(50)).await;
                     Ok::<(), ()>(())
                 };
-                let ended = admitted.run(PATIENCE, handshake, unfinished).await;
+                let ended = admitted.run(TIMEOUT, handshake, unfinished).await;
                 assert_eq!(ended, Some(Ok(())), "it is not evicted");
                 assert_eq!(begun.elapsed(), Duration::from_millis(50));
                 time::sleep(Duration::from_millis(250)).await;
@@ -206,13 +206,13 @@ mod tests {
             let all = admission(128, 32);
             stall(&all, 200, 1);
             time::sleep(Duration::from_millis(1)).await;
-            assert!(all.admit(source(201), PATIENCE).await.is_none());
+            assert!(all.admit(source(201), TIMEOUT).await.is_none());
             for _ in 0..100 {
                 let begun = time::now();
-                while all.admit(source(201), PATIENCE).await.is_none() {
+                while all.admit(source(201), TIMEOUT).await.is_none() {
                     time::sleep(Duration::from_millis(10)).await;
                 }
-                assert!(begun.elapsed() <= CROWDED_PATIENCE * 2, "{:?}", begun.elapsed());
+                assert!(begun.elapsed() <= CROWDED_TIMEOUT * 2, "{:?}", begun.elapsed());
                 time::sleep(Duration::from_millis(250)).await;
             }
         });
@@ -223,16 +223,16 @@ mod tests {
         simulated(async || {
             let all = admission(4, 4);
             let slow = async {
-                time::sleep(PATIENCE / 2).await;
+                time::sleep(TIMEOUT / 2).await;
                 Ok::<(), ()>(())
             };
-            let first = all.admit(source(1), PATIENCE).await.unwrap();
-            let second = all.admit(source(1), PATIENCE).await.unwrap();
-            assert_eq!(first.run(PATIENCE, slow, unfinished).await, Some(Ok(())));
+            let first = all.admit(source(1), TIMEOUT).await.unwrap();
+            let second = all.admit(source(1), TIMEOUT).await.unwrap();
+            assert_eq!(first.run(TIMEOUT, slow, unfinished).await, Some(Ok(())));
             assert_eq!(all.delays.lock().delay(source(1), time::now()), Duration::ZERO);
             let begun = time::now();
-            assert!(second.run(PATIENCE, pending::<Result<(), ()>>(), unfinished).await.is_none());
-            assert_eq!(begun.elapsed(), PATIENCE);
+            assert!(second.run(TIMEOUT, pending::<Result<(), ()>>(), unfinished).await.is_none());
+            assert_eq!(begun.elapsed(), TIMEOUT);
         });
     }
 
@@ -241,15 +241,15 @@ mod tests {
         simulated(async || {
             let all = admission(4, 4);
             let delay = |last| all.delays.lock().delay(source(last), time::now());
-            let begin = async |last| all.admit(source(last), PATIENCE).await.unwrap();
-            let patience = Duration::from_millis(10);
+            let begin = async |last| all.admit(source(last), TIMEOUT).await.unwrap();
+            let timeout = Duration::from_millis(10);
             let stalled = || pending::<Result<(), ()>>();
-            begin(1).await.run(PATIENCE, async { Err::<(), ()>(()) }, guess).await;
-            begin(2).await.run(patience, stalled(), guess).await;
-            let dropped = begin(3).await.run(PATIENCE, stalled(), guess);
-            assert!(time::timeout(patience, dropped).await.is_err());
+            begin(1).await.run(TIMEOUT, async { Err::<(), ()>(()) }, guess).await;
+            begin(2).await.run(timeout, stalled(), guess).await;
+            let dropped = begin(3).await.run(TIMEOUT, stalled(), guess);
+            assert!(time::timeout(timeout, dropped).await.is_err());
             // The peer has no key, which costs nothing.
-            begin(4).await.run(PATIENCE, async { Err::<(), ()>(()) }, |()| None).await;
+            begin(4).await.run(TIMEOUT, async { Err::<(), ()>(()) }, |()| None).await;
             assert_eq!([1, 2, 3, 4].map(delay), [1, 1, 1, 0].map(|times| FAILURE_DELAY * times));
             let at = time::now();
             begin(1).await;
@@ -259,15 +259,15 @@ mod tests {
 
     /// A peer that gives up before its delay is over must not prolong it without end.
     #[test]
-    fn impatient_peer_of_a_cut_link_gets_in() {
+    fn peer_that_retries_over_a_cut_link_gets_in() {
         simulated(async || {
             let all = admission(4, 4);
             for _ in 0..20 {
-                let admitted = all.admit(source(1), PATIENCE).await.unwrap();
+                let admitted = all.admit(source(1), TIMEOUT).await.unwrap();
                 admitted.run(Duration::from_millis(10), pending::<Result<(), ()>>(), guess).await;
             }
             let begun = time::now();
-            all.admit(source(1), PATIENCE).await.unwrap();
+            all.admit(source(1), TIMEOUT).await.unwrap();
             assert_eq!(begun.elapsed(), UNFINISHED_DELAY_MAX);
         });
     }

@@ -78,4 +78,4 @@ pub(crate) const FAILED_SOURCES: usize = 4096;
 
 /// Time limit of a handshake while more than half of all places are taken. A peer needs two round
 /// trips and some milliseconds of computation.
-pub const CROWDED_PATIENCE: Duration = Duration::from_secs(1);
+pub const CROWDED_TIMEOUT: Duration = Duration::from_secs(1);

@@ -24,7 +24,7 @@ pub const SCENARIO: Scenario = Scenario {
 const CLIENTS: usize = 3;
 const LARGEST_BYTES: u64 = 300 << 10;
 /// A client drops its connection when an answer takes longer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn run(seed: u64) -> Outcome {
     let sim = Simulation::new(seed, SimConfig::default());
@@ -100,7 +100,7 @@ async fn serve(address: Address) {
 /// Sends and checks messages until the stop flag is set, then until one exchange succeeds.
 async fn client(address: Address, checks: Rc<Cell<u64>>, stop: Rc<Cell<bool>>) {
     loop {
-        let connected = time::timeout(PATIENCE, Stream::connect(&address)).await;
+        let connected = time::timeout(TIMEOUT, Stream::connect(&address)).await;
         let Ok(Ok(stream)) = connected else {
             time::sleep(Duration::from_millis(100)).await;
             continue;
@@ -132,7 +132,7 @@ async fn exchange(stream: &Stream) -> bool {
     let outgoing: Buf = message.clone();
     let sending =
         flagstone_runtime::spawn(async move { sender.send_buf(outgoing).await }).abort_on_drop();
-    let echoed = time::timeout(PATIENCE, stream.recv_exact(buf::alloc(len).await)).await;
+    let echoed = time::timeout(TIMEOUT, stream.recv_exact(buf::alloc(len).await)).await;
     drop(sending);
     match echoed {
         Ok((Ok(()), data)) => {

@@ -5,7 +5,7 @@ const FILL_BYTES_PER_S: f64 = 200e6;
 /// Interval at which the progress of a fill is read, in seconds.
 const LOOK_S: f64 = 1.0;
 /// Share of a fill that must be done before its pace is used, 0 to 1.
-const TOLD_LEAST: f64 = 0.01;
+const SHOWN_FROM: f64 = 0.01;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
@@ -52,7 +52,7 @@ impl Progress {
         self.looked_s = elapsed_s;
         // The kernel's count may stand still or shrink: it includes other writers.
         self.done = self.done.max((written_bytes()? as f64 / size_bytes.max(1) as f64).min(1.0));
-        (self.done >= TOLD_LEAST).then(|| (self.done, elapsed_s * (1.0 - self.done) / self.done))
+        (self.done >= SHOWN_FROM).then(|| (self.done, elapsed_s * (1.0 - self.done) / self.done))
     }
 }
 

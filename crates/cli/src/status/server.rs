@@ -109,7 +109,7 @@ impl ApiClient {
 
     /// Waits for an answer that takes as long as reading a large device.
     pub(crate) fn wait_longer(&mut self) {
-        self.client.set_patience(Duration::from_secs(24 * 3600));
+        self.client.set_timeout(Duration::from_secs(24 * 3600));
     }
 
     pub(crate) fn get_text(&mut self, path: &str) -> Result<String, Failure> {

@@ -296,11 +296,12 @@ fn stopped_measurement_is_reported() {
     let output = running.wait_with_output().expect("it ends");
     let (out, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{errors}");
-    let told: Vec<&str> = errors.lines().filter(|line| line.contains("(suspended for ")).collect();
+    let reported: Vec<&str> =
+        errors.lines().filter(|line| line.contains("(suspended for ")).collect();
     let results = bench.results("r");
     let paused_s = |at: usize| results[at]["measurement"]["paused_s"].as_f64().expect("a number");
     assert!(
-        paused_s(1) > 0.0 && told.iter().any(|line| line.starts_with(&job(&results[1]))),
+        paused_s(1) > 0.0 && reported.iter().any(|line| line.starts_with(&job(&results[1]))),
         "{errors}"
     );
     let said = format!("{} on ./x, repetition 1 (", job(&results[1]));

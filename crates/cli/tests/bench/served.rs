@@ -214,19 +214,19 @@ fn real_fio_over_nbd_and_generator_over_nvme_tcp() {
 struct Fills {
     interrupt: Interrupt,
     /// Completed fraction and remaining seconds of each progress report, by fill.
-    told: Vec<Vec<(f64, f64)>>,
+    reported: Vec<Vec<(f64, f64)>>,
 }
 
 impl Watcher for Fills {
     fn note(&mut self, _: &str) {}
     fn begin(&mut self, what: &str, _: f64) {
         match what.starts_with("filling ") {
-            true => self.told.push(Vec::new()),
+            true => self.reported.push(Vec::new()),
             false => self.interrupt.raise(),
         }
     }
     fn filled(&mut self, done: f64, remaining_s: f64) {
-        self.told.last_mut().expect("a fill has begun").push((done, remaining_s));
+        self.reported.last_mut().expect("a fill has begun").push((done, remaining_s));
     }
     fn tick(&mut self) {}
     fn done(&mut self, _: &ResultRecord) {
@@ -263,10 +263,10 @@ fn fill_of_served_volume_reports_progress() {
         interrupt: &fills.interrupt.clone(),
     };
     let ended = campaign.run(&mut fills).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!((ended, fills.told.len()), (CampaignEnd::Interrupted, 2));
-    for told in fills.told {
-        let half = told.iter().find(|(done, _)| (0.01..1.0).contains(done));
-        assert!(half.is_some_and(|(_, left_s)| *left_s > 0.0), "{told:?}");
-        assert!(told.is_sorted_by(|one, next| one.0 <= next.0), "{told:?}");
+    assert_eq!((ended, fills.reported.len()), (CampaignEnd::Interrupted, 2));
+    for reported in fills.reported {
+        let half = reported.iter().find(|(done, _)| (0.01..1.0).contains(done));
+        assert!(half.is_some_and(|(_, left_s)| *left_s > 0.0), "{reported:?}");
+        assert!(reported.is_sorted_by(|one, next| one.0 <= next.0), "{reported:?}");
     }
 }

@@ -169,7 +169,7 @@ fn published_experiments_are_judged() {
 #[test]
 fn explain_json_is_documented() {
     let doc = fs::read_to_string(repository().join("docs/plan-json.md")).expect("it exists");
-    let told = |key: &str| {
+    let reported = |key: &str| {
         assert!(doc.contains(&format!("`{key}`")), "docs/plan-json.md lacks {key}");
     };
     let outputs = "crates/bench/tests/outputs";
@@ -185,14 +185,14 @@ fn explain_json_is_documented() {
         for entry in report["judgments"].as_array().expect("a list") {
             let found = &entry["judgment"];
             for object in [entry, found, &found["measured"], &found["limits"][0]] {
-                object.as_object().expect("an object").keys().for_each(|key| told(key));
+                object.as_object().expect("an object").keys().for_each(|key| reported(key));
             }
             for (list, tag) in
                 [("causes", "cause"), ("hypotheses", "cause"), ("recommendations", "action")]
             {
                 for one in found[list].as_array().expect("a list") {
-                    told(one[tag].as_str().expect("a word"));
-                    one.as_object().expect("an object").keys().for_each(|key| told(key));
+                    reported(one[tag].as_str().expect("a word"));
+                    one.as_object().expect("an object").keys().for_each(|key| reported(key));
                 }
             }
         }

@@ -144,7 +144,7 @@ fn scheduler_side_effect_is_undone() {
         assert!(!root.exists(JOURNAL));
     }
     apply_none();
-    assert_eq!(undo(&root).expect("it can").len(), 1, "what stayed is not told");
+    assert_eq!(undo(&root).expect("it can").len(), 1, "settings that stayed are not listed");
 }
 
 #[test]

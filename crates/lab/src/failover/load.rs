@@ -14,13 +14,13 @@ use flagstone_load::results::LoadResults;
 use rustix::process::Signal;
 
 use crate::Error;
-use crate::limits::{OUTPUT_BYTES, PATIENCE_S};
+use crate::limits::{OUTPUT_BYTES, STEP_TIMEOUT_S};
 
 /// Bytes of the volume that the load uses: a smaller range is overwritten more often and read back
 /// faster.
 pub(crate) const LOAD_BYTES: u64 = 64 << 20;
 pub(crate) const DEPTH: u32 = 8;
-/// Steps of a drill that may each take [`PATIENCE_S`] during the load.
+/// Steps of a drill that may each take [`STEP_TIMEOUT_S`] during the load.
 const STEPS: f64 = 8.0;
 
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(crate) struct DrillHost<'a> {
 pub(crate) fn arguments(target: &str, state: &str, seconds: f64) -> Vec<String> {
     let (depth, size) = (DEPTH.to_string(), LOAD_BYTES.to_string());
     // The drill stops it; otherwise it ends by itself.
-    let time = format!("{}s", (seconds + STEPS * PATIENCE_S) as u64);
+    let time = format!("{}s", (seconds + STEPS * STEP_TIMEOUT_S) as u64);
     ["load", target, "--json", "--rw", "randrw", "--bs", "4k", "--depth", &depth, "--size", &size]
         .into_iter()
         .chain(["--time", &time, "--verify", "--verify-state", state, "--destroy-data", target])
@@ -67,7 +67,7 @@ impl<'a> DrillHost<'a> {
     pub(crate) fn end(self, interrupt: &Interrupt) -> Result<HostResults, Error> {
         let what = "flagstone load";
         self.running.signal(Signal::INT)?;
-        let limit = Duration::from_secs_f64(PATIENCE_S);
+        let limit = Duration::from_secs_f64(STEP_TIMEOUT_S);
         let ended = self.running.finish(limit, OUTPUT_BYTES, interrupt)?;
         let ended = ended.ok_or_else(|| Error::unexpected(what, "it does not stop"))?;
         let load = results(what, &ended)?;

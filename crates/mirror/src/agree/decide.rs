@@ -23,7 +23,7 @@ pub struct ReplicaView {
     pub bit_bytes: u32,
     /// Logical block size of the volume on this node, in bytes; 0 when unknown.
     pub block_bytes: u32,
-    /// Ancestry of its data.
+    /// Generation history of its data.
     pub generations: GenerationHistory,
     /// The highest role epoch that it has durably seen.
     pub epoch: u64,

@@ -1,4 +1,4 @@
-//! Generation history: the ancestry of a replica's data, and its few transitions.
+//! Generation history: where a replica's data comes from, and its few transitions.
 //!
 //! | event | current | bases (for the peer) | history |
 //! | --- | --- | --- | --- |
@@ -85,7 +85,7 @@ impl<const N: usize> GenerationList<N> {
     }
 }
 
-/// Ancestry of a replica's data, as in the table of this module.
+/// Generation history of a replica's data, as in the table of this module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GenerationHistory {
     /// Generation of the local data.

@@ -13,7 +13,7 @@ use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::Mirror;
 use crate::state::machine::{Event, Order, next};
-use crate::state::prospect::Obstacle;
+use crate::state::outlook::Obstacle;
 
 /// Why a source has not handed over its role before it stops.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,7 +9,7 @@ use flagstone_runtime::random_u64;
 
 use super::task::{id, run_race};
 use crate::mirror::{Inner, Mirror};
-use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
+use crate::ondisk::superblock::{ArbiterMark, RecordedRight};
 
 /// Why automatic failover is neither suspended nor resumed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,9 +61,9 @@ impl Inner {
             revision: before.revision.max(record.revision),
             suspended: on,
             // The record lists this node.
-            standing: match before.standing {
-                RecordedStanding::Succeeded => RecordedStanding::Unknown,
-                standing => standing,
+            serving_right: match before.serving_right {
+                RecordedRight::Succeeded => RecordedRight::Unknown,
+                serving_right => serving_right,
             },
             ..before
         };

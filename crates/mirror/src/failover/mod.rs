@@ -40,11 +40,11 @@ use crate::io::new_generation::due;
 use crate::manage::command::{CommandError, Offer as RoleOffer};
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
-use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
+use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
 use crate::state::arbitration::{
-    PeerExclusion, Situation, Standing, Step, Timing, compared_again_at, step,
+    PeerExclusion, ServingRight, Situation, Step, Timing, compared_again_at, step,
 };
-use crate::state::prospect::{Obstacle, Outlook, obstacle, peer_obstacle};
+use crate::state::outlook::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
 use crate::wire::peer::{Offer, RequestError};
 
@@ -209,26 +209,26 @@ impl Failover {
         u32::try_from(self.timing().failover_after_ns / 1_000_000).unwrap_or(u32::MAX)
     }
 
-    /// Standing of a node that begins to serve.
-    fn standing_after(&self, promotion: Promotion, before: &Superblock) -> Standing {
+    /// Right of a node that begins to serve.
+    fn serving_right_after(&self, promotion: Promotion, before: &Superblock) -> ServingRight {
         if !self.is_automatic() {
-            return Standing::Manual;
+            return ServingRight::Manual;
         }
         let has_met = before.peers.iter().any(|peer| !peer.replica.is_none());
         match promotion {
             Promotion::Granted { .. } => {
-                Standing::Alone(PeerExclusion::Recorded { checked_ns: Inner::boot_ns() })
+                ServingRight::Alone(PeerExclusion::Recorded { checked_ns: Inner::boot_ns() })
             }
-            Promotion::Alone | Promotion::Overriding => Standing::Alone(PeerExclusion::Ordered),
-            _ if !has_met => Standing::Alone(PeerExclusion::Unshared),
+            Promotion::Alone | Promotion::Overriding => ServingRight::Alone(PeerExclusion::Ordered),
+            _ if !has_met => ServingRight::Alone(PeerExclusion::Unshared),
             // The order stands until it is recorded.
-            Promotion::Resumed if before.arbiter.standing == RecordedStanding::Ordered => {
-                Standing::Alone(PeerExclusion::Ordered)
+            Promotion::Resumed if before.arbiter.serving_right == RecordedRight::Ordered => {
+                ServingRight::Alone(PeerExclusion::Ordered)
             }
             // Also if the record excluded the peer once: it may say otherwise by now.
             Promotion::Resumed | Promotion::Agreed | Promotion::HandedOver { .. } => {
                 let peer_left = matches!(promotion, Promotion::HandedOver { leaves: true, .. });
-                Standing::Contested { since_ns: Inner::boot_ns(), peer_left }
+                ServingRight::Contested { since_ns: Inner::boot_ns(), peer_left }
             }
         }
     }
@@ -241,22 +241,22 @@ impl Failover {
             _ if !self.is_automatic() => ArbiterMark::default(),
             Promotion::Granted { revision, .. } => {
                 let revision = revision.max(before.revision);
-                let standing = RecordedStanding::Alone;
-                ArbiterMark { revision, standing, suspended: false, ..served }
+                let serving_right = RecordedRight::Alone;
+                ArbiterMark { revision, serving_right, suspended: false, ..served }
             }
             Promotion::Alone | Promotion::Overriding => {
-                ArbiterMark { standing: RecordedStanding::Ordered, ..served }
+                ArbiterMark { serving_right: RecordedRight::Ordered, ..served }
             }
             // Nothing was granted since the former source had seen this revision.
             Promotion::HandedOver { revision, .. }
                 if revision > 0 && revision >= before.revision =>
             {
-                ArbiterMark { revision, standing: RecordedStanding::Succeeded, ..served }
+                ArbiterMark { revision, serving_right: RecordedRight::Succeeded, ..served }
             }
             Promotion::Resumed => served,
-            Promotion::Agreed if before.standing.is_of_source() => served,
+            Promotion::Agreed if before.serving_right.is_of_source() => served,
             Promotion::Agreed | Promotion::HandedOver { .. } => {
-                ArbiterMark { standing: RecordedStanding::Unknown, ..served }
+                ArbiterMark { serving_right: RecordedRight::Unknown, ..served }
             }
         }
     }
@@ -265,7 +265,7 @@ impl Failover {
     pub(crate) fn mark_attached(&self, before: ArbiterMark, source_asks: bool) -> ArbiterMark {
         self.withdraw_proof();
         match self.is_automatic() {
-            true => ArbiterMark { standing: RecordedStanding::Unknown, source_asks, ..before },
+            true => ArbiterMark { serving_right: RecordedRight::Unknown, source_asks, ..before },
             false => ArbiterMark::default(),
         }
     }
@@ -275,7 +275,7 @@ impl Failover {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailoverStatus {
     /// Right of this node to serve without its peer.
-    pub standing: Standing,
+    pub serving_right: ServingRight,
     /// What the superblock says about the arbiter's record.
     pub mark: ArbiterMark,
     /// The record lists the peer as in sync, and the peer knows.
@@ -305,7 +305,7 @@ impl Mirror {
             obstacle: inner.failover_obstacle(),
             peer_obstacle: inner.peer_obstacle(),
             is_suspended: inner.local.superblock().arbiter.suspended,
-            standing: situation.standing,
+            serving_right: situation.serving_right,
             mark: inner.local.superblock().arbiter,
             is_peer_recorded: situation.published_until_ns.is_some(),
             step: step(&situation),
@@ -361,11 +361,11 @@ impl Inner {
         });
         Situation {
             state: self.machine_state_in(state),
-            standing: state.standing,
+            serving_right: state.serving_right,
             is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
             // Only one that ends in service abandons a run: an attempt to attach is refused meanwhile.
             changes_role: state.changing_role && !self.failover.is_fencing(),
-            mark: mark.standing,
+            mark: mark.serving_right,
             revision: mark.revision,
             published_until_ns: published.map(Published::compare_at_ns),
             write_waits: state.bumping_generation,
@@ -379,26 +379,26 @@ impl Inner {
         }
     }
 
-    /// Changes the standing, and with it what reads need. Called under the state's lock.
-    pub(crate) fn set_standing(&self, state: &mut State, standing: Standing) {
-        state.standing = standing;
-        let until = match standing.is_contested() {
+    /// Changes the right to serve, and with it what reads need. Called under the state's lock.
+    pub(crate) fn set_serving_right(&self, state: &mut State, serving_right: ServingRight) {
+        state.serving_right = serving_right;
+        let until = match serving_right.is_contested() {
             true => self.failover.renewed_until_ns.load(Ordering::Acquire),
             false => u64::MAX,
         };
         self.failover.read_until_ns.store(until, Ordering::Release);
     }
 
-    /// As [`Inner::set_standing`], for a node that begins to serve.
-    pub(crate) fn standing_begins(&self, state: &mut State, promotion: Promotion) {
-        let standing = self.failover.standing_after(promotion, &self.local.superblock());
+    /// As [`Inner::set_serving_right`], for a node that begins to serve.
+    pub(crate) fn begin_serving_right(&self, state: &mut State, promotion: Promotion) {
+        let serving_right = self.failover.serving_right_after(promotion, &self.local.superblock());
         self.failover.forget_grant();
         if self.failover.fencing_has_failed() {
             // By the operator's order.
             self.failover.set_fencing(Fencing::Idle);
         }
         state.published = None;
-        self.set_standing(state, standing);
+        self.set_serving_right(state, serving_right);
     }
 
     /// The peer has answered a renewal that was sent at `sent_ns`.
@@ -407,7 +407,7 @@ impl Inner {
         let had_ended = {
             let state = self.lock();
             let before = self.failover.renewed_until_ns.fetch_max(until, Ordering::AcqRel);
-            if !state.standing.is_contested() {
+            if !state.serving_right.is_contested() {
                 return;
             }
             self.failover.read_until_ns.store(until.max(before), Ordering::Release);
@@ -425,10 +425,10 @@ impl Inner {
     /// # Errors
     /// [`IoError::Unreachable`] when hosts are no longer served here.
     pub(crate) async fn may_go_alone(&self) -> Result<bool, IoError> {
-        let decided = |state: &mut StateGuard<'_>| match state.standing {
+        let decided = |state: &mut StateGuard<'_>| match state.serving_right {
             _ if !state.serving => Some(Err(IoError::Unreachable)),
-            Standing::Contested { .. } => (!due(state).contains(&true)).then_some(Ok(false)),
-            Standing::Manual | Standing::Alone(_) => Some(Ok(true)),
+            ServingRight::Contested { .. } => (!due(state).contains(&true)).then_some(Ok(false)),
+            ServingRight::Manual | ServingRight::Alone(_) => Some(Ok(true)),
         };
         self.wait(decided).await
     }

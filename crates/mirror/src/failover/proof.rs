@@ -7,7 +7,7 @@
 //! [`PROOF_MS`](crate::limits::PROOF_MS). One store always shows a record that was stored before the read began.
 //!
 //! Invariants:
-//! - a target is marked [`InSync`](crate::ondisk::superblock::RecordedStanding::InSync), and so may
+//! - a target is marked [`InSync`](crate::ondisk::superblock::RecordedRight::InSync), and so may
 //!   ask for the role, only after a proof for what its source has recorded last;
 //! - a refuted revision is never proven.
 //!

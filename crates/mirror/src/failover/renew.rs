@@ -9,9 +9,9 @@ use flagstone_runtime::time;
 
 use crate::failover::Proof;
 use crate::mirror::{Inner, State, StateGuard};
-use crate::ondisk::superblock::{ArbiterMark, RecordedStanding};
-use crate::state::arbitration::{PeerExclusion, Standing};
-use crate::state::prospect::Obstacle;
+use crate::ondisk::superblock::{ArbiterMark, RecordedRight};
+use crate::state::arbitration::{PeerExclusion, ServingRight};
+use crate::state::outlook::Obstacle;
 use crate::wire::peer::{Offer, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession};
 
 impl Inner {
@@ -29,10 +29,11 @@ impl Inner {
     /// This node, or the source that it is about to be, runs degraded only if the arbiter's
     /// record allows it.
     pub(crate) fn asks(&self, state: &State) -> bool {
-        let allowed = match state.standing {
+        let allowed = match state.serving_right {
             // A grant is recorded, and excludes the peer.
-            Standing::Contested { .. } | Standing::Alone(PeerExclusion::Recorded { .. }) => true,
-            Standing::Manual | Standing::Alone(_) => false,
+            ServingRight::Contested { .. }
+            | ServingRight::Alone(PeerExclusion::Recorded { .. }) => true,
+            ServingRight::Manual | ServingRight::Alone(_) => false,
         };
         self.failover.is_automatic() && (allowed || !state.serving)
     }
@@ -86,17 +87,22 @@ impl Inner {
         }
         let mark = move |before: ArbiterMark| {
             let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
-            let standing = RecordedStanding::Unknown;
+            let serving_right = RecordedRight::Unknown;
             match offer {
                 Offer::Recorded { revision } if in_sync => {
                     // Not before the task has seen it at the arbiter: see [`Proof`].
-                    let standing =
-                        if proof.is_given() { before.standing } else { RecordedStanding::Unknown };
-                    ArbiterMark { revision, standing, suspended: false, ..known }
+                    let serving_right = if proof.is_given() {
+                        before.serving_right
+                    } else {
+                        RecordedRight::Unknown
+                    };
+                    ArbiterMark { revision, serving_right, suspended: false, ..known }
                 }
-                Offer::Recorded { .. } => ArbiterMark { standing, suspended: false, ..known },
-                Offer::Suspended => ArbiterMark { standing, suspended: true, ..known },
-                Offer::Unrecorded { asks } => ArbiterMark { standing, source_asks: asks, ..known },
+                Offer::Recorded { .. } => ArbiterMark { serving_right, suspended: false, ..known },
+                Offer::Suspended => ArbiterMark { serving_right, suspended: true, ..known },
+                Offer::Unrecorded { asks } => {
+                    ArbiterMark { serving_right, source_asks: asks, ..known }
+                }
             }
         };
         self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;
@@ -107,7 +113,7 @@ impl Inner {
         *self.failover.offer.lock() = Some(offer);
         self.failover.answered();
         let obstacle = self.failover_obstacle();
-        if before.arbiter.standing != self.local.superblock().arbiter.standing
+        if before.arbiter.serving_right != self.local.superblock().arbiter.serving_right
             || before_proof != proof
         {
             // The task that watches the record waits for changes.

@@ -24,12 +24,12 @@ use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
-use crate::ondisk::superblock::{ArbiterMark, RecordedStanding, Superblock};
+use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
 use crate::state::arbitration::{
-    PeerExclusion, Standing, Step, peer_may_have_served, step, stops_serving_at,
+    PeerExclusion, ServingRight, Step, peer_may_have_served, step, stops_serving_at,
 };
 use crate::state::machine::{Action, Event, Role, next};
-use crate::state::prospect::Obstacle;
+use crate::state::outlook::Obstacle;
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
     ReplicaId(replica.0)
@@ -180,7 +180,7 @@ impl Inner {
             seen_revision: superblock.arbiter.revision,
             writer: random_u64(),
             suspended: superblock.arbiter.suspended,
-            succeeds: superblock.arbiter.standing == RecordedStanding::Succeeded,
+            succeeds: superblock.arbiter.serving_right == RecordedRight::Succeeded,
             goal,
         };
         let race = run_race(arbiter, ask.clone());
@@ -261,10 +261,10 @@ impl Inner {
     /// role has changed.
     async fn contest(&self) -> bool {
         let mark = |before: ArbiterMark| ArbiterMark {
-            standing: match before.standing {
+            serving_right: match before.serving_right {
                 // It is relied on for an exact revision only.
-                RecordedStanding::Succeeded => RecordedStanding::Succeeded,
-                _ => RecordedStanding::Unknown,
+                RecordedRight::Succeeded => RecordedRight::Succeeded,
+                _ => RecordedRight::Unknown,
             },
             ..before
         };
@@ -272,9 +272,12 @@ impl Inner {
             return false;
         }
         self.change(|state| {
-            if state.serving && matches!(state.standing, Standing::Alone(_)) {
+            if state.serving && matches!(state.serving_right, ServingRight::Alone(_)) {
                 let since_ns = Inner::boot_ns();
-                self.set_standing(state, Standing::Contested { since_ns, peer_left: false });
+                self.set_serving_right(
+                    state,
+                    ServingRight::Contested { since_ns, peer_left: false },
+                );
             }
             state.serving
         })
@@ -288,10 +291,10 @@ impl Inner {
         (attachments, session_id): (u64, u64),
     ) -> Result<(), Denied> {
         let revision = record.revision.max(self.local.superblock().arbiter.revision);
-        let mark = |standing| move |before| ArbiterMark { revision, standing, ..before };
+        let mark = |serving_right| move |before| ArbiterMark { revision, serving_right, ..before };
         match now {
             Step::Publish { in_sync: true } => {
-                self.store_mark(mark(RecordedStanding::Unknown)).await.map_err(|_| Denied)?;
+                self.store_mark(mark(RecordedRight::Unknown)).await.map_err(|_| Denied)?;
                 if read_back {
                     // It may have been stored seconds ago, and copied to another store since, where the
                     // peer would take it for a proof. So it is recorded once more.
@@ -300,7 +303,7 @@ impl Inner {
                 }
                 self.change(|state| {
                     state.published = Some(Published::now(session_id, revision));
-                    if let Standing::Contested { peer_left, .. } = &mut state.standing {
+                    if let ServingRight::Contested { peer_left, .. } = &mut state.serving_right {
                         *peer_left = false;
                     }
                 });
@@ -309,12 +312,12 @@ impl Inner {
             Step::Watch => self.watched(),
             _ => {
                 // Durable before a write is acknowledged.
-                self.store_mark(mark(RecordedStanding::Alone)).await.map_err(|_| Denied)?;
+                self.store_mark(mark(RecordedRight::Alone)).await.map_err(|_| Denied)?;
                 self.change(|state| {
                     if state.serving {
                         let checked_ns = Inner::boot_ns();
                         let exclusion = PeerExclusion::Recorded { checked_ns };
-                        self.set_standing(state, Standing::Alone(exclusion));
+                        self.set_serving_right(state, ServingRight::Alone(exclusion));
                     }
                 });
                 if now == Step::RunDegraded {
@@ -360,8 +363,8 @@ impl Inner {
         let Denial::Lost { epoch, revision, .. } = denial else { return };
         let role = self.machine_state().role;
         if matches!(role, Role::Serving { .. } | Role::Waiting { .. }) {
-            let was_alone = self.local.superblock().arbiter.standing.is_alone()
-                || matches!(self.lock().standing, Standing::Alone(_));
+            let was_alone = self.local.superblock().arbiter.serving_right.is_alone()
+                || matches!(self.lock().serving_right, ServingRight::Alone(_));
             self.step_aside(match was_alone {
                 // What it acknowledged without its peer is kept for the operator.
                 true => Event::Deposed { epoch: epoch.max(least_epoch(role.epoch())) },
@@ -371,7 +374,7 @@ impl Inner {
         }
         let mark = move |before: ArbiterMark| ArbiterMark {
             revision: before.revision.max(revision),
-            standing: RecordedStanding::Unknown,
+            serving_right: RecordedRight::Unknown,
             ..before
         };
         let _ = self.store_mark(mark).await;
@@ -408,10 +411,10 @@ impl Inner {
             // The source may have said something else meanwhile.
             match inner.failover.proof() {
                 Proof::Given(revision) => {
-                    own.standing = RecordedStanding::InSync;
+                    own.serving_right = RecordedRight::InSync;
                     own.revision = own.revision.max(revision);
                 }
-                Proof::Refuted(_) => own.standing = RecordedStanding::Unknown,
+                Proof::Refuted(_) => own.serving_right = RecordedRight::Unknown,
                 Proof::Unneeded | Proof::Pending(_) => {}
             }
         };
@@ -489,10 +492,10 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> EndedRace {
                 let written = time::timeout(limit, write).await;
                 race::Event::Written(written.unwrap_or_else(|_| Err(silent())))
             }
-            race::Action::Rehearse(record) => {
-                let rehearsal = arbiter.rehearse(volume, record.encode());
-                let rehearsed = time::timeout(limit, rehearsal).await;
-                race::Event::Rehearsed(rehearsed.unwrap_or_else(|_| Err(silent())))
+            race::Action::ProbeWrite(record) => {
+                let probe = arbiter.probe_write(volume, record.encode());
+                let probed = time::timeout(limit, probe).await;
+                race::Event::WriteProbed(probed.unwrap_or_else(|_| Err(silent())))
             }
             race::Action::Pause(ms) => {
                 time::sleep(Duration::from_millis(ms)).await;

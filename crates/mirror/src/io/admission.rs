@@ -380,7 +380,7 @@ fn admission_barrier(
         return Some(Admission::Blocked(state.changes));
     }
     // The peer is attached, or about to be, and needs no exclusion from the arbiter's record.
-    if state.standing.is_contested() && own.session.is_some() {
+    if state.serving_right.is_contested() && own.session.is_some() {
         return Some(Admission::Wait(state.changes));
     }
     (!own.generation_bumped && !state.local_device_failed).then_some(Admission::NeedsGeneration)

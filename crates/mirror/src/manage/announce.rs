@@ -38,7 +38,7 @@ fn claim(identity: &ReplicaIdentity) -> (u64, MirrorId) {
 
 /// How a peer is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
+pub(crate) enum Attempts {
     /// With a single attempt.
     Once,
     /// Until it answers or the time is up: both nodes may be starting.
@@ -63,21 +63,21 @@ impl Drop for Announcement {
 impl Inner {
     /// Asks every peer once.
     pub(crate) async fn ask_all_peers(self: &Arc<Self>) -> Answers {
-        self.ask_peers(Patience::Once).await.0
+        self.ask_peers(Attempts::Once).await.0
     }
 
     /// Asks all peers at once.
     pub(crate) async fn ask_peers(
         self: &Arc<Self>,
-        patience: Patience,
+        attempts: Attempts,
     ) -> (Answers, [Option<Reached>; PEERS_MAX]) {
-        let limit = Duration::from_millis(match patience {
-            Patience::Once => DEPOSE_MS,
-            Patience::Retry => ASK_MS,
+        let limit = Duration::from_millis(match attempts {
+            Attempts::Once => DEPOSE_MS,
+            Attempts::Retry => ASK_MS,
         });
         let ask = |leg: usize| {
             let inner = self.clone();
-            spawn(async move { time::timeout(limit, inner.ask_peer(leg, patience)).await })
+            spawn(async move { time::timeout(limit, inner.ask_peer(leg, attempts)).await })
         };
         let asking: Vec<_> = (0..self.legs.len()).map(ask).collect();
         let (mut answers, mut reached) = (Answers::default(), [const { None }; PEERS_MAX]);
@@ -103,12 +103,12 @@ impl Inner {
         if self.legs.len() < 2 {
             return false;
         }
-        let (answers, _) = self.ask_peers(Patience::Once).await;
+        let (answers, _) = self.ask_peers(Attempts::Once).await;
         let mut others = answers.iter().enumerate().filter(|(other, _)| *other != leg);
         others.any(|(_, answer)| matches!(answer, Some(Answer::Known { serving: true, .. })))
     }
 
-    async fn ask_peer(self: &Arc<Self>, leg: usize, patience: Patience) -> Option<Reached> {
+    async fn ask_peer(self: &Arc<Self>, leg: usize, attempts: Attempts) -> Option<Reached> {
         loop {
             let connector = self.legs[leg].options().connector.clone();
             if let Ok(session) = connector.connect().await {
@@ -118,7 +118,7 @@ impl Inner {
                     return Some(Reached { session, identity });
                 }
             }
-            if patience == Patience::Once || self.lock().closed {
+            if attempts == Attempts::Once || self.lock().closed {
                 return None;
             }
             time::sleep(Duration::from_millis(RETRY_MIN_MS)).await;
@@ -133,7 +133,7 @@ impl Inner {
         forced: bool,
         progress: &mut Progress,
     ) -> Result<(), CommandError> {
-        let (_, reached) = self.ask_peers(Patience::Once).await;
+        let (_, reached) = self.ask_peers(Attempts::Once).await;
         let epochs = reached.iter().flatten().map(|peer| peer.identity.view.epoch);
         progress.seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
         let epoch = self.epoch_after(progress.seen);

@@ -38,7 +38,7 @@ pub struct CreateReplica {
 
 /// Generation of the data, and what a peer that has not been met may hold. No host writes under the
 /// generation of zeroes: a replica with that generation has no host data.
-fn ancestry(create: &CreateReplica) -> (Generation, [PeerRecord; PEERS_MAX]) {
+fn first_history(create: &CreateReplica) -> (Generation, [PeerRecord; PEERS_MAX]) {
     let zeroes = Generation::of_zeroes(create.volume);
     let mut peer = PeerRecord::default();
     if create.with_data && create.zeroes {
@@ -89,7 +89,7 @@ impl Replica {
         }
         let replica = MirrorId::random();
         let made = make(&area, replica, 1, false).await?;
-        let (current, peers) = ancestry(&create);
+        let (current, peers) = first_history(&create);
         // As if a full resync under that name had been interrupted. It serves no hosts before it
         // has met its source, which serves without asking a peer that it has not met.
         let inconsistent = create.zeroes && !create.with_data;

@@ -13,7 +13,7 @@ use flagstone_runtime::{spawn, time};
 
 use crate::io::deliver::Undelivered;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS};
-use crate::manage::announce::{Announcement, Patience};
+use crate::manage::announce::{Announcement, Attempts};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
 use crate::manage::transfer::Transfer;
@@ -60,7 +60,7 @@ impl Mirror {
 
     /// Asks every peer whether it serves hosts, for [`Order::Failover`]. Changes nothing.
     pub async fn ask_peers(&self) -> Answers {
-        self.0.ask_peers(Patience::Once).await.0
+        self.0.ask_peers(Attempts::Once).await.0
     }
 
     /// Carries out an order.
@@ -241,7 +241,7 @@ impl Inner {
     pub(crate) async fn serve_after_start(self: &Arc<Self>, ask: bool) -> Result<bool, RoleError> {
         let mut answers = Answers::default();
         if ask && Mirror(self.clone()).asks_before_it_serves() {
-            answers = self.ask_peers(Patience::Retry).await.0;
+            answers = self.ask_peers(Attempts::Retry).await.0;
         }
         // A source that attaches meanwhile would make this side a target.
         let _role_change = self.begin_role_change().await;

@@ -46,7 +46,7 @@ struct Known {
     done: Cell<bool>,
     /// Writers that wait until all regions are inactive.
     resting: Cell<u64>,
-    /// Where the operator was last told that the log is; the first place if `None`.
+    /// Where the operator last saw the log; the first place if `None`.
     log_at: Cell<Option<&'static str>>,
 }
 

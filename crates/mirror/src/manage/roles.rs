@@ -207,7 +207,7 @@ impl Inner {
             if state.promised > 0 {
                 return true;
             }
-            self.standing_begins(state, promotion);
+            self.begin_serving_right(state, promotion);
             state.serving = true;
             for leg in &mut state.legs {
                 if !leg.receives_writes {

@@ -115,7 +115,7 @@ pub struct PeerChange {
 }
 
 /// The superblock slots of peers that are removed, and of peers that were replaced long ago. `None`
-/// if that cannot be told, because not all legs have met their peers (`met`) since the start.
+/// if that is unknown, because not all legs have met their peers (`met`) since the start.
 fn slots_to_forget(
     recorded: [MirrorId; PEERS_MAX],
     met: &[MirrorId],

@@ -22,7 +22,7 @@ use crate::io::call_gate::CallGate;
 use crate::io::reorder::ReorderBuffer;
 use crate::manage::transfer::Transfer;
 use crate::ondisk::superblock::ReplicaRole;
-use crate::state::arbitration::Standing;
+use crate::state::arbitration::ServingRight;
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{ReplicaIdentity, SharedSession};
 
@@ -52,7 +52,7 @@ pub(crate) struct State {
     /// See [`announced`](crate::state::machine::State::announced).
     pub(crate) announced: u64,
     /// Right to serve without the peer, of a node that serves.
-    pub(crate) standing: Standing,
+    pub(crate) serving_right: ServingRight,
     /// What the arbiter's record says about the peer.
     pub(crate) published: Option<Published>,
     /// How often a source has attached.

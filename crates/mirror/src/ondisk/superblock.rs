@@ -33,10 +33,10 @@ const NOT_RECEIVED_COUNT_AT: usize = LOG_PROGRESS_AT + 16;
 const NOT_RECEIVED_AT: usize = 1024;
 const REMOVED_AT: usize = NOT_RECEIVED_COUNT_AT + 2;
 const ARBITER_REVISION_AT: usize = REMOVED_AT + 6;
-const ARBITER_STANDING_AT: usize = ARBITER_REVISION_AT + 8;
-const ARBITER_SUSPENDED_AT: usize = ARBITER_STANDING_AT + 1;
+const ARBITER_RIGHT_AT: usize = ARBITER_REVISION_AT + 8;
+const ARBITER_SUSPENDED_AT: usize = ARBITER_RIGHT_AT + 1;
 const ARBITER_SOURCE_ASKS_AT: usize = ARBITER_SUSPENDED_AT + 1;
-const ARBITER_LEASE_AT: usize = ARBITER_STANDING_AT + 4;
+const ARBITER_LEASE_AT: usize = ARBITER_RIGHT_AT + 4;
 const ARBITER_STORE_AT: usize = ARBITER_LEASE_AT + 4;
 const _: () = assert!(ARBITER_STORE_AT + 8 <= NOT_RECEIVED_AT);
 const LOG_PLACE_AT: usize = NOT_RECEIVED_AT + 16 * BAD_RANGES_MAX;
@@ -66,7 +66,7 @@ pub struct ArbiterMark {
     /// token.
     pub revision: u64,
     /// What that revision means for this replica.
-    pub standing: RecordedStanding,
+    pub serving_right: RecordedRight,
     /// The operator has suspended automatic failover. The source has the record say so.
     pub suspended: bool,
     /// `failover_after` of the source that has renewed here last, in milliseconds; 0 for none. A
@@ -76,7 +76,7 @@ pub struct ArbiterMark {
     /// arbiter's record allows it. So a grant to this node that it has dropped is still valid if it
     /// is recorded.
     pub source_asks: bool,
-    /// The store that the revision and the standing are about.
+    /// The store that the revision and the right to serve are about.
     pub store: StoreId,
 }
 
@@ -88,19 +88,19 @@ impl ArbiterMark {
         if self.store == store {
             return self;
         }
-        let standing = match self.standing {
-            RecordedStanding::InSync | RecordedStanding::Succeeded => RecordedStanding::Unknown,
-            RecordedStanding::Unknown | RecordedStanding::Alone | RecordedStanding::Ordered => {
-                self.standing
+        let serving_right = match self.serving_right {
+            RecordedRight::InSync | RecordedRight::Succeeded => RecordedRight::Unknown,
+            RecordedRight::Unknown | RecordedRight::Alone | RecordedRight::Ordered => {
+                self.serving_right
             }
         };
-        ArbiterMark { standing, source_asks: false, store, ..self }
+        ArbiterMark { serving_right, source_asks: false, store, ..self }
     }
 }
 
-/// See [`ArbiterMark::standing`].
+/// See [`ArbiterMark::serving_right`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RecordedStanding {
+pub enum RecordedRight {
     /// Nothing that this replica may rely on without asking.
     #[default]
     Unknown,
@@ -117,23 +117,23 @@ pub enum RecordedStanding {
     Succeeded,
 }
 
-impl RecordedStanding {
-    const ALL: [RecordedStanding; 5] = [
-        RecordedStanding::Unknown,
-        RecordedStanding::InSync,
-        RecordedStanding::Alone,
-        RecordedStanding::Ordered,
-        RecordedStanding::Succeeded,
+impl RecordedRight {
+    const ALL: [RecordedRight; 5] = [
+        RecordedRight::Unknown,
+        RecordedRight::InSync,
+        RecordedRight::Alone,
+        RecordedRight::Ordered,
+        RecordedRight::Succeeded,
     ];
 
     /// A source that may have acknowledged writes which its peers lack.
     pub fn is_alone(self) -> bool {
-        matches!(self, RecordedStanding::Alone | RecordedStanding::Ordered)
+        matches!(self, RecordedRight::Alone | RecordedRight::Ordered)
     }
 
     /// It says nothing about a target.
     pub fn is_of_source(self) -> bool {
-        self.is_alone() || self == RecordedStanding::Succeeded
+        self.is_alone() || self == RecordedRight::Succeeded
     }
 }
 
@@ -337,7 +337,7 @@ impl Superblock {
         put(&mut page, LOG_PLACE_AT + 2, self.log_place.as_bytes());
         put(&mut page, REMOVED_AT, &[u8::from(self.removed)]);
         put(&mut page, ARBITER_REVISION_AT, &self.arbiter.revision.to_le_bytes());
-        put(&mut page, ARBITER_STANDING_AT, &[self.arbiter.standing as u8]);
+        put(&mut page, ARBITER_RIGHT_AT, &[self.arbiter.serving_right as u8]);
         put(&mut page, ARBITER_SUSPENDED_AT, &[u8::from(self.arbiter.suspended)]);
         put(&mut page, ARBITER_SOURCE_ASKS_AT, &[u8::from(self.arbiter.source_asks)]);
         put(&mut page, ARBITER_LEASE_AT, &self.arbiter.source_after_ms.to_le_bytes());
@@ -419,11 +419,11 @@ impl Superblock {
             [1] => true,
             _ => return Err(FormatError::Field("removed")),
         };
-        let [standing] = fields.bytes(ARBITER_STANDING_AT);
-        let standing = RecordedStanding::ALL.get(usize::from(standing)).copied();
+        let [serving_right] = fields.bytes(ARBITER_RIGHT_AT);
+        let serving_right = RecordedRight::ALL.get(usize::from(serving_right)).copied();
         let arbiter = ArbiterMark {
             revision: fields.u64(ARBITER_REVISION_AT),
-            standing: standing.ok_or(FormatError::Field("arbiter"))?,
+            serving_right: serving_right.ok_or(FormatError::Field("arbiter"))?,
             suspended: match fields.bytes(ARBITER_SUSPENDED_AT) {
                 [0] => false,
                 [1] => true,

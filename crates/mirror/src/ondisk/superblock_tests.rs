@@ -37,7 +37,7 @@ prop_compose! {
         removed in any::<bool>(),
         arbiter in (
             any::<u64>(),
-            prop::sample::select(&RecordedStanding::ALL[..]),
+            prop::sample::select(&RecordedRight::ALL[..]),
             any::<bool>(),
             any::<u32>(),
             any::<bool>(),
@@ -83,7 +83,7 @@ prop_compose! {
             members,
             arbiter: ArbiterMark {
                 revision: arbiter.0,
-                standing: arbiter.1,
+                serving_right: arbiter.1,
                 suspended: arbiter.2,
                 source_after_ms: arbiter.3,
                 source_asks: arbiter.4,
@@ -95,19 +95,19 @@ prop_compose! {
 
 #[test]
 fn mark_of_another_store_grants_nothing() {
-    let mark = |standing| ArbiterMark {
+    let mark = |serving_right| ArbiterMark {
         revision: 7,
-        standing,
+        serving_right,
         source_asks: true,
         store: StoreId(1),
         ..ArbiterMark::default()
     };
-    for standing in RecordedStanding::ALL {
-        assert_eq!(mark(standing).at_store(StoreId(1)), mark(standing));
-        let moved = mark(standing).at_store(StoreId(2));
+    for serving_right in RecordedRight::ALL {
+        assert_eq!(mark(serving_right).at_store(StoreId(1)), mark(serving_right));
+        let moved = mark(serving_right).at_store(StoreId(2));
         assert_eq!((moved.revision, moved.source_asks), (7, false));
-        assert_eq!(moved.standing.is_alone(), standing.is_alone(), "{standing:?}");
-        assert!(moved.standing.is_alone() || moved.standing == RecordedStanding::Unknown);
+        assert_eq!(moved.serving_right.is_alone(), serving_right.is_alone(), "{serving_right:?}");
+        assert!(moved.serving_right.is_alone() || moved.serving_right == RecordedRight::Unknown);
     }
 }
 
@@ -162,7 +162,7 @@ fn field_offsets_match_documentation() {
         format!("- {UNVERIFIED_AT} (1): unverified"),
         format!("- {REMOVED_AT} (1): removed"),
         format!("- {ARBITER_REVISION_AT} (8): arbiter revision"),
-        format!("- {ARBITER_STANDING_AT} (1): arbiter standing"),
+        format!("- {ARBITER_RIGHT_AT} (1): arbiter: right to serve"),
         format!("- {ARBITER_SUSPENDED_AT} (1): arbiter suspended"),
         format!("- {ARBITER_LEASE_AT} (4): arbiter lease"),
         format!("- {ARBITER_STORE_AT} (8): arbiter store"),

@@ -30,7 +30,7 @@ use crate::limits::{BAD_RANGES_MAX, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
 use crate::manage::order::Progress;
 use crate::mirror::{AttachedSource, Inner, LegState, Mirror, State};
 use crate::ondisk::bitmap_page::WORDS;
-use crate::ondisk::superblock::{RecordedStanding, ReplicaRole, Superblock};
+use crate::ondisk::superblock::{RecordedRight, ReplicaRole, Superblock};
 use crate::options::Mode;
 use crate::state::machine::{Event, next};
 use crate::state::status::LegPhase;
@@ -45,7 +45,7 @@ pub struct TargetSession {
     number: u64,
     /// Order of its writes, which the sessions of a group share.
     reorder: Mutex<Arc<Mutex<ReorderBuffer>>>,
-    /// The replica at the other end, once it has identified itself, and the epoch that it was told.
+    /// The replica at the other end, once it has identified itself, and the epoch reported to it.
     asker: Mutex<(MirrorId, u64)>,
 }
 
@@ -297,8 +297,8 @@ impl TargetSession {
         inner.end_attachment().await;
         inner.check_attach(&attach)?;
         // Another node has announced since that it takes the role.
-        let (asker, told) = *self.asker.lock();
-        if !asker.is_none() && inner.local.superblock().epoch > told {
+        let (asker, reported) = *self.asker.lock();
+        if !asker.is_none() && inner.local.superblock().epoch > reported {
             return Err(PeerRefusal::Changed);
         }
         let mark = inner.failover.mark_attached(inner.local.superblock().arbiter, attach.asks);
@@ -521,7 +521,7 @@ impl Inner {
     async fn begin_resync(&self, base: Generation) -> PeerAnswer {
         let begin = move |superblock: &mut Superblock| {
             superblock.flags.inconsistent = true;
-            superblock.arbiter.standing = RecordedStanding::Unknown;
+            superblock.arbiter.serving_right = RecordedRight::Unknown;
             superblock.not_received.clear();
             if !base.is_none() {
                 superblock.current = base;

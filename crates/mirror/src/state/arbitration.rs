@@ -25,13 +25,13 @@
 
 use crate::failover::Proof;
 use crate::limits::ARBITER_CHECK_MS;
-use crate::ondisk::superblock::RecordedStanding;
+use crate::ondisk::superblock::RecordedRight;
 use crate::state::machine::{Disk, Role, State};
 use crate::state::status::LegPhase;
 
 /// Right of a source to serve without its peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Standing {
+pub enum ServingRight {
     /// Without an arbiter: the operator decides who serves.
     #[default]
     Manual,
@@ -61,10 +61,10 @@ pub enum PeerExclusion {
     Unshared,
 }
 
-impl Standing {
+impl ServingRight {
     /// Reads need a lease, and writes need the peer.
     pub fn is_contested(self) -> bool {
-        matches!(self, Standing::Contested { .. })
+        matches!(self, ServingRight::Contested { .. })
     }
 }
 
@@ -105,13 +105,13 @@ pub struct Situation {
     /// Role, data and legs.
     pub state: State,
     /// Of a source that serves.
-    pub standing: Standing,
+    pub serving_right: ServingRight,
     /// The peer has admitted the current session. Before, it may be taking the role itself.
     pub is_admitted: bool,
     /// A change of role is in progress: its outcome comes first.
     pub changes_role: bool,
     /// What the superblock says.
-    pub mark: RecordedStanding,
+    pub mark: RecordedRight,
     /// The highest revision of the record seen; 0 for none.
     pub revision: u64,
     /// The record lists the peer as in sync, in the current session, and is compared again at this
@@ -190,12 +190,12 @@ pub fn step(situation: &Situation) -> Step {
         Role::Waiting { .. } if attached => Step::Wait(None),
         Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
         Role::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
-        Role::Target { attached: true, .. } if situation.mark == RecordedStanding::Unknown => {
+        Role::Target { attached: true, .. } if situation.mark == RecordedRight::Unknown => {
             Step::Wait(None)
         }
         Role::Target { attached: true, .. } => watching(situation),
         _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
-        Role::Target { .. } if situation.mark == RecordedStanding::Unknown => {
+        Role::Target { .. } if situation.mark == RecordedRight::Unknown => {
             if situation.source_asks { Step::Reclaim } else { Step::Wait(None) }
         }
         Role::Target { .. } | Role::Waiting { .. } => {
@@ -223,20 +223,20 @@ pub(crate) fn compared_again_at(compared_ns: u64) -> u64 {
 
 fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
     let Situation { timing, now_ns, lease_until_ns, .. } = *situation;
-    match situation.standing {
-        Standing::Manual => Step::Wait(None),
-        Standing::Alone(_) if attached && phase == LegPhase::InSync => {
+    match situation.serving_right {
+        ServingRight::Manual => Step::Wait(None),
+        ServingRight::Alone(_) if attached && phase == LegPhase::InSync => {
             Step::Publish { in_sync: true }
         }
-        Standing::Alone(PeerExclusion::Ordered) => Step::Insist,
-        Standing::Alone(PeerExclusion::Unshared) => Step::Wait(None),
-        Standing::Alone(PeerExclusion::Recorded { checked_ns }) => {
+        ServingRight::Alone(PeerExclusion::Ordered) => Step::Insist,
+        ServingRight::Alone(PeerExclusion::Unshared) => Step::Wait(None),
+        ServingRight::Alone(PeerExclusion::Recorded { checked_ns }) => {
             match compared_again_at(checked_ns) {
                 due if now_ns >= due => Step::StayDegraded,
                 due => Step::Wait(Some(due)),
             }
         }
-        Standing::Contested { since_ns, peer_left } => {
+        ServingRight::Contested { since_ns, peer_left } => {
             let lease_until_ns = lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
             let ask_at = lease_until_ns.saturating_sub(timing.margin_ns());
             let stop_at = lease_until_ns.saturating_add(timing.grace_ns());
@@ -267,7 +267,7 @@ pub fn peer_may_have_served(role: Role) -> bool {
 
 /// When a source that asks for the right to run degraded stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
-    let Standing::Contested { since_ns, .. } = situation.standing else { return None };
+    let ServingRight::Contested { since_ns, .. } = situation.serving_right else { return None };
     let Role::Serving { .. } = situation.state.role else { return None };
     let timing = situation.timing;
     let granted = situation.lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));

@@ -17,10 +17,10 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
     let disk = Disk::Consistent;
     Situation {
         state: State { role, disk, legs, records, promised: 0, announced: 0, leader: None },
-        standing: Standing::Contested { since_ns: 0, peer_left: false },
+        serving_right: ServingRight::Contested { since_ns: 0, peer_left: false },
         is_admitted: true,
         changes_role: false,
-        mark: RecordedStanding::InSync,
+        mark: RecordedRight::InSync,
         revision: 7,
         published_until_ns: Some(NOW + 10 * SECOND),
         write_waits: false,
@@ -71,22 +71,22 @@ fn contested_source_asks_before_its_lease_ends() {
 #[test]
 fn peer_is_recorded_as_soon_as_its_state_changes() {
     let in_sync = situation(SERVING, LegPhase::InSync);
-    let alone = Standing::Alone(PeerExclusion::Recorded { checked_ns: NOW });
+    let alone = ServingRight::Alone(PeerExclusion::Recorded { checked_ns: NOW });
     let publish = |in_sync| Step::Publish { in_sync };
     assert_eq!(step(&Situation { published_until_ns: None, ..in_sync }), publish(true));
-    assert_eq!(step(&Situation { standing: alone, ..in_sync }), publish(true));
+    assert_eq!(step(&Situation { serving_right: alone, ..in_sync }), publish(true));
     let resync = situation(SERVING, LegPhase::Resync(ResyncAmount::Partial));
     assert_eq!(step(&resync), publish(false));
     let again = Some(NOW + 10 * SECOND);
-    assert_eq!(step(&Situation { standing: alone, ..resync }), Step::Wait(again));
+    assert_eq!(step(&Situation { serving_right: alone, ..resync }), Step::Wait(again));
     let lost = situation(SERVING, LegPhase::Disconnected);
-    assert_eq!(step(&Situation { standing: alone, ..lost }), Step::Wait(again));
-    let later = Situation { standing: alone, now_ns: NOW + 10 * SECOND, ..lost };
+    assert_eq!(step(&Situation { serving_right: alone, ..lost }), Step::Wait(again));
+    let later = Situation { serving_right: alone, now_ns: NOW + 10 * SECOND, ..lost };
     assert_eq!(step(&later), Step::StayDegraded);
-    let unshared = Standing::Alone(PeerExclusion::Unshared);
-    assert_eq!(step(&Situation { standing: unshared, ..later }), Step::Wait(None));
-    let forced = Standing::Alone(PeerExclusion::Ordered);
-    assert_eq!(step(&Situation { standing: forced, ..lost }), Step::Insist);
+    let unshared = ServingRight::Alone(PeerExclusion::Unshared);
+    assert_eq!(step(&Situation { serving_right: unshared, ..later }), Step::Wait(None));
+    let forced = ServingRight::Alone(PeerExclusion::Ordered);
+    assert_eq!(step(&Situation { serving_right: forced, ..lost }), Step::Insist);
 }
 
 #[test]
@@ -98,10 +98,10 @@ fn only_target_that_was_in_sync_takes_over() {
         change(&mut other);
         assert!(matches!(step(&other), Step::Wait(_)), "{other:?}");
     };
-    waits(|other| other.mark = RecordedStanding::Alone);
-    waits(|other| other.mark = RecordedStanding::Ordered);
-    waits(|other| other.mark = RecordedStanding::Succeeded);
-    let unknown = Situation { mark: RecordedStanding::Unknown, ..target };
+    waits(|other| other.mark = RecordedRight::Alone);
+    waits(|other| other.mark = RecordedRight::Ordered);
+    waits(|other| other.mark = RecordedRight::Succeeded);
+    let unknown = Situation { mark: RecordedRight::Unknown, ..target };
     assert_eq!(step(&unknown), Step::Reclaim);
     // A source without an arbiter may have gone on alone.
     assert_eq!(step(&Situation { source_asks: false, ..unknown }), Step::Wait(None));
@@ -119,7 +119,7 @@ fn only_target_that_was_in_sync_takes_over() {
     let heard = Situation { ask_not_before_ns: NOW + 4 * SECOND, ..silent };
     assert_eq!(step(&heard), Step::Wait(Some(NOW + 4 * SECOND)));
     assert_eq!(step(&Situation { watched_ns: 0, ..heard }), Step::Watch);
-    let unknown = Situation { mark: RecordedStanding::Unknown, ..heard };
+    let unknown = Situation { mark: RecordedRight::Unknown, ..heard };
     assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
     for (proof, expected) in
         [(Proof::Pending(7), Step::Watch), (Proof::Refuted(7), Step::Wait(None))]
@@ -132,7 +132,7 @@ fn only_target_that_was_in_sync_takes_over() {
 #[test]
 fn restarted_lone_source_asks_at_once() {
     let lost = situation(SERVING, LegPhase::Disconnected);
-    for mark in [RecordedStanding::Alone, RecordedStanding::Ordered] {
+    for mark in [RecordedRight::Alone, RecordedRight::Ordered] {
         assert_eq!(step(&Situation { mark, ..lost }), Step::RunDegraded);
     }
 }
@@ -140,12 +140,15 @@ fn restarted_lone_source_asks_at_once() {
 /// Without a lease of the former source, which does not come back, reads waited.
 #[test]
 fn successor_of_source_that_left_asks_at_once() {
-    let standing = Standing::Contested { since_ns: NOW, peer_left: true };
-    let lost =
-        Situation { standing, lease_until_ns: 0, ..situation(SERVING, LegPhase::Disconnected) };
+    let serving_right = ServingRight::Contested { since_ns: NOW, peer_left: true };
+    let lost = Situation {
+        serving_right,
+        lease_until_ns: 0,
+        ..situation(SERVING, LegPhase::Disconnected)
+    };
     assert_eq!(step(&lost), Step::RunDegraded);
     let attached = situation(SERVING, LegPhase::InSync);
-    let back = Situation { standing, published_until_ns: None, ..attached };
+    let back = Situation { serving_right, published_until_ns: None, ..attached };
     assert_eq!(step(&back), Step::Publish { in_sync: true });
 }
 
@@ -174,7 +177,7 @@ fn source_publishes_only_what_its_peer_agreed_to() {
 #[test]
 fn manual_source_never_asks() {
     for phase in [LegPhase::Disconnected, LegPhase::InSync] {
-        let manual = Situation { standing: Standing::Manual, ..situation(SERVING, phase) };
+        let manual = Situation { serving_right: ServingRight::Manual, ..situation(SERVING, phase) };
         assert_eq!(step(&manual), Step::Wait(None));
         assert_eq!(stops_serving_at(&manual), None);
     }

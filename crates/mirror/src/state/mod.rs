@@ -2,5 +2,5 @@
 
 pub mod arbitration;
 pub mod machine;
-pub mod prospect;
+pub mod outlook;
 pub mod status;

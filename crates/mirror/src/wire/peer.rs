@@ -29,7 +29,7 @@ use crate::limits::HISTORY_LEN;
 use crate::named;
 use crate::ondisk::bitmap_page::WORDS;
 use crate::ondisk::superblock::ReplicaRole;
-use crate::state::prospect::Obstacle;
+use crate::state::outlook::Obstacle;
 
 /// Makes connections to the other node.
 pub trait PeerConnector: Send + Sync + 'static {

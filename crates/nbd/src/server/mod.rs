@@ -390,7 +390,7 @@ async fn negotiation_step(
     rx: &mut Rx,
     handshake: &mut Handshake,
     out: &mut Vec<u8>,
-    (tls, patience): (Option<&NbdTls>, Duration),
+    (tls, timeout): (Option<&NbdTls>, Duration),
 ) -> Result<Option<NbdSession>, DisconnectReason> {
     let mut scratch = Vec::new();
     loop {
@@ -403,7 +403,7 @@ async fn negotiation_step(
         match progress {
             HandshakeStep::Again => {}
             HandshakeStep::StartTls => {
-                handshake.secured(tls::begin(socket, rx, tls, patience).await?);
+                handshake.secured(tls::begin(socket, rx, tls, timeout).await?);
             }
             HandshakeStep::Begin(session) => return Ok(Some(session)),
             HandshakeStep::Close(refusal) => return Err(refusal.into()),

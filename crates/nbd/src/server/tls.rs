@@ -57,13 +57,13 @@ pub(super) fn security(tls: Option<&NbdTls>) -> Security {
     }
 }
 
-/// Encrypts the connection after the answer to STARTTLS, within `patience`, which comes after the
+/// Encrypts the connection after the answer to STARTTLS, within `timeout`, which comes after the
 /// delay of a client that failed before. Returns the names that the client has proven.
 pub(super) async fn begin(
     socket: &mut Socket,
     rx: &mut Rx,
     tls: Option<&NbdTls>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Vec<String>, DisconnectReason> {
     let failed = |reason: String| DisconnectReason::Refused(HandshakeError::Tls(reason));
     let Some(tls) = tls else { return Err(failed("it is not configured".to_owned())) };
@@ -71,12 +71,12 @@ pub(super) async fn begin(
         return Err(failed("data arrived before the answer to STARTTLS".to_owned()));
     }
     let source = source_of_peer(&socket.stream().peer());
-    let admitted = tls.admission.admit(source, patience / 2).await;
+    let admitted = tls.admission.admit(source, timeout / 2).await;
     let admitted =
         admitted.ok_or_else(|| failed("too many TLS handshakes in progress".to_owned()))?;
     let server = tls.server.read().clone();
     let accepting = server.accept(socket.stream().clone(), &[]);
-    let accepted = admitted.run(patience, accepting, failure_kind).await;
+    let accepted = admitted.run(timeout, accepting, failure_kind).await;
     let accepted = accepted.ok_or(DisconnectReason::TimedOut)?;
     let stream = accepted.map_err(|failure| failed(failure.to_string()))?;
     let names = match stream.peer_identity() {

@@ -11,8 +11,8 @@ use crate::server::DisconnectReason;
 use crate::server::connection::NbdConnection;
 
 /// Runs until it has closed the connection, or is aborted with it.
-pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> DisconnectReason {
-    let stalls = async { peer_stalls_or_ends(&connection, patience).await };
+pub(crate) async fn watch(connection: Rc<NbdConnection>, timeout: Duration) -> DisconnectReason {
+    let stalls = async { peer_stalls_or_ends(&connection, timeout).await };
     let stalls_or_replaced = async {
         let outcome = match &connection.replaced {
             Some(replaced) => replaced.unless_begun(stalls).await,
@@ -38,9 +38,9 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, patience: Duration) -> 
     verdict
 }
 
-/// Returns after waiting for the peer without progress for `patience`, or when the peer has ended
+/// Returns after waiting for the peer without progress for `timeout`, or when the peer has ended
 /// the connection while its receiver waits for room.
-async fn peer_stalls_or_ends(connection: &NbdConnection, patience: Duration) -> DisconnectReason {
+async fn peer_stalls_or_ends(connection: &NbdConnection, timeout: Duration) -> DisconnectReason {
     loop {
         let is_needed = || connection.waits_for_peer() || connection.awaits_room();
         connection.watchdog_parked.set(true);
@@ -49,14 +49,14 @@ async fn peer_stalls_or_ends(connection: &NbdConnection, patience: Duration) -> 
         let mut since = time::now();
         let mut seen = connection.peer_progress();
         while is_needed() {
-            time::sleep(TICK.min(patience)).await;
+            time::sleep(TICK.min(timeout)).await;
             let progress = connection.peer_progress();
             if connection.awaits_room() && connection.stream.peer_has_ended() {
                 return DisconnectReason::Disconnected;
             }
             if progress != seen || !connection.waits_for_peer() {
                 (seen, since) = (progress, time::now());
-            } else if since.elapsed() >= patience {
+            } else if since.elapsed() >= timeout {
                 return DisconnectReason::TimedOut;
             }
         }

@@ -99,7 +99,7 @@ pub struct State {
     pub disk: RefCell<Vec<u8>>,
     configuration: Cell<Configuration>,
     /// TermReqs received from the host.
-    pub told: RefCell<Vec<TermReqHeader>>,
+    pub reported: RefCell<Vec<TermReqHeader>>,
     /// I/O commands received.
     pub commands: Cell<usize>,
     pub connections: Cell<usize>,
@@ -128,7 +128,7 @@ impl Fake {
             quirks,
             disk: RefCell::new(disk),
             configuration: Cell::default(),
-            told: RefCell::default(),
+            reported: RefCell::default(),
             commands: Cell::new(0),
             connections: Cell::new(0),
             half_closed: Cell::new(0),
@@ -258,7 +258,7 @@ impl Peer {
             }
             PduType::H2C_DATA => self.h2c_data(pdu),
             PduType::H2C_TERM_REQ => {
-                self.state.told.borrow_mut().push(*TermReqHeader::view(pdu).unwrap());
+                self.state.reported.borrow_mut().push(*TermReqHeader::view(pdu).unwrap());
                 self.ended = true;
                 Vec::new()
             }

@@ -91,14 +91,14 @@ impl Authentication {
         }
     }
 
-    /// True if an exchange of an authenticated host has lasted for longer than `patience`.
-    pub(super) fn is_overdue(&self, patience: Duration) -> bool {
+    /// True if an exchange of an authenticated host has lasted for longer than `timeout`.
+    pub(super) fn is_overdue(&self, timeout: Duration) -> bool {
         let began = match self {
             Self::Passed(Stage::Exchanging(exchange)) => exchange.began,
             Self::Passed(Stage::Computing(began)) => *began,
             _ => return false,
         };
-        began.elapsed() >= patience
+        began.elapsed() >= timeout
     }
 
     fn stage(&mut self) -> Option<&mut Stage> {

@@ -371,9 +371,9 @@ impl Connection {
     /// Closes the connection of a peer that makes no progress, and releases namespaces that were
     /// removed.
     async fn watch(&self) {
-        let patience = self.target.config().slow_peer_timeout;
+        let timeout = self.target.config().slow_peer_timeout;
         let handshake = self.target.config().handshake_timeout;
-        let period = WATCHDOG_PERIOD.min(patience).min(handshake);
+        let period = WATCHDOG_PERIOD.min(timeout).min(handshake);
         let mut stuck = Duration::ZERO;
         let mut before = (0, 0);
         let mut age = Duration::ZERO;
@@ -395,7 +395,7 @@ impl Connection {
             let now = (self.tx.sent_bytes(), self.received.get());
             stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
-            if stuck >= patience || (!connected && age >= handshake) || overdue {
+            if stuck >= timeout || (!connected && age >= handshake) || overdue {
                 let peer = self.stream.peer();
                 tracing::warn!(%peer, "closing: the host makes no progress");
                 self.tx.close();

@@ -36,8 +36,8 @@ pub(super) async fn secure(
     if mode == TlsMode::Off {
         return Some((stream.clone().into(), None, rx));
     }
-    let patience = target.config().handshake_timeout;
-    let first = time::timeout(patience, rx.more()).await;
+    let timeout = target.config().handshake_timeout;
+    let first = time::timeout(timeout, rx.more()).await;
     let failed = match first {
         Ok(Ok(())) if rx.front().first() == Some(&CLIENT_HELLO_FIRST_BYTE) => {
             let received = rx.unread(&mut Vec::new()).to_vec();
@@ -128,8 +128,8 @@ async fn handshake(
     received: &[u8],
 ) -> Result<(Socket, TlsHost), Failed> {
     let failed = Failed::of;
-    let patience = target.config().handshake_timeout;
-    let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), patience / 2).await;
+    let timeout = target.config().handshake_timeout;
+    let admitted = target.tls.admission.admit(source_of_peer(&stream.peer()), timeout / 2).await;
     let admitted = admitted.ok_or_else(|| failed(TlsFailureReason::Busy))?;
     let accepting = async {
         let keys = Arc::new(HandshakeKeys::new(target.tls.clone(), mode, time::now()));
@@ -149,7 +149,7 @@ async fn handshake(
         let host = host.ok_or_else(|| failed(TlsFailureReason::UnknownIdentity))?;
         Ok((accepted.into(), host))
     };
-    let accepted = admitted.run(patience, accepting, |failed: &Failed| failed.kind).await;
+    let accepted = admitted.run(timeout, accepting, |failed: &Failed| failed.kind).await;
     accepted.unwrap_or_else(|| Err(failed(TlsFailureReason::Timeout)))
 }
 

@@ -67,11 +67,11 @@ fn discovery_changes_notify_visible_hosts() {
     let target = target();
     let host = host_with_events(&target, &Nqn::discovery(), EventMask::DISCOVERY);
     let other = Nqn::new("nqn.2026-01.io.flagstone:other").unwrap();
-    let check = |change: &dyn Fn(), told: bool| {
+    let check = |change: &dyn Fn(), reported: bool| {
         host.wait_for_event(1);
         change();
-        assert_eq!(event(&host).is_some(), told);
-        assert!(told || host.controller().events.abort(1));
+        assert_eq!(event(&host).is_some(), reported);
+        assert!(reported || host.controller().events.abort(1));
         host.controller().events.try_next();
         read_log(&host, LogId::DISCOVERY, 1024);
     };

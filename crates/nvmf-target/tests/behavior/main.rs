@@ -206,7 +206,7 @@ fn batched_completions_report_sq_head() {
                     });
                 }
                 host.io.send(&pdus).await;
-                let mut told = 0;
+                let mut reported = 0;
                 for _ in 0..count {
                     let completion = match host.io.pdu().await {
                         Pdu::Data { .. } => host.io.response().await,
@@ -214,10 +214,10 @@ fn batched_completions_report_sq_head() {
                         other => panic!("{other:?}"),
                     };
                     assert_eq!(completion.status(), Status::SUCCESS);
-                    told = completion.sqhd.get();
+                    reported = completion.sqhd.get();
                 }
                 head = (head + count) % entries;
-                assert_eq!(u32::from(told), head, "{count} of {entries}");
+                assert_eq!(u32::from(reported), head, "{count} of {entries}");
             }
         }
         server.is_sound().await;

@@ -16,10 +16,10 @@ use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, Usage};
 use crate::map::recent::Change;
 use crate::map::tree::{Found, Tree, read_page};
+use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::lineage::Ownership;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
 /// Changes of one tree.

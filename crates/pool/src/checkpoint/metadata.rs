@@ -11,10 +11,10 @@ use crate::manage::shared::{Shared, State, Usage};
 use crate::manage::space::USAGE_PER_BLOCK;
 use crate::map::recent::Change;
 use crate::map::tree::Tree;
+use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::catalog::Catalog;
 use crate::ondisk::chunk::Record;
 use crate::ondisk::entry::Entry;
-use crate::ondisk::lineage::Ownership;
 use crate::ondisk::page::PagePlace;
 use crate::ondisk::{Block, checksum};
 

@@ -26,7 +26,7 @@ use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
-use crate::patience::{Patience, Unreadable};
+use crate::read_retries::{ReadRetries, Unreadable};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
 use relocate::Moving;
@@ -48,13 +48,13 @@ pub(crate) struct Frozen {
 /// Reads of the maps that a checkpoint changes.
 struct OldMaps<'a> {
     shared: &'a Shared,
-    patience: Patience,
+    retries: ReadRetries,
     /// The first checkpoint of an opening, which may lose what cannot be read.
     is_opening: bool,
 }
 
 impl OldMaps<'_> {
-    /// Reads pages of volumes, patiently. `None` if a page is damaged: what it has is lost. A page that
+    /// Reads pages of volumes, and repeats failed reads. `None` if a page is damaged: what it has is lost. A page that
     /// the device cannot read may be whole, and counts as damaged only in the first checkpoint of an
     /// opening: an operator knows of the failure then.
     ///
@@ -73,7 +73,7 @@ impl OldMaps<'_> {
             Err(PageError::Damaged) => Ok(None),
             Err(PageError::Unread(unread)) => Err(unread),
         };
-        match self.patience.read(&self.shared.storage, is_stopped, attempt).await {
+        match self.retries.read(&self.shared.storage, is_stopped, attempt).await {
             Ok(read) => Ok(read),
             Err(Unreadable::Defect) if self.is_opening => Ok(None),
             Err(Unreadable::Defect) => Err(IoError::ReadFault),
@@ -121,7 +121,7 @@ impl Shared {
                 shared: self,
                 old: OldMaps {
                     shared: self,
-                    patience: Patience::default(),
+                    retries: ReadRetries::default(),
                     is_opening: state.needs_first_checkpoint(),
                 },
                 catalog: frozen.catalog.clone(),

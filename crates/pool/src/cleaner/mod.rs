@@ -9,7 +9,7 @@
 //! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the block
 //!   refer to the copy, so a replay never sees one of them changed alone;
 //! - map pages and metadata are not copied: the checkpoint writes them again;
-//! - no checkpoint runs and no lineage changes between a look at a tree and the effect of the copy,
+//! - no checkpoint runs and no ancestry changes between a look at a tree and the effect of the copy,
 //!   because one task does both in turn.
 
 pub(crate) mod gain;

@@ -1,6 +1,6 @@
 //! Owners: which volumes and snapshots have a block or page, found by its birth.
 //!
-//! What has a block is connected in the lineage (see [`crate::ondisk::lineage`]). Its top is the
+//! What has a block is connected in the ancestry (see [`crate::ondisk::ancestry`]). Its top is the
 //! volume or snapshot that is not older than the block, with a parent that is; it was taken from the
 //! volume that wrote the block, or adopted its place.
 
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use crate::manage::shared::State;
 use crate::map::tree::Tree;
 
-/// A volume or snapshot in the lineage.
+/// A volume or snapshot in the ancestry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) id: u32,
@@ -21,7 +21,7 @@ pub(super) struct Node {
     floor: u64,
 }
 
-/// The lineage as it was when a pass of the cleaner began; it does not change meanwhile.
+/// The ancestry as it was when a pass of the cleaner began; it does not change meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
     by_source: BTreeMap<u32, Vec<Node>>,

@@ -1,4 +1,4 @@
-//! Admission: whether changes and orders may begin, and what the keeper does for them. The decisions
+//! Admission: whether changes and orders may begin, and what the maintenance task does for them. The decisions
 //! are in [`super::space`].
 
 use flagstone_blockdev::IoError;
@@ -153,7 +153,7 @@ impl Shared {
     }
 
     /// Waits for a decision, which gets the number of checkpoints since the first attempt, and
-    /// tells the keeper about work that it asks for.
+    /// tells the maintenance task about work that it asks for.
     async fn admitted(
         &self,
         decide: impl Fn(&mut State, u64) -> Option<Result<(), IoError>>,

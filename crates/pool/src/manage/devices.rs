@@ -179,7 +179,7 @@ impl Pool {
         let shared = self.shared();
         let device = new.name.clone();
         let record = self.check_growth(&new, overwrite).await?;
-        let turn = self.keeper_turn().await?;
+        let turn = self.maintenance_turn().await?;
         wipe(&new).await?;
         // From here on to the end of the update, the log device's marks wait.
         let update = shared.update_turn().await.map_err(VolumeError::Io)?;
@@ -352,7 +352,8 @@ impl Evacuation {
         shared.progress.notify();
         let done = || {
             let state = shared.state.lock();
-            let done = state.checkpoints >= target || !state.wanted.cleaning && !state.keeper_works;
+            let done =
+                state.checkpoints >= target || !state.wanted.cleaning && !state.maintenance_runs;
             if done { Some(Ok(())) } else { state.check().err().map(Err) }
         };
         shared.progress.wait_for(done).await.map_err(VolumeError::Io)?;
@@ -372,7 +373,7 @@ impl Evacuation {
     async fn complete_now(self) -> Result<(), DeviceOrderError> {
         let shared = self.pool.shared().clone();
         let order = self.pool.order(OrderKind::Deletion).await?;
-        let turn = self.pool.keeper_turn().await?;
+        let turn = self.pool.maintenance_turn().await?;
         let update = shared.update_turn().await.map_err(VolumeError::Io)?;
         {
             let mut state = shared.state.lock();

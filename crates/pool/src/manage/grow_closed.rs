@@ -116,7 +116,7 @@ mod tests {
         let db = pool.create_volume("db", &size).await.unwrap();
         db.write(0, Buf::copy_of(&[7; BLOCK_BYTES]).unwrap(), false).await.unwrap();
         // No checkpoint, and no admission: the log takes every segment.
-        let turn = pool.keeper_turn().await.unwrap();
+        let turn = pool.maintenance_turn().await.unwrap();
         let shared = pool.shared();
         let volume = *shared.state.lock().catalog.volumes.keys().next().unwrap();
         for page in 1..=pages {

@@ -56,8 +56,8 @@ impl Shared {
         is_marked || self.storage.log.as_ref().is_some_and(|log| log.head().tail.has_applied())
     }
 
-    /// Waits until the keeper has stopped.
-    pub(crate) async fn keeper_ended(&self) {
+    /// Waits until the maintenance task has stopped.
+    pub(crate) async fn maintenance_ended(&self) {
         let ended = || (!self.state.lock().kept).then_some(());
         self.progress.wait_for(ended).await;
     }

@@ -24,7 +24,7 @@ use crate::ondisk::catalog::{Catalog, VolumeRecord};
 use crate::ondisk::chunk::Record;
 use crate::storage::Storage;
 
-/// Stops the keeper when the last handle of the pool and its volumes is dropped.
+/// Stops the maintenance task when the last handle of the pool and its volumes is dropped.
 pub(crate) struct PoolGuard(pub(crate) Arc<Shared>);
 
 impl Drop for PoolGuard {
@@ -91,7 +91,7 @@ impl Drop for Order {
 }
 
 impl Pool {
-    /// Makes the first checkpoint, which begins a new log, and starts the keeper.
+    /// Makes the first checkpoint, which begins a new log, and starts the maintenance task.
     pub(crate) async fn start(
         storage: Storage,
         sizes: Sizes,
@@ -172,7 +172,7 @@ impl Pool {
         }
         shared.progress.notify();
         shared.write_out_ended().await;
-        shared.keeper_ended().await;
+        shared.maintenance_ended().await;
         match made {
             Ok(()) if shared.has_tail() => Err(IoError::WriteFault),
             made => made,
@@ -198,7 +198,7 @@ impl Pool {
         shared.progress.notify();
         shared.write_out_ended().await;
         // Otherwise a checkpoint in progress could write a superblock afterwards.
-        shared.keeper_ended().await;
+        shared.maintenance_ended().await;
         // A pool that failed before has no further updates.
         let _turn = shared.update_turn().await;
         shared.state.lock().update = Update::Over;
@@ -332,7 +332,7 @@ impl Pool {
     ) -> Result<L, VolumeError> {
         let shared = self.shared().clone();
         let task = spawn(async move {
-            // No admission: an order takes no entry and no block, and one that keeps the keeper
+            // No admission: an order takes no entry and no block, and one that keeps the maintenance task
             // waiting must not wait for a checkpoint.
             let memory = chunk_memory(0).await;
             shared.append(vec![record], memory).await?;
@@ -536,7 +536,7 @@ fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
     Ok(size_bytes / block)
 }
 
-/// Keeper: makes checkpoints and cleans, one at a time, until the pool stops.
+/// Maintenance task: makes checkpoints and cleans, one at a time, until the pool stops.
 async fn keep(shared: Arc<Shared>) {
     keep_until_stopped(&shared).await;
     shared.state.lock().kept = false;
@@ -551,7 +551,7 @@ async fn keep_until_stopped(shared: &Shared) {
             Work::Checkpoint => shared.checkpoint().await,
             Work::Clean => shared.clean().await,
         };
-        shared.state.lock().keeper_works = false;
+        shared.state.lock().maintenance_runs = false;
         shared.progress.notify();
         if done.is_err() {
             return;

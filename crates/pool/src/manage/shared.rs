@@ -54,7 +54,7 @@ pub(crate) struct VolumeHandle {
     pub(crate) read_only: bool,
 }
 
-/// Work that the keeper has been asked for.
+/// Work that the maintenance task has been asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) checkpoint: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Wanted {
     pub(crate) stop: bool,
 }
 
-/// What the keeper does next.
+/// What the maintenance task does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     Stop,
@@ -70,14 +70,14 @@ pub(crate) enum Work {
     Clean,
 }
 
-/// Whether an order keeps the keeper from beginning work.
+/// Whether an order keeps the maintenance task from beginning work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Turn {
     #[default]
     None,
-    /// It waits until the keeper has ended its work.
+    /// It waits until the maintenance task has ended its work.
     Waiting,
-    /// It changes the lineage of volumes.
+    /// It changes the ancestry of volumes.
     Held,
 }
 
@@ -197,10 +197,10 @@ pub(crate) struct State {
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
-    /// The keeper runs.
+    /// The maintenance task runs.
     pub(crate) kept: bool,
-    /// Whether the keeper works.
-    pub(crate) keeper_works: bool,
+    /// Whether the maintenance task works.
+    pub(crate) maintenance_runs: bool,
     pub(crate) turn: Turn,
     /// Blocks reserved for thick volumes beyond what they have.
     pub(super) reserved: u64,
@@ -300,7 +300,7 @@ impl State {
             wanted: Wanted::default(),
             ordering: false,
             kept: false,
-            keeper_works: false,
+            maintenance_runs: false,
             turn: Turn::None,
             reserved: 0,
             deleting: 0,
@@ -327,7 +327,7 @@ impl State {
         self.checkpoints == 0 || self.superblock.log != self.position.log
     }
 
-    /// The next work of the keeper, which begins now.
+    /// The next work of the maintenance task, which begins now.
     pub(crate) fn next_work(&mut self) -> Option<Work> {
         if self.wanted.stop || self.check().is_err() {
             return Some(Work::Stop);
@@ -341,7 +341,7 @@ impl State {
             Turn::None if self.wanted.cleaning => Some(Work::Clean),
             Turn::None | Turn::Waiting => None,
         };
-        self.keeper_works = work.is_some();
+        self.maintenance_runs = work.is_some();
         work
     }
 

@@ -1,8 +1,8 @@
-//! Snapshots and clones: the orders that change the lineage of volumes, and what differs between two
+//! Snapshots and clones: the orders that change the ancestry of volumes, and what differs between two
 //! snapshots.
 //!
-//! Invariant: lineage changes only while no checkpoint runs and the cleaner rests, so neither sees
-//! two lineages. Hosts write on meanwhile.
+//! Invariant: ancestry changes only while no checkpoint runs and the cleaner rests, so neither sees
+//! two ancestries. Hosts write on meanwhile.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -56,10 +56,10 @@ pub struct Diff {
     pub next: Option<u64>,
 }
 
-/// Keeps the keeper from working: released when dropped.
-pub(super) struct KeeperTurn(Arc<Shared>);
+/// Keeps the maintenance task from working: released when dropped.
+pub(super) struct MaintenanceTurn(Arc<Shared>);
 
-impl Drop for KeeperTurn {
+impl Drop for MaintenanceTurn {
     fn drop(&mut self) {
         self.0.state.lock().turn = Turn::None;
         self.0.progress.notify();
@@ -72,7 +72,7 @@ impl Drop for KeeperTurn {
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
-    locks: (KeeperTurn, Order),
+    locks: (MaintenanceTurn, Order),
 }
 
 impl PreparedSnapshot {
@@ -97,16 +97,16 @@ fn kept_by_snapshot(catalog: &Catalog, volumes: &[&str]) -> u64 {
 impl Pool {
     /// Waits until neither checkpoint nor cleaning runs and all snapshots are merged, and lets none
     /// begin.
-    pub(super) async fn keeper_turn(&self) -> Result<KeeperTurn, VolumeError> {
+    pub(super) async fn maintenance_turn(&self) -> Result<MaintenanceTurn, VolumeError> {
         let shared = self.shared();
         shared.state.lock().turn = Turn::Waiting;
-        let turn = KeeperTurn(shared.clone());
+        let turn = MaintenanceTurn(shared.clone());
         let rests = || {
             let mut state = shared.state.lock();
             if let Err(error) = state.check() {
                 return Some(Err(error));
             }
-            let rests = !state.keeper_works && state.frozen.is_none();
+            let rests = !state.maintenance_runs && state.frozen.is_none();
             rests.then(|| {
                 state.turn = Turn::Held;
                 Ok(())
@@ -168,7 +168,7 @@ impl Pool {
             let more = kept_by_snapshot(&state.catalog, volumes);
             self.check_space(&mut state, more)?;
         }
-        let turn = self.keeper_turn().await?;
+        let turn = self.maintenance_turn().await?;
         let created_s = wall_clock().as_secs();
         let locks = (turn, order);
         let order = SnapshotOrder { name: name.to_owned(), volumes: ids, uuid: id, created_s };
@@ -296,7 +296,7 @@ impl Pool {
             self.check_space(&mut state, more)?;
             ids
         };
-        let turn = self.keeper_turn().await?;
+        let turn = self.maintenance_turn().await?;
         let record = Record::Rollback { volume, snapshot };
         let (turn, _order) = self.commit((turn, order), record).await?;
         drop(turn);
@@ -331,7 +331,7 @@ impl Pool {
         properties: BTreeMap<String, String>,
     ) -> Result<Arc<PoolVolume>, VolumeError> {
         let order = self.order(OrderKind::Other).await?;
-        let turn = self.keeper_turn().await?;
+        let turn = self.maintenance_turn().await?;
         let record = {
             let mut state = self.shared().state.lock();
             let found = state.catalog.snapshot_by_name(snapshot);

@@ -8,7 +8,7 @@ use super::cache::PageCache;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
-use crate::patience::Unread;
+use crate::read_retries::Unread;
 use crate::storage::Storage;
 
 /// The map of a volume at a checkpoint.

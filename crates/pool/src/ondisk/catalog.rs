@@ -289,7 +289,7 @@ impl Catalog {
     }
 
     /// Applies a record of the log: creates the volume or clone, or changes everything but its map
-    /// and lineage.
+    /// and ancestry.
     ///
     /// # Errors
     /// [`FormatError::Field`] if the volume is being deleted, or would break an invariant.
@@ -406,7 +406,7 @@ impl Catalog {
         if catalog.volumes.len() != count || count > VOLUMES_MAX {
             return Err(FormatError::Field("number of volumes"));
         }
-        catalog.check_lineage()?;
+        catalog.check_ancestry()?;
         Ok(catalog)
     }
 }

@@ -4,11 +4,11 @@
 //! refused with a reason and never cause a panic; every length and number is checked before use,
 //! because the bytes may come from anywhere.
 
+pub mod ancestry;
 pub mod catalog;
 pub mod chunk;
 pub mod entry;
 pub mod layout;
-pub mod lineage;
 pub mod page;
 pub mod superblock;
 

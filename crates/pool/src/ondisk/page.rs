@@ -69,7 +69,7 @@ impl MapPage {
 
     /// Decodes the page of `place` in a pool of `blocks`. Its checksum was compared by the caller,
     /// who has it from the entry that refers to the page. The page may come from another volume of
-    /// the same lineage.
+    /// the same ancestry.
     ///
     /// # Errors
     /// [`FormatError`] for anything but this page.

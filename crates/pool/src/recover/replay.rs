@@ -19,7 +19,7 @@ use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::{Block, FormatError, checksum};
-use crate::patience::{Patience, Unread, Unreadable};
+use crate::read_retries::{ReadRetries, Unread, Unreadable};
 use crate::storage::{NamedDevice, Storage};
 
 /// Where blocks of the log are read.
@@ -78,9 +78,9 @@ pub(crate) enum Proof {
 /// State after a replay.
 pub(crate) struct Replay<'a> {
     storage: &'a Storage,
-    patience: Patience,
+    retries: ReadRetries,
     /// Of the slots of the log device, in which a block has its number, too.
-    log_patience: Patience,
+    log_retries: ReadRetries,
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
@@ -106,8 +106,8 @@ impl<'a> Replay<'a> {
     ) -> Replay<'a> {
         Replay {
             storage,
-            patience: Patience::default(),
-            log_patience: Patience::default(),
+            retries: ReadRetries::default(),
+            log_retries: ReadRetries::default(),
             log: superblock.log,
             next: superblock.start,
             recent,
@@ -194,7 +194,7 @@ impl<'a> Replay<'a> {
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
-    /// Reads blocks, patiently. `None` if only they cannot be read, which a torn write may have left.
+    /// Reads blocks, and repeats failed reads. `None` if only they cannot be read, which a torn write may have left.
     async fn read(
         &self,
         block: u64,
@@ -205,11 +205,11 @@ impl<'a> Replay<'a> {
             let read = place.read(block, count).await;
             read.map_err(|error| Unread { location: block, error })
         };
-        let patience = match place {
-            Place::Slot(..) => &self.log_patience,
-            Place::Table(_) => &self.patience,
+        let retries = match place {
+            Place::Slot(..) => &self.log_retries,
+            Place::Table(_) => &self.retries,
         };
-        match patience.read_of(|location| place.device(location), || false, attempt).await {
+        match retries.read_of(|location| place.device(location), || false, attempt).await {
             Ok(read) => Ok(Some(read)),
             Err(Unreadable::Defect) => Ok(None),
             Err(Unreadable::Device(Unread { location, error })) => {

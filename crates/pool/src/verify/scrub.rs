@@ -295,7 +295,7 @@ impl Shared {
             }
             // Otherwise a checkpoint was writing them.
             let is_same = self.state.lock().superblock.update == superblock.update;
-            if step.damage.is_empty() || is_same && !self.state.lock().keeper_works {
+            if step.damage.is_empty() || is_same && !self.state.lock().maintenance_runs {
                 return Ok(step);
             }
         }

@@ -64,8 +64,8 @@ impl DiskChanger {
         }
         match self.rng.chance(0.3) {
             true => {
-                let patience = Duration::from_micros(1 + self.rng.below(600));
-                let _ = time::timeout(patience, evacuation.complete()).await;
+                let timeout = Duration::from_micros(1 + self.rng.below(600));
+                let _ = time::timeout(timeout, evacuation.complete()).await;
                 // It continues by itself.
                 while self.pool.status().devices.contains(&self.disks[old].name) {
                     time::sleep(Duration::from_micros(100)).await;

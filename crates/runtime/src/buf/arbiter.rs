@@ -60,7 +60,7 @@ pub(super) struct MemberId(u64);
 #[derive(Debug)]
 struct Request {
     target: usize,
-    standing: DrainState,
+    drain_state: DrainState,
     since: Instant,
 }
 
@@ -164,16 +164,16 @@ impl Arbiter {
         &mut self,
         id: MemberId,
         target: usize,
-        standing: DrainState,
+        drain_state: DrainState,
         now: Instant,
     ) -> bool {
-        if self.try_ask(id, target, standing, now) {
+        if self.try_ask(id, target, drain_state, now) {
             self.withdraw(id);
             return true;
         }
         let Some(member) = self.members.get_mut(&id) else { return false };
         let since = member.request.as_ref().map_or(now, |request| request.since);
-        if member.request.replace(Request { target, standing, since }).is_none() {
+        if member.request.replace(Request { target, drain_state, since }).is_none() {
             if self.queue.is_empty() {
                 self.looked = Some(now);
             }
@@ -187,17 +187,18 @@ impl Arbiter {
         &mut self,
         id: MemberId,
         target: usize,
-        standing: DrainState,
+        drain_state: DrainState,
         now: Instant,
     ) -> bool {
         let blocked = self.queue.iter().take_while(|other| **other != id).any(|other| {
             let request = self.members.get(other).and_then(|member| member.request.as_ref());
-            request.is_some_and(|request| request.standing >= standing) && self.is_due(*other, now)
+            request.is_some_and(|request| request.drain_state >= drain_state)
+                && self.is_due(*other, now)
         });
-        if blocked || !self.admits(id, target, standing) {
+        if blocked || !self.admits(id, target, drain_state) {
             return false;
         }
-        self.set_extra(id, target.min(self.pot_of(standing)));
+        self.set_extra(id, target.min(self.pot_of(drain_state)));
         true
     }
 
@@ -312,10 +313,10 @@ impl Arbiter {
     }
 
     /// True if the connection may hold `target` bytes of the pot now.
-    fn admits(&self, id: MemberId, target: usize, standing: DrainState) -> bool {
+    fn admits(&self, id: MemberId, target: usize, drain_state: DrainState) -> bool {
         let Some(member) = self.members.get(&id) else { return false };
-        let pot = self.pot_of(standing);
-        let fraction = match standing {
+        let pot = self.pot_of(drain_state);
+        let fraction = match drain_state {
             DrainState::New => 8,
             DrainState::Draining => 4,
         };
@@ -334,9 +335,9 @@ impl Arbiter {
             && (protocol == 0 || protocol + ask <= pot / of * most)
     }
 
-    /// Bytes of the pot that connections of this standing may take.
-    fn pot_of(&self, standing: DrainState) -> usize {
-        match standing {
+    /// Bytes of the pot that connections of this drain_state may take.
+    fn pot_of(&self, drain_state: DrainState) -> usize {
+        match drain_state {
             DrainState::New => self.pot - self.pot / RESERVE_PART,
             DrainState::Draining => self.pot,
         }
@@ -355,14 +356,15 @@ impl Arbiter {
     /// Grants requests that fit: draining connections first, then in order of arrival.
     fn serve(&mut self, now: Instant) -> Vec<MemberId> {
         let mut granted = Vec::new();
-        for standing in [DrainState::Draining, DrainState::New] {
+        for drain_state in [DrainState::Draining, DrainState::New] {
             let mut at = 0;
             while let Some(id) = self.queue.get(at).copied() {
                 let request = self.members.get(&id).and_then(|member| member.request.as_ref());
-                let target = request.filter(|one| one.standing == standing).map(|one| one.target);
+                let target =
+                    request.filter(|one| one.drain_state == drain_state).map(|one| one.target);
                 match target {
-                    Some(target) if self.admits(id, target, standing) => {
-                        self.set_extra(id, target.min(self.pot_of(standing)));
+                    Some(target) if self.admits(id, target, drain_state) => {
+                        self.set_extra(id, target.min(self.pot_of(drain_state)));
                         self.withdraw(id);
                         granted.push(id);
                     }

@@ -19,12 +19,12 @@ fn stuck(arbiter: &mut Arbiter, id: MemberId, ms: u64) {
 }
 
 /// `count` connections of hosts of their own that each take as much as they get.
-fn greedy(arbiter: &mut Arbiter, count: usize, standing: DrainState) -> Vec<MemberId> {
+fn greedy(arbiter: &mut Arbiter, count: usize, drain_state: DrainState) -> Vec<MemberId> {
     let join = |number| arbiter.join(Protocol::Nbd, format!("greedy-{number}"));
     let all: Vec<_> = (0..count).map(join).collect();
     for id in &all {
         let mut extra = MIB;
-        while arbiter.try_ask(*id, extra, standing, at(0)) {
+        while arbiter.try_ask(*id, extra, drain_state, at(0)) {
             extra += 256 << 10;
         }
     }
@@ -191,8 +191,8 @@ proptest! {
                     granted = arbiter.leave(id, at(now));
                 },
                 Act::Ask(index, target, draining) => if let Some(index) = pick(index) {
-                    let standing = if draining { DrainState::Draining } else { DrainState::New };
-                    let done = arbiter.ask(members[index].0, target, standing, at(now));
+                    let drain_state = if draining { DrainState::Draining } else { DrainState::New };
+                    let done = arbiter.ask(members[index].0, target, drain_state, at(now));
                     let (_, extra, waits) = &mut members[index];
                     if done { (*extra, *waits) = (target, None) } else { *waits = Some(target) }
                 },

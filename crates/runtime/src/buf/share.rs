@@ -156,7 +156,7 @@ impl Share {
 
     #[cold]
     fn grow(&self, bytes: usize) -> bool {
-        let standing =
+        let drain_state =
             if self.moved.get() >= DRAINED_BYTES { DrainState::Draining } else { DrainState::New };
         let (now, guaranteed) = (time::now(), self.guaranteed());
         let mut granted = None;
@@ -167,8 +167,8 @@ impl Share {
                 let target = bytes - guaranteed;
                 let arbiter = &mut state.arbiter;
                 let done = match waits {
-                    false => arbiter.try_ask(self.id, target, standing, now),
-                    true => arbiter.ask(self.id, target, standing, now),
+                    false => arbiter.try_ask(self.id, target, drain_state, now),
+                    true => arbiter.ask(self.id, target, drain_state, now),
                 };
                 granted = done.then_some(bytes);
                 done

@@ -18,7 +18,7 @@ const YIELD_NS: u64 = 10_000_000;
 /// Interval between checks for a lost core, in nanoseconds.
 const CHECK_NS: u64 = 1_000_000;
 /// Failed polls before the first pause; pauses then double up to 2^`MAX_BACKOFF` sleeps.
-const PATIENCE: u32 = 8;
+const FAILURES_ALLOWED: u32 = 8;
 const MAX_BACKOFF: u32 = 10;
 /// A sleep shorter than this many bounds includes wake-up costs on both sides, which polling may
 /// have saved. After such a sleep, pauses are at most 2^`NEAR_BACKOFF` sleeps.
@@ -100,8 +100,8 @@ impl BusyPoll {
         let near = slept_ns < self.max_ns * NEAR_MISS;
         let backoff = if near { NEAR_BACKOFF } else { MAX_BACKOFF };
         if self.tried {
-            self.failures = (self.failures + 1).min(PATIENCE + MAX_BACKOFF);
-            let over = self.failures.saturating_sub(PATIENCE).min(backoff);
+            self.failures = (self.failures + 1).min(FAILURES_ALLOWED + MAX_BACKOFF);
+            let over = self.failures.saturating_sub(FAILURES_ALLOWED).min(backoff);
             self.skip = if over > 0 { 1 << over } else { 0 };
         } else {
             self.skip = self.skip.min(1 << backoff);
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn failures_back_off_and_success_resets() {
         let mut spin = BusyPoll::new(50_000);
-        for _ in 0..PATIENCE {
+        for _ in 0..FAILURES_ALLOWED {
             assert_eq!(spin.budget(1, FAR, true), 50_000);
             spin.slept(1_000_000);
         }

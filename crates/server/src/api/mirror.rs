@@ -415,7 +415,7 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         CommandError::Role(RoleError::Io(error)) => {
             failed(format!("the data or log device of {node} failed: {error}"))
         }
-        // Decided after the peers were told.
+        // Decided after the peers were informed.
         CommandError::Role(RoleError::Refused(
             refusal @ (Refusal::Overtaken
             | Refusal::Unconfirmed

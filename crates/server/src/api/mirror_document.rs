@@ -6,7 +6,7 @@
 pub use flagstone_mirror::manage::replica::IntentLogStatistics as IntentLogDocument;
 pub use flagstone_mirror::ondisk::superblock::ReplicaRole;
 pub use flagstone_mirror::session::bad_ranges::BadRangeCause;
-pub use flagstone_mirror::state::prospect::Obstacle;
+pub use flagstone_mirror::state::outlook::Obstacle;
 pub use flagstone_mirror::state::status::DesiredState;
 pub use flagstone_mirror::wire::peer::LinkCompression;
 pub use flagstone_mirror::{Ack, AfterSplitBrain, Mode, OnPeerLoss};

@@ -156,7 +156,11 @@ impl Etcd {
 
     /// A transaction that puts `bytes`, and whose comparison is never true. etcd checks its space
     /// and the user's permission before it compares.
-    pub(super) async fn rehearse(&self, volume: ReplicaId, bytes: &[u8]) -> Result<(), NoAnswer> {
+    pub(super) async fn probe_write(
+        &self,
+        volume: ReplicaId,
+        bytes: &[u8],
+    ) -> Result<(), NoAnswer> {
         let key = self.key(volume);
         let request = json!({
             "compare": [{ "target": "VERSION", "result": "LESS", "key": key, "version": "0" }],

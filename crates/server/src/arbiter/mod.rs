@@ -34,7 +34,7 @@ type Answer<T> = oneshot::Sender<Result<T, NoAnswer>>;
 enum Call {
     Read(ReplicaId, Answer<Option<Stored>>),
     Write(ReplicaId, Option<Stored>, Vec<u8>, Answer<Written>),
-    Rehearse(ReplicaId, Vec<u8>, Answer<()>),
+    ProbeWrite(ReplicaId, Vec<u8>, Answer<()>),
 }
 
 /// Handle of the thread, which ends when the last one is dropped.
@@ -97,8 +97,8 @@ async fn answer(client: Rc<Client>, call: Call) {
             let written = bounded(client.write(volume, expected, bytes)).await;
             drop(answer.send(written));
         }
-        Call::Rehearse(volume, bytes, answer) => {
-            drop(answer.send(bounded(client.rehearse(volume, bytes)).await));
+        Call::ProbeWrite(volume, bytes, answer) => {
+            drop(answer.send(bounded(client.probe_write(volume, bytes)).await));
         }
     }
 }
@@ -131,10 +131,10 @@ impl Client {
         }
     }
 
-    async fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> Result<(), NoAnswer> {
+    async fn probe_write(&self, volume: ReplicaId, bytes: Vec<u8>) -> Result<(), NoAnswer> {
         match self {
-            Client::Etcd(etcd) => etcd.rehearse(volume, &bytes).await,
-            Client::Bucket(bucket) => bucket.rehearse(volume, bytes).await,
+            Client::Etcd(etcd) => etcd.probe_write(volume, &bytes).await,
+            Client::Bucket(bucket) => bucket.probe_write(volume, bytes).await,
         }
     }
 }
@@ -176,8 +176,8 @@ impl Arbiter for ArbiterThread {
         self.call(|answer| Call::Write(volume, expected, bytes, answer))
     }
 
-    fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()> {
-        self.call(|answer| Call::Rehearse(volume, bytes, answer))
+    fn probe_write(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()> {
+        self.call(|answer| Call::ProbeWrite(volume, bytes, answer))
     }
 }
 

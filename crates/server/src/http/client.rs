@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroizing;
 
-use crate::http::limits::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_REPLY_BYTES, REPLY_PATIENCE};
+use crate::http::limits::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_REPLY_BYTES, REPLY_TIMEOUT};
 
 /// The unreserved characters of RFC 3986, section 2.3, stay as they are.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -80,7 +80,7 @@ pub struct Client {
     /// Value of `Host`.
     host: String,
     authorization: Option<HeaderValue>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Client {
@@ -97,9 +97,9 @@ impl Client {
                 Address::Tcp(address) => open(TcpStream::connect(address).await?).await,
             }
         })?;
-        let patience = REPLY_PATIENCE;
+        let timeout = REPLY_TIMEOUT;
         let host = "localhost".to_owned();
-        Ok(Client { runtime, requests, host, authorization: None, patience })
+        Ok(Client { runtime, requests, host, authorization: None, timeout })
     }
 
     /// Connects to a server on another machine.
@@ -129,15 +129,15 @@ impl Client {
             let tls = TlsConnector::from(Arc::new(tls)).connect(name, stream).await?;
             open(tls).await
         };
-        let connected = runtime.block_on(async { timeout(REPLY_PATIENCE, connecting).await });
+        let connected = runtime.block_on(async { timeout(REPLY_TIMEOUT, connecting).await });
         let requests = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let (host, patience) = (format!("{host}:{port}"), REPLY_PATIENCE);
-        Ok(Client { runtime, requests, host, authorization, patience })
+        let (host, timeout) = (format!("{host}:{port}"), REPLY_TIMEOUT);
+        Ok(Client { runtime, requests, host, authorization, timeout })
     }
 
     /// Sets how long each answer is waited for; 30 s by default.
-    pub fn set_patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
     }
 
     /// Sends a request and waits for the answer. After an error the connection is unusable.
@@ -181,8 +181,8 @@ impl Client {
             requests.ready().await.map_err(failed)?;
             complete(requests.send_request(request).await.map_err(failed)?).await
         };
-        let answer = self.runtime.block_on(async { timeout(self.patience, exchange).await });
-        answer.unwrap_or(Err(ClientError::TimedOut(self.patience)))
+        let answer = self.runtime.block_on(async { timeout(self.timeout, exchange).await });
+        answer.unwrap_or(Err(ClientError::TimedOut(self.timeout)))
     }
 }
 

@@ -28,7 +28,7 @@ use tower::ServiceExt;
 use crate::http::access::Claim;
 use crate::http::admission::admit;
 use crate::http::limits::{
-    LINGER_BYTES, LINGER_PATIENCE, MAX_HEAD_BYTES, MAX_HEADERS, SEND_PATIENCE,
+    LINGER_BYTES, LINGER_TIMEOUT, MAX_HEAD_BYTES, MAX_HEADERS, SEND_TIMEOUT,
 };
 use crate::http::problem::{Problem, RefusalReason};
 use crate::http::response::{last_bytes, with};
@@ -57,7 +57,7 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn new(options: ServerOptions) -> Clock {
         let now = Instant::now();
-        let until = now + options.idle_patience.min(options.request_patience);
+        let until = now + options.idle_timeout.min(options.request_timeout);
         let phase = Phase::Idle { until }.into();
         Clock { options, phase, progress: now.into(), stalled_until: Cell::default() }
     }
@@ -74,7 +74,7 @@ impl Clock {
         self.progress.set(Instant::now());
         self.phase.set(match self.phase.get() {
             Phase::Idle { .. } => {
-                Phase::Receiving { until: Instant::now() + self.options.request_patience }
+                Phase::Receiving { until: Instant::now() + self.options.request_timeout }
             }
             Phase::Handling { .. } => Phase::Handling { ahead: true },
             receiving @ Phase::Receiving { .. } => receiving,
@@ -89,9 +89,9 @@ impl Clock {
         let now = Instant::now();
         self.phase.set(match self.phase.get() {
             Phase::Handling { ahead: true } => {
-                Phase::Receiving { until: now + self.options.request_patience }
+                Phase::Receiving { until: now + self.options.request_timeout }
             }
-            _ => Phase::Idle { until: now + self.options.idle_patience },
+            _ => Phase::Idle { until: now + self.options.idle_timeout },
         });
     }
 
@@ -99,13 +99,13 @@ impl Clock {
         self.progress.set(Instant::now());
         self.stalled_until.set(None);
         if let Phase::Idle { .. } = self.phase.get() {
-            self.phase.set(Phase::Idle { until: Instant::now() + self.options.idle_patience });
+            self.phase.set(Phase::Idle { until: Instant::now() + self.options.idle_timeout });
         }
     }
 
     fn stalled(&self) {
         if self.stalled_until.get().is_none() {
-            self.stalled_until.set(Some(Instant::now() + SEND_PATIENCE));
+            self.stalled_until.set(Some(Instant::now() + SEND_TIMEOUT));
         }
     }
 
@@ -243,18 +243,18 @@ pub(crate) async fn serve_connection<S>(
     let is_expired = clock.deadline().is_some_and(|(until, _)| until <= Instant::now());
     let mut stream = connection.into_parts().io.into_inner().stream;
     if late {
-        let seconds = options.request_patience.as_secs();
+        let seconds = options.request_timeout.as_secs();
         let detail = format!("the request was not complete within {seconds} s");
         refuse("", detail.clone());
         let problem = Problem::new(408, "timeout", "The request took too long", detail);
         let bytes = last_bytes(problem.response());
-        if !matches!(timeout(SEND_PATIENCE, stream.write_all(&bytes)).await, Ok(Ok(()))) {
+        if !matches!(timeout(SEND_TIMEOUT, stream.write_all(&bytes)).await, Ok(Ok(()))) {
             return;
         }
     } else if is_expired {
         return;
     }
-    let _ = timeout(LINGER_PATIENCE, linger(&mut stream)).await;
+    let _ = timeout(LINGER_TIMEOUT, linger(&mut stream)).await;
 }
 
 /// Ends the sending side and discards input, so that the peer's kernel keeps the answer.

@@ -35,7 +35,7 @@ pub const MAX_CONNECTIONS: usize = 64;
 pub const MAX_PEER_CONNECTIONS: usize = 16;
 
 /// From the first byte of a request to its last; also from the connection to its first byte.
-pub const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time between two TLS handshakes, each of which takes about a millisecond of CPU: a flood takes a
 /// twentieth of a CPU. All connections of a listener wait for 1.3 s at most.
@@ -48,26 +48,26 @@ pub const MAX_PEM_BYTES: u64 = 4 << 20;
 pub const MAX_QUEUED_REFUSALS: usize = 64;
 
 /// Silence between two requests.
-pub const IDLE_PATIENCE: Duration = Duration::from_secs(60);
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time that a peer may take to accept some bytes of an answer.
-pub const SEND_PATIENCE: Duration = Duration::from_secs(10);
+pub const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// After an answer that ends a connection, the server discards what the peer still sends for at
 /// most this long and [`LINGER_BYTES`]. Closing at once would make the peer's kernel drop the
 /// answer (RFC 9112, section 9.6).
-pub const LINGER_PATIENCE: Duration = Duration::from_secs(1);
-/// Most bytes that are discarded, see [`LINGER_PATIENCE`].
+pub const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most bytes that are discarded, see [`LINGER_TIMEOUT`].
 pub const LINGER_BYTES: usize = 256 << 10;
 
 /// Pause after a failed accept, for example when file descriptors have run out.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest wait for the API's thread, whose tasks do not block, when the server stops.
-pub const STOP_PATIENCE: Duration = Duration::from_secs(1);
+pub const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Largest answer that the client accepts, in bytes: 4,096 volumes of 16 KiB.
 pub const MAX_REPLY_BYTES: usize = 64 << 20;
 
 /// Longest wait of the client for an answer.
-pub const REPLY_PATIENCE: Duration = Duration::from_secs(30);
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(30);

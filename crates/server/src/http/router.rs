@@ -102,7 +102,7 @@ impl Answer for StreamBytes {
 pub struct RouteInfo {
     /// Its method.
     pub method: Method,
-    /// Its path, `{names}` standing for any segment.
+    /// Path pattern: a `{name}` stands for any one segment.
     pub pattern: &'static str,
     /// Its effect, in a sentence.
     pub about: &'static str,

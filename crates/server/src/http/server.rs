@@ -3,7 +3,7 @@
 //! Invariants: each listener has its own connection limits, so peers of one cannot exhaust another.
 //! At a limit, a new connection takes the place of the quietest one of the peer with the most, so
 //! that peers that are silent or slow do not keep others out. Dropping an [`HttpServer`] ends its
-//! thread and every connection within [`STOP_PATIENCE`]. A call that core 0 has begun continues to
+//! thread and every connection within [`STOP_TIMEOUT`]. A call that core 0 has begun continues to
 //! its end.
 
 use std::cell::RefCell;
@@ -34,8 +34,8 @@ use crate::http::access::{Access, AccessRefusal, Claim};
 use crate::http::audit::Order;
 use crate::http::connection::{Clock, RefusedRequest, serve_connection};
 use crate::http::limits::{
-    ACCEPT_PAUSE, IDLE_PATIENCE, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
-    REQUEST_PATIENCE, STOP_PATIENCE,
+    ACCEPT_PAUSE, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
+    REQUEST_TIMEOUT, STOP_TIMEOUT,
 };
 use crate::http::problem::Problem;
 use crate::http::response::last_bytes;
@@ -53,9 +53,9 @@ pub struct ServerOptions {
     /// The same for each IP address.
     pub max_peer_connections: usize,
     /// From the first byte of a request to its last.
-    pub request_patience: Duration,
+    pub request_timeout: Duration,
     /// Silence between two requests.
-    pub idle_patience: Duration,
+    pub idle_timeout: Duration,
 }
 
 impl Default for ServerOptions {
@@ -63,8 +63,8 @@ impl Default for ServerOptions {
         ServerOptions {
             max_connections: MAX_CONNECTIONS,
             max_peer_connections: MAX_PEER_CONNECTIONS,
-            request_patience: REQUEST_PATIENCE,
-            idle_patience: IDLE_PATIENCE,
+            request_timeout: REQUEST_TIMEOUT,
+            idle_timeout: IDLE_TIMEOUT,
         }
     }
 }
@@ -125,9 +125,9 @@ impl HttpServer {
 impl Drop for HttpServer {
     fn drop(&mut self) {
         self.stop.take();
-        let ended = self.ended.recv_timeout(STOP_PATIENCE);
+        let ended = self.ended.recv_timeout(STOP_TIMEOUT);
         if ended == Err(std_mpsc::RecvTimeoutError::Timeout) {
-            tracing::warn!("the thread of the API did not end within {STOP_PATIENCE:?}");
+            tracing::warn!("the thread of the API did not end within {STOP_TIMEOUT:?}");
         }
     }
 }
@@ -289,7 +289,7 @@ async fn establish(
         users.refuse(source, AccessRefusal::Handshake);
         format!("TLS handshake: {error}")
     };
-    match timeout(options.request_patience, handshake).await {
+    match timeout(options.request_timeout, handshake).await {
         Err(_) => Err(failed("not complete in time".to_owned())),
         Ok(Err(error)) => Err(failed(error.to_string())),
         Ok(Ok(stream)) => {

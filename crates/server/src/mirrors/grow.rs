@@ -17,7 +17,7 @@ use flagstone_runtime::{spawn, time};
 
 use super::create::{failed, refuse};
 use super::{CreateError, MirroredVolume};
-use crate::limits::GROW_PATIENCE;
+use crate::limits::GROW_TIMEOUT;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_units::size_text;
 
@@ -105,7 +105,7 @@ impl MirroredVolume {
         Ok(grown)
     }
 
-    /// Starts to grow the volume, and waits up to [`GROW_PATIENCE`]. True if it is still growing
+    /// Starts to grow the volume, and waits up to [`GROW_TIMEOUT`]. True if it is still growing
     /// then.
     async fn start_growing(self: &Rc<Self>, mirror: Mirror, bytes: u64) -> Result<bool, String> {
         if self.growing_to.get().is_some() {
@@ -122,7 +122,7 @@ impl MirroredVolume {
             }
             grown
         });
-        match time::timeout(GROW_PATIENCE, grows).await {
+        match time::timeout(GROW_TIMEOUT, grows).await {
             Ok(ended) => {
                 ended.unwrap_or_else(|_| Err("the server is stopping".to_owned()))?;
                 Ok(false)

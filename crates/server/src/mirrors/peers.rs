@@ -317,14 +317,14 @@ impl MirroredVolume {
         let serving = mirror.is_serving();
         let Some(leg) = links.iter().position(|link| link.name == name) else {
             let former = self.configured.iter().find(|peer| peer.name == name);
-            let told = match former.filter(|_| serving && !dry_run) {
+            let reported = match former.filter(|_| serving && !dry_run) {
                 Some(former) => self.report_removal(&mirror, former).await,
                 None => format!(
                     ". If it was down when it was removed, run `flagstone mirror delete {volume}` there \
                      before it is used again"
                 ),
             };
-            return Ok(self.unchanged(format!("{name} is no peer of {volume}{told}")));
+            return Ok(self.unchanged(format!("{name} is no peer of {volume}{reported}")));
         };
         if links.len() == 1 {
             return refuse(format!(
@@ -341,12 +341,12 @@ impl MirroredVolume {
         }
         let legs: Vec<_> = (0..links.len()).filter(|one| *one != leg).map(Some).collect();
         self.check_records(&mirror, &legs)?;
-        let (mut told, desired) = (String::new(), mirror.desired_state(leg));
+        let (mut reported, desired) = (String::new(), mirror.desired_state(leg));
         if !dry_run {
             if serving {
                 // Host writes that wait for a lost peer (`on_peer_loss = "block"`) continue.
                 mirror.set_desired_state(leg, DesiredState::Paused).await.map_err(failed)?;
-                told = self.report_removal(&mirror, &links[leg]).await;
+                reported = self.report_removal(&mirror, &links[leg]).await;
             }
             let changed = self.change_peers(&mirror, legs, name, MemberChange::Removed).await;
             if let (Err(_), Some(mirror), true) = (&changed, self.mirror(), serving) {
@@ -359,7 +359,7 @@ impl MirroredVolume {
         let names = links.iter().map(|peer| peer.name.as_str()).filter(|one| *one != name);
         let names: Vec<_> = names.collect();
         let outcome = format!(
-            "{name} is no peer of {} any more{told}. Disconnect the hosts' paths to {name}. {}",
+            "{name} is no peer of {} any more{reported}. Disconnect the hosts' paths to {name}. {}",
             self.node,
             self.advice(&names, name, "remove-peer")
         );
@@ -367,13 +367,13 @@ impl MirroredVolume {
     }
 
     async fn report_removal(&self, mirror: &Mirror, peer: &Peer) -> String {
-        let told = match self.connector(peer) {
+        let reported = match self.connector(peer) {
             Ok(connector) => {
                 mirror.report_removal(&connector).await.map_err(|error| error.to_string())
             }
             Err(error) => Err(error),
         };
-        match told {
+        match reported {
             Ok(()) => format!(", and {} knows that it was removed", peer.name),
             Err(error) => format!(
                 ". {} does not know that it was removed ({error}): run `flagstone mirror delete {}` there before it is used again",

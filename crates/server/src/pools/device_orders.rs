@@ -19,7 +19,7 @@ use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, PoolSlot, PoolState, failed, open_devices};
 use crate::api::pool_document::{RemovalDocument, RemovalStateName};
 use crate::http::Problem;
-use crate::limits::OPEN_PATIENCE;
+use crate::limits::OPEN_TIMEOUT;
 use crate::serve::Server;
 
 /// `pool grow`
@@ -120,7 +120,7 @@ impl Server {
         self.check_unused(name, std::slice::from_ref(device))?;
         check_entry(&PoolEntry::new(name, &during, self.pools.log_path(name)))
             .map_err(Problem::invalid)?;
-        let opened = answered(device, OPEN_PATIENCE, async {
+        let opened = answered(device, OPEN_TIMEOUT, async {
             check_device(device, *destroy_data).await?;
             open_devices(std::slice::from_ref(device)).await.map_err(Problem::conflict)
         });
@@ -161,10 +161,10 @@ impl Server {
                     let closed = self.pools.closed_pool(name, &paths, *log);
                     let closed = async { closed.await.map_err(Problem::conflict) };
                     // Its log device has a limit of its own.
-                    Some(answered(&own, 2 * OPEN_PATIENCE, closed).await?)
+                    Some(answered(&own, 2 * OPEN_TIMEOUT, closed).await?)
                 }
             };
-            answered(&device, OPEN_PATIENCE, async {
+            answered(&device, OPEN_TIMEOUT, async {
                 let prepared = match (&growing, &closed) {
                     (Growing::Open(pool), _) => pool.prepare_growth(&named, destroys).await,
                     (Growing::Full(_), Some((devices, options))) => {
@@ -364,7 +364,7 @@ impl Server {
             Ok::<(), String>(())
         };
         // Calls that it does not answer keep it from being used again meanwhile.
-        let cleared = time::timeout(OPEN_PATIENCE, cleared).await;
+        let cleared = time::timeout(OPEN_TIMEOUT, cleared).await;
         if let Err(why) = cleared.unwrap_or(Err("it does not answer".to_owned())) {
             tracing::warn!("{device} keeps an old superblock of pool {name}: {why}");
         }

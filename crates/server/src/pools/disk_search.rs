@@ -69,7 +69,7 @@ type Reading = Arc<Mutex<BTreeSet<String>>>;
 /// Searches of the disks of this machine, one after the other.
 pub(super) struct DiskSearch {
     root: Root,
-    patience: Duration,
+    timeout: Duration,
     turn: Rc<Semaphore>,
     reading: Reading,
 }
@@ -77,7 +77,7 @@ pub(super) struct DiskSearch {
 impl DiskSearch {
     pub(super) fn new(root: Root) -> DiskSearch {
         let (turn, reading) = (Semaphore::new(1), Reading::default());
-        DiskSearch { root, patience: SEARCH_MAX, turn, reading }
+        DiskSearch { root, timeout: SEARCH_MAX, turn, reading }
     }
 
     /// Path of the disk or partition that is this log device.
@@ -94,7 +94,7 @@ impl DiskSearch {
         let visit = move |path: &str, superblocks: &[Superblock]| {
             superblocks.iter().any(is_sought).then(|| path.to_owned())
         };
-        self.search(self.patience, BTreeSet::new(), visit).await
+        self.search(self.timeout, BTreeSet::new(), visit).await
     }
 
     /// A disk other than `own` that is a device of this pool, too, and is not older.
@@ -117,20 +117,20 @@ impl DiskSearch {
             let matters = update >= pool.identity.update && !path.starts_with(LOOP);
             matters.then(|| DiskCopy { path: path.to_owned(), update })
         };
-        let patience = self.patience.min(COPY_SEARCH_MAX);
-        self.search(patience, same.unwrap_or_default(), visit).await
+        let timeout = self.timeout.min(COPY_SEARCH_MAX);
+        self.search(timeout, same.unwrap_or_default(), visit).await
     }
 
     async fn search<T: Send + 'static>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         skipped: BTreeSet<String>,
         visit: impl Fn(&str, &[Superblock]) -> Option<T> + Send + 'static,
     ) -> Result<Option<T>, Silent> {
         let _turn = self.turn.acquire(1).await;
         let (root, reading) = (self.root.clone(), self.reading.clone());
         let search = spawn_blocking("search", move || scan(&root, &skipped, &reading, visit));
-        match time::timeout(patience, search).await {
+        match time::timeout(timeout, search).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => Err(Silent(error.to_string())),
             Err(_) => Err(silent(&self.reading.lock().iter().map(no_answer).collect::<Vec<_>>())),
@@ -377,8 +377,8 @@ mod tests {
         std::fs::write(put("sdb"), b"short").unwrap();
         flagstone_runtime::block_on(async {
             let sought = Sought { id: PoolId::random(), update: 1 };
-            let patience = Duration::from_millis(50);
-            let search = DiskSearch { patience, ..DiskSearch::new(root.clone()) };
+            let timeout = Duration::from_millis(50);
+            let search = DiskSearch { timeout, ..DiskSearch::new(root.clone()) };
             for _ in 0..5 {
                 let refused = search.find_log(sought).await.unwrap_err();
                 assert_eq!(refused, Silent("/dev/sda: no answer".to_owned()));

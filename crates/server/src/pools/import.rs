@@ -18,7 +18,7 @@ use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed};
 use crate::http::Problem;
-use crate::limits::{CHANGE_PATIENCE, OPEN_PATIENCE, POOLS_MAX};
+use crate::limits::{CHANGE_TIMEOUT, OPEN_TIMEOUT, POOLS_MAX};
 use crate::serve::Server;
 
 /// What is lost by opening `found` as the pool `name`.
@@ -60,7 +60,7 @@ impl Server {
             return Ok(outcome);
         }
         let examined = async { examine(devices).await.map_err(Problem::conflict) };
-        let examined = answered(&devices.join(", "), OPEN_PATIENCE, examined).await?;
+        let examined = answered(&devices.join(", "), OPEN_TIMEOUT, examined).await?;
         if examined.name != *name {
             let (devices, found) = (devices.join(", "), &examined.name);
             return Err(Problem::conflict(format!("{devices}: pool {found}, not {name}")));
@@ -98,7 +98,7 @@ impl Server {
         let name = own;
         self.pools.imports.borrow_mut().insert(name.clone(), task.abort_on_drop());
         drop(permit);
-        match time::timeout(CHANGE_PATIENCE, ended).await {
+        match time::timeout(CHANGE_TIMEOUT, ended).await {
             Ok(Some(done)) => done.map(|outcome| {
                 let loss = loss.filter(|_| outcome.changed);
                 outcome.losing(loss)

@@ -12,7 +12,7 @@ use super::orders::{answered, check_device};
 use super::state_directory::PoolEntry;
 use super::{Outcome, PoolSlot, PoolState, failed, open_devices};
 use crate::http::Problem;
-use crate::limits::OPEN_PATIENCE;
+use crate::limits::OPEN_TIMEOUT;
 use crate::serve::Server;
 
 /// `pool set-log`.
@@ -74,7 +74,7 @@ impl Server {
             )));
         }
         // Errors do not matter: what was written out is enough.
-        if time::timeout(OPEN_PATIENCE, pool.ask_log_device()).await.is_err() {
+        if time::timeout(OPEN_TIMEOUT, pool.ask_log_device()).await.is_err() {
             return Err(Problem::conflict(format!(
                 "the log device of pool {name} does not answer, or takes no writes, and has what was \
                  written last: wait until it does, or detach it and restart the server"
@@ -91,7 +91,7 @@ impl Server {
                 return Err(Problem::conflict(format!("{log} is a device of pool {name}")));
             }
             self.check_unused(name, std::slice::from_ref(log))?;
-            let new = answered(log, OPEN_PATIENCE, async {
+            let new = answered(log, OPEN_TIMEOUT, async {
                 check_device(log, destroy_data.contains(log)).await?;
                 open_devices(std::slice::from_ref(log)).await.map_err(Problem::conflict)
             });

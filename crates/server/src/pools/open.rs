@@ -12,7 +12,7 @@ use super::disk_search::{Silent, Sought};
 use super::orders::check_device;
 use super::{ClosedCause, OpenPoolError, Pools, open_devices};
 use crate::connections::DRAIN_PERIOD;
-use crate::limits::OPEN_PATIENCE;
+use crate::limits::OPEN_TIMEOUT;
 
 /// Reads which pool some devices are.
 pub(super) async fn examine(paths: &[String]) -> Result<ExaminedPool, String> {
@@ -121,7 +121,7 @@ impl Pools {
             });
             task.await.unwrap_or(Err("it was not opened".to_owned()))
         };
-        let opened = time::timeout(OPEN_PATIENCE, opened).await;
+        let opened = time::timeout(OPEN_TIMEOUT, opened).await;
         opened.unwrap_or_else(|_| Err(format!("{path} does not answer")))
     }
 
@@ -298,7 +298,7 @@ impl Pools {
             // The device that is added or removed may hang. If the pool needs it, the others are
             // refused.
             let answers = index + 1 == alternatives.len()
-                || time::timeout(OPEN_PATIENCE, examine(paths)).await.is_ok();
+                || time::timeout(OPEN_TIMEOUT, examine(paths)).await.is_ok();
             if !answers {
                 let silent = || format!("a device does not answer ({})", paths.join(", "));
                 first.get_or_insert_with(|| silent().into());

@@ -15,7 +15,7 @@ use flagstone_runtime::{spawn, time};
 
 use super::{PoolState, Pools};
 use crate::connections::DRAIN_PERIOD;
-use crate::limits::{OPEN_PATIENCE, POOL_PAUSE, SEARCH_PAUSE_MAX};
+use crate::limits::{OPEN_TIMEOUT, POOL_PAUSE, SEARCH_PAUSE_MAX};
 use crate::serve::Server;
 
 /// Pools that are being opened or imported, by name.
@@ -79,7 +79,7 @@ impl Server {
                 time::sleep(DRAIN_PERIOD).await;
             }
         };
-        if time::timeout(OPEN_PATIENCE, opened).await.is_err() {
+        if time::timeout(OPEN_TIMEOUT, opened).await.is_err() {
             for name in self.pools.openings.borrow().keys() {
                 tracing::error!("pool {name} is not open yet: its devices do not answer");
             }

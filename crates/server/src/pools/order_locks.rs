@@ -18,7 +18,7 @@ use flagstone_runtime::time;
 
 use super::{PoolState, Pools};
 use crate::http::Problem;
-use crate::limits::ORDER_PATIENCE;
+use crate::limits::ORDER_TIMEOUT;
 
 /// Locks by name. One that is not held or waited for is removed.
 #[derive(Default)]
@@ -62,7 +62,7 @@ impl Pools {
     /// 409 while another order on it does not end.
     pub(super) async fn order(&self, pool: &str) -> Result<Permit, Problem> {
         self.check_unchanging(pool)?;
-        let locked = time::timeout(ORDER_PATIENCE, self.lock(pool)).await;
+        let locked = time::timeout(ORDER_TIMEOUT, self.lock(pool)).await;
         let permit = locked.map_err(|_| busy("pool", pool))?;
         self.check_unchanging(pool)?;
         Ok(permit)
@@ -78,7 +78,7 @@ impl Pools {
         pool: Option<&str>,
     ) -> Result<VolumesPermit, Problem> {
         let begun = time::now();
-        let left = || ORDER_PATIENCE.saturating_sub(begun.elapsed());
+        let left = || ORDER_TIMEOUT.saturating_sub(begun.elapsed());
         let mut taken = Vec::new();
         for name in BTreeSet::from_iter(names) {
             let lock = self.locks.names.get(name);

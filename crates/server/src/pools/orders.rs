@@ -17,7 +17,7 @@ use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
 use crate::http::Problem;
-use crate::limits::{CHANGE_PATIENCE, OPEN_PATIENCE, POOLS_MAX};
+use crate::limits::{CHANGE_TIMEOUT, OPEN_TIMEOUT, POOLS_MAX};
 use crate::serve::Server;
 use crate::volume::ServedVolume;
 
@@ -97,7 +97,7 @@ impl Server {
             )));
         }
         let all_devices = all().map(String::as_str).collect::<Vec<_>>().join(", ");
-        let opened = answered(&all_devices, OPEN_PATIENCE, async {
+        let opened = answered(&all_devices, OPEN_TIMEOUT, async {
             for device in all() {
                 check_device(device, destroy_data.contains(device)).await?;
             }
@@ -143,7 +143,7 @@ impl Server {
         let overwrite = !lost.is_empty();
         let options = CreateOptions { overwrite, ..CreateOptions::new(name.clone()) };
         let created = Pool::create_with_log(opened, opened_log.pop(), &options);
-        let pool = match time::timeout(CHANGE_PATIENCE, created).await {
+        let pool = match time::timeout(CHANGE_TIMEOUT, created).await {
             Ok(Ok(pool)) => pool,
             Ok(Err(error)) => {
                 self.pools.registry.change(name, |entry| *entry = None).await?;
@@ -478,10 +478,10 @@ impl Server {
 /// undoes it, but for calls that a device does not answer.
 pub(super) async fn answered<T>(
     devices: &str,
-    patience: Duration,
+    timeout: Duration,
     work: impl Future<Output = Result<T, Problem>>,
 ) -> Result<T, Problem> {
-    let done = time::timeout(patience, work).await;
+    let done = time::timeout(timeout, work).await;
     done.unwrap_or_else(|_| {
         Err(failed(format!(
             "the order was given up: a device does not answer ({devices}); repeat it when it does"
@@ -504,7 +504,7 @@ pub(super) async fn end_of_change(
     task: JoinHandle<Result<(), Problem>>,
     late: String,
 ) -> Result<(), Problem> {
-    match time::timeout(CHANGE_PATIENCE, task).await {
+    match time::timeout(CHANGE_TIMEOUT, task).await {
         Ok(done) => done.unwrap_or_else(|_| Err(failed("the server is stopping"))),
         Err(_) => Err(failed(late)),
     }

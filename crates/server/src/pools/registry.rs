@@ -16,7 +16,7 @@ use flagstone_runtime::{spawn, time};
 use super::failed;
 use super::state_directory::{LastSeen, PoolEntry, StateDirectory};
 use crate::http::Problem;
-use crate::limits::{OPEN_PATIENCE, POOLS_MAX};
+use crate::limits::{OPEN_TIMEOUT, POOLS_MAX};
 
 pub(super) struct Registry {
     /// Why there are no pools, without a usable directory.
@@ -36,7 +36,7 @@ impl Registry {
     pub(super) async fn read(path: Option<PathBuf>) -> Registry {
         let read = match &path {
             Some(path) => {
-                let opened = time::timeout(OPEN_PATIENCE, StateDirectory::open(path)).await;
+                let opened = time::timeout(OPEN_TIMEOUT, StateDirectory::open(path)).await;
                 let silent = || {
                     let path = path.display();
                     format!(
@@ -103,7 +103,7 @@ impl Registry {
                 "the state directory {path} does not answer: repeat the order when it does"
             ))
         };
-        let turn = time::timeout(OPEN_PATIENCE, self.turn.acquire(1)).await.map_err(silent)?;
+        let turn = time::timeout(OPEN_TIMEOUT, self.turn.acquire(1)).await.map_err(silent)?;
         let former = self.entries.borrow().clone();
         let mut new = former.clone();
         let mut entry = new.remove(name);
@@ -127,7 +127,7 @@ impl Registry {
             }
             Ok(())
         });
-        match time::timeout(OPEN_PATIENCE, written).await {
+        match time::timeout(OPEN_TIMEOUT, written).await {
             Ok(written) => {
                 written.unwrap_or(Err("the server is stopping".to_owned())).map_err(failed)
             }

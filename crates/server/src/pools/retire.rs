@@ -15,7 +15,7 @@ use flagstone_runtime::{spawn, time};
 use super::Pools;
 use super::volume_state::VolumeState;
 use crate::connections::DRAIN_PERIOD;
-use crate::limits::RETIRE_PATIENCE;
+use crate::limits::RETIRE_TIMEOUT;
 use crate::serve::Server;
 use crate::subsystems::nqn;
 use crate::volume::ServedVolume;
@@ -78,7 +78,7 @@ impl Server {
                 ending.is_busy = false;
             }
         });
-        let ended = time::timeout(RETIRE_PATIENCE, ended).await;
+        let ended = time::timeout(RETIRE_TIMEOUT, ended).await;
         let _ = self.target.remove_subsystem(&nqn);
         if let Ok(Ok(())) = ended {
             self.pools.endings.borrow_mut().remove(&number);
@@ -130,7 +130,7 @@ impl Server {
                 time::sleep(DRAIN_PERIOD).await;
             }
         };
-        let _ = time::timeout(RETIRE_PATIENCE, ended).await;
+        let _ = time::timeout(RETIRE_TIMEOUT, ended).await;
         self.serve_again_after_end(|number, _| own.contains(&number));
     }
 

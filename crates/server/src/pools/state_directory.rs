@@ -18,12 +18,12 @@ use flagstone_runtime::sync::Semaphore;
 use flagstone_runtime::{spawn, spawn_blocking, time};
 use serde::{Deserialize, Serialize};
 
-use crate::limits::{OPEN_PATIENCE, POOLS_MAX, STATE_FILE_BYTES};
+use crate::limits::{OPEN_TIMEOUT, POOLS_MAX, STATE_FILE_BYTES};
 
 const VERSION: u32 = 1;
 
 /// How long to wait for the lock of a server that is stopping, and between two attempts.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Identity of a pool when it was open last.
@@ -121,7 +121,7 @@ impl StateDirectory {
                     let turn = Semaphore::new(1);
                     return Ok((StateDirectory { path, _lock: lock, turn }, pools));
                 }
-                Err((true, _)) if begun.elapsed() < LOCK_PATIENCE => time::sleep(LOCK_PAUSE).await,
+                Err((true, _)) if begun.elapsed() < LOCK_TIMEOUT => time::sleep(LOCK_PAUSE).await,
                 Err((_, why)) => return Err(why),
             }
         }
@@ -170,7 +170,7 @@ impl StateDirectory {
             });
             write.await.unwrap_or(Err(io::ErrorKind::Interrupted.into()))
         };
-        let written = time::timeout(OPEN_PATIENCE, written).await;
+        let written = time::timeout(OPEN_TIMEOUT, written).await;
         let written = written.unwrap_or(Err(io::ErrorKind::TimedOut.into()));
         written.and_then(|written| written).map_err(|error| {
             format!("{name} in {} cannot be written: {error}", self.path.display())
@@ -186,7 +186,7 @@ impl StateDirectory {
             file.take(STATE_FILE_BYTES).read_to_end(&mut text)?;
             Ok::<_, io::Error>(text)
         });
-        time::timeout(OPEN_PATIENCE, read).await.ok()?.ok()?.ok()
+        time::timeout(OPEN_TIMEOUT, read).await.ok()?.ok()?.ok()
     }
 }
 

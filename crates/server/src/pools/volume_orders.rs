@@ -254,8 +254,8 @@ impl Server {
         resized.map_err(|error| problem(&pool_name, error))?;
         if let Some(served) = served {
             let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
-            let told = self.target.resize_namespace(&nqn, served.nsid);
-            told.map_err(|error| failed(error.to_string()))?;
+            let reported = self.target.resize_namespace(&nqn, served.nsid);
+            reported.map_err(|error| failed(error.to_string()))?;
         }
         tracing::info!("volume {name} was grown from {from} to {to}");
         Ok(outcome)
@@ -288,8 +288,8 @@ impl Server {
         let (from, to) = (size_text(before), size_text(now));
         if before != now {
             let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
-            let told = self.target.resize_namespace(&nqn, served.nsid);
-            told.map_err(|error| failed(error.to_string()))?;
+            let reported = self.target.resize_namespace(&nqn, served.nsid);
+            reported.map_err(|error| failed(error.to_string()))?;
             tracing::info!("volume {name} was grown from {from} to {to}");
         }
         match size_bytes {

@@ -237,7 +237,7 @@ impl Arbiter for Client {
         self.call(true, move |memory| memory.write(volume, expected.as_ref(), bytes))
     }
 
-    fn rehearse(&self, _: ReplicaId, _: Vec<u8>) -> ArbiterFuture<()> {
+    fn probe_write(&self, _: ReplicaId, _: Vec<u8>) -> ArbiterFuture<()> {
         self.call(true, |_| ())
     }
 }

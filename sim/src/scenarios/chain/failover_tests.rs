@@ -5,7 +5,7 @@ use std::time::Duration;
 use flagstone_arbiter::StoreId;
 use flagstone_mirror::Mode;
 use flagstone_mirror::state::machine::Role;
-use flagstone_mirror::state::prospect::Obstacle;
+use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_runtime::sim::DiskFaults;
 
 use super::arbiter::Cut;
@@ -58,8 +58,8 @@ fn started_with(seed: u64, after_ms: [u64; 2], fence_fails: Option<u64>) -> Clus
 
 /// This node serves, and the other one takes over when it is lost.
 fn is_armed(cluster: &Cluster, source: usize) -> bool {
-    let target = cluster.superblock(1 - source).map(|found| found.arbiter.standing);
-    let in_sync = flagstone_mirror::ondisk::superblock::RecordedStanding::InSync;
+    let target = cluster.superblock(1 - source).map(|found| found.arbiter.serving_right);
+    let in_sync = flagstone_mirror::ondisk::superblock::RecordedRight::InSync;
     cluster.active() == Some(source) && target == Some(in_sync)
 }
 
@@ -454,10 +454,10 @@ fn record_read_back_arms_nobody() {
     }
 }
 
-/// Google's store accepts one write to an object per second, so that a rehearsal just after the
+/// Google's store accepts one write to an object per second, so that a write probe just after the
 /// source's write was refused, which refuted the proof, each time.
 #[test]
-fn store_that_refuses_rehearsals_gives_proof() {
+fn store_that_refuses_write_probes_gives_proof() {
     let cluster = started_with(7, [2000, 2000], None);
     let store = cluster.store();
     store.read_only[1].set(true);

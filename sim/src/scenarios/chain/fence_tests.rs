@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use flagstone_mirror::state::prospect::Obstacle;
+use flagstone_mirror::state::outlook::Obstacle;
 
 use super::cluster::Cluster;
 use super::failover::VOLUME;

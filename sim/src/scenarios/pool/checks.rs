@@ -4,7 +4,7 @@ use flagstone_blockdev::BlockDevice;
 use flagstone_pool::{Pool, PoolError};
 use flagstone_runtime::{buf, time};
 
-use super::cluster::{Cluster, LogDevice, PATIENCE};
+use super::cluster::{Cluster, LogDevice, TIMEOUT};
 use crate::load::verify;
 
 const PIECE: u64 = 64 << 10;
@@ -53,7 +53,7 @@ impl Cluster {
         };
         drop(pool);
         let read = self.sim.spawn_on(self.server, async move { content(&*device).await });
-        let Ok(found) = time::timeout(PATIENCE, read).await.expect("reads end") else { return };
+        let Ok(found) = time::timeout(TIMEOUT, read).await.expect("reads end") else { return };
         let snapshot = &mut self.snapshots[index];
         let Some(found) = found else {
             assert!(self.profile.faulty, "{} cannot be read", snapshot.name);
@@ -107,7 +107,7 @@ pub(super) async fn at_rest(cluster: &mut Cluster) {
             break;
         }
         let closing = cluster.sim.spawn_on(cluster.server, async move { pool.close().await });
-        let closed = time::timeout(PATIENCE, closing).await.expect("it ends");
+        let closed = time::timeout(TIMEOUT, closing).await.expect("it ends");
         let closed = closed.expect("the task is not aborted");
         assert!(closed.is_ok() || cluster.damaged, "the pool does not close: {closed:?}");
         cluster.kill(false);
@@ -138,7 +138,7 @@ async fn check_all(cluster: &mut Cluster, pool: &Pool) {
         }
         Ok::<_, flagstone_blockdev::IoError>(damage)
     });
-    let damage = time::timeout(PATIENCE, damage).await.expect("a scrub ends");
+    let damage = time::timeout(TIMEOUT, damage).await.expect("a scrub ends");
     match damage.expect("the task is not aborted") {
         Ok(damage) => {
             assert!(damage.is_empty() || cluster.damaged, "a scrub finds {damage:?}");
@@ -155,7 +155,7 @@ async fn check_closed(cluster: &Cluster) {
     let checked = cluster.sim.spawn_on(cluster.server, async move {
         Pool::check_devices(devices(), &mut |_, _| {}).await
     });
-    let checked = time::timeout(PATIENCE, checked).await.expect("a check ends");
+    let checked = time::timeout(TIMEOUT, checked).await.expect("a check ends");
     match checked.expect("the task is not aborted") {
         Ok(report) => {
             assert!(
@@ -176,17 +176,17 @@ impl Cluster {
         if self.damaged && pool.volume(&self.volumes[index].name).is_none() {
             return true;
         }
-        let device = time::timeout(PATIENCE, self.attach(index)).await;
+        let device = time::timeout(TIMEOUT, self.attach(index)).await;
         let device = device.expect("the volume is served").expect("the task is not aborted");
         let model = self.volumes[index].model.clone();
         if !self.damaged {
             let host = self.on_host(async move { verify(&device, &model).await });
-            let read = time::timeout(PATIENCE, host).await.expect("sound disks");
+            let read = time::timeout(TIMEOUT, host).await.expect("sound disks");
             read.expect("the task is not aborted").expect("sound disks");
             return true;
         }
         let host = self.on_host(async move { verify_damaged(&device, &model).await });
-        let read = time::timeout(PATIENCE, host).await.expect("reads end");
+        let read = time::timeout(TIMEOUT, host).await.expect("reads end");
         read.expect("the task is not aborted")
     }
 }

@@ -25,20 +25,20 @@ pub(super) const LOG: &str = "/dev/log";
 const SEGMENT_BYTES: u64 = 16 * 4096;
 
 /// Longer than any order, opening or call takes, hung disks included.
-pub(super) const PATIENCE: Duration = Duration::from_secs(600);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Longest wait for a pool that is refused on a damaged disk: some of the errors pass.
-const PATIENCE_DAMAGED: Duration = Duration::from_secs(20);
+const DAMAGED_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A client does not attach again to a volume that has another size since the crash: its requests
 /// fail after this time, which is longer than disks hang.
-const NBD_PATIENCE: Duration = Duration::from_secs(12);
+const NBD_TIMEOUT: Duration = Duration::from_secs(12);
 
 const NBD: Front = Front { attach: attach_nbd, ..NBD_FRONT };
 
 fn attach_nbd(address: Address) -> IoFuture<Option<SharedDevice>> {
     IoFuture::later(async move {
-        let options = ClientOptions { request_timeout: NBD_PATIENCE, ..ClientOptions::default() };
+        let options = ClientOptions { request_timeout: NBD_TIMEOUT, ..ClientOptions::default() };
         let device = NbdDevice::connect(address, "volume", options).await;
         Ok(device.ok().map(|device| -> SharedDevice { device }))
     })
@@ -288,7 +288,7 @@ impl Cluster {
         let volume = &mut self.volumes[index];
         volume.stop.set(true);
         let Some(loading) = volume.loading.take() else { return };
-        match time::timeout(PATIENCE, loading).await {
+        match time::timeout(TIMEOUT, loading).await {
             Ok(ended) => ended.expect("the task is not aborted"),
             Err(_) => panic!("the load of {} does not end\n{}", volume.name, self.sim.report()),
         }
@@ -356,12 +356,12 @@ impl Cluster {
     /// Waits until the pool is open. None if it is refused for long.
     pub(super) async fn opened(&self) -> Option<Pool> {
         let began = time::now();
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < TIMEOUT {
             if let Some(pool) = self.node.pool.borrow().clone() {
                 return Some(pool);
             }
             let is_refused = self.node.refused.borrow().is_some();
-            if self.damaged && is_refused && began.elapsed() > PATIENCE_DAMAGED {
+            if self.damaged && is_refused && began.elapsed() > DAMAGED_TIMEOUT {
                 return None;
             }
             time::sleep(Duration::from_millis(20)).await;
@@ -398,7 +398,7 @@ impl Cluster {
     where
         F: Future<Output = Result<(), VolumeError>> + 'static,
     {
-        match time::timeout(PATIENCE, self.begin(work)).await {
+        match time::timeout(TIMEOUT, self.begin(work)).await {
             Ok(done) => done.map_or(Answer::Unknown, Answer::Done),
             Err(_) => panic!("an order does not end\n{}", self.sim.report()),
         }

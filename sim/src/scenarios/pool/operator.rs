@@ -5,7 +5,7 @@ use flagstone_pool::{Pool, VolumeError};
 use flagstone_runtime::time;
 
 use super::checks::content;
-use super::cluster::{Answer, Cluster, PATIENCE, Snapshot};
+use super::cluster::{Answer, Cluster, Snapshot, TIMEOUT};
 use super::faults;
 
 const VOLUMES_MAX: usize = 4;
@@ -181,7 +181,7 @@ async fn roll_back(cluster: &mut Cluster) {
             let read = cluster
                 .sim
                 .spawn_on(cluster.server, async move { super::checks::content(&*device).await });
-            let found = time::timeout(PATIENCE, read).await.expect("reads end");
+            let found = time::timeout(TIMEOUT, read).await.expect("reads end");
             match found.expect("the task is not aborted") {
                 Some(found) if found == content => model.becomes(&content),
                 Some(found) => {
@@ -280,7 +280,7 @@ pub(super) async fn adopt(cluster: &mut Cluster) {
         };
         if withheld.contains(&name) {
             let read = cluster.sim.spawn_on(cluster.server, async move { content(&*device).await });
-            let found = time::timeout(PATIENCE, read).await.expect("reads end");
+            let found = time::timeout(TIMEOUT, read).await.expect("reads end");
             let found = found.expect("the task is not aborted").expect("sound disks");
             cluster.volumes[index].size_bytes = found.len() as u64;
             cluster.volumes[index].model.becomes(&found);

@@ -32,7 +32,7 @@ use crate::bed::{BedTargets, RunOptions, SCHEMA_VERSION};
 use crate::failover::load::{self, DEPTH, DrillHost, LOAD_BYTES};
 use crate::failover::timeline::DrillEvent;
 use crate::failover::{FailoverSummary, Follower, TARGET};
-use crate::limits::PATIENCE_S;
+use crate::limits::STEP_TIMEOUT_S;
 
 /// Time that the host works undisturbed before a death, and after its writes are acknowledged
 /// again, in seconds.
@@ -200,13 +200,13 @@ pub fn run(
 
 /// Longest time that the load may need, in seconds.
 fn length_s(drill: &AutomaticDrill) -> f64 {
-    drill.steps() as f64 * 3.0 * PATIENCE_S
+    drill.steps() as f64 * 3.0 * STEP_TIMEOUT_S
 }
 
 fn wait_for_writes(state: &Path, interrupt: &Interrupt) -> Result<(), Error> {
     let before = size_of(state).unwrap_or(0);
     let grown = || size_of(state).is_ok_and(|size| size > before + 4096).then_some(());
-    let found = wait_for(PATIENCE_S, interrupt, grown)?;
+    let found = wait_for(STEP_TIMEOUT_S, interrupt, grown)?;
     found.ok_or_else(|| Error::unexpected("flagstone load", "it does not write"))
 }
 
@@ -245,7 +245,7 @@ fn watch_closely(
     interrupt: &Interrupt,
 ) -> Result<Option<f64>, Error> {
     let watch = Stopwatch::start();
-    while watch.seconds() < 3.0 * PATIENCE_S {
+    while watch.seconds() < 3.0 * STEP_TIMEOUT_S {
         if let Some(found) = look() {
             return Ok(Some(found));
         }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::Error;
 use crate::failover::automatic::AutomaticDeath;
-use crate::limits::PATIENCE_S;
+use crate::limits::STEP_TIMEOUT_S;
 use crate::links::Link;
 use crate::node::{LabNode, NODE_NAMES, NQN_PREFIX, ReportedState};
 use crate::ports::free_ports;
@@ -136,7 +136,7 @@ impl<'a> Bed<'a> {
     }
 
     fn wait<T>(&self, what: &str, look: impl Fn() -> Option<T>) -> Result<T, Error> {
-        let found = wait_for(PATIENCE_S, self.interrupt, look)?;
+        let found = wait_for(STEP_TIMEOUT_S, self.interrupt, look)?;
         found.ok_or_else(|| {
             let status =
                 |node: usize| match self.nodes[node].mirror(&["status", VOLUME], self.interrupt) {

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - nothing is read or written before [`probe`] has shown that the store honors the conditions;
-//! - a write that must fail and succeeds (see [`Bucket::rehearse`]) ends the use of the store;
+//! - a write that must fail and succeeds (see [`Bucket::probe_write`]) ends the use of the store;
 //! - each call sends one request and repeats nothing: a repetition would answer its own success
 //!   with a conflict. The race repeats, and reads first.
 //!
@@ -126,7 +126,11 @@ impl Bucket {
     }
 
     /// A write on a version that never existed. The store checks the permission to write first.
-    pub(super) async fn rehearse(&self, volume: ReplicaId, bytes: Vec<u8>) -> Result<(), NoAnswer> {
+    pub(super) async fn probe_write(
+        &self,
+        volume: ReplicaId,
+        bytes: Vec<u8>,
+    ) -> Result<(), NoAnswer> {
         self.proven()?;
         let client = self.ready().await?;
         match client.put(&self.path(volume), Some(&client.never_stored()), bytes).await? {

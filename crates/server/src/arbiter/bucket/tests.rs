@@ -110,8 +110,8 @@ async fn decide(bucket: &Bucket, ask: Ask) -> Result<Record, Denial> {
                 let written = bucket.write(VOLUME, expected, record.encode());
                 Event::Written(bounded(written).await)
             }
-            Action::Rehearse(record) => {
-                Event::Rehearsed(bounded(bucket.rehearse(VOLUME, record.encode())).await)
+            Action::ProbeWrite(record) => {
+                Event::WriteProbed(bounded(bucket.probe_write(VOLUME, record.encode())).await)
             }
             Action::Pause(_) => Event::Paused,
         };
@@ -214,7 +214,7 @@ fn store_that_ignores_conditions_is_refused() {
                 let refused = setup.bucket.read(VOLUME).await.expect_err("refused").0;
                 assert!(refused.contains(named), "{cloud:?}, {flaw:?}: {refused}");
                 setup.bucket.write(VOLUME, None, b"x".to_vec()).await.expect_err("refused");
-                setup.bucket.rehearse(VOLUME, b"x".to_vec()).await.expect_err("refused");
+                setup.bucket.probe_write(VOLUME, b"x".to_vec()).await.expect_err("refused");
                 assert_eq!(fake.record(), Some(both()), "the record is untouched");
             });
         }
@@ -277,14 +277,14 @@ fn undecided_create_of_the_probe_is_no_flaw() {
     });
 }
 
-/// A store that is changed while the daemon runs is found out by the next rehearsal.
+/// A store that is changed while the daemon runs is found out by the next write probe.
 #[test]
-fn rehearsal_that_succeeds_ends_use_of_store() {
+fn write_probe_that_succeeds_ends_use_of_store() {
     run(async {
         let fake = Fake::start(Flaw::OnlyProbe).await;
         let setup = proven(&fake).await;
         fake.store(&both());
-        let refused = setup.bucket.rehearse(VOLUME, both().encode()).await.expect_err("refused");
+        let refused = setup.bucket.probe_write(VOLUME, both().encode()).await.expect_err("refused");
         assert!(refused.0.contains("ignores conditional writes"), "{refused}");
         setup.bucket.read(VOLUME).await.expect_err("it is not used any more");
     });
@@ -300,7 +300,7 @@ fn store_is_not_used_before_it_is_probed() {
         assert!(fake.signers.borrow().is_empty(), "nothing is sent");
         setup.bucket.prove().await;
         assert!(setup.bucket.read(VOLUME).await.is_ok_and(|found| found.is_some()));
-        setup.bucket.rehearse(VOLUME, both().encode()).await.expect("it would be accepted");
+        setup.bucket.probe_write(VOLUME, both().encode()).await.expect("it would be accepted");
         assert_eq!(fake.record(), Some(both()));
     });
 }
@@ -338,7 +338,7 @@ fn versions_of_each_cloud_are_compared() {
             assert_eq!(one.bytes, b"one");
             assert_eq!(write(Some(one.clone()), "two").await, Ok(Written::Yes), "{cloud:?}");
             assert_eq!(write(Some(one), "three").await, Ok(Written::Conflict), "{cloud:?}");
-            assert_eq!(bucket.rehearse(VOLUME, b"four".to_vec()).await, Ok(()), "{cloud:?}");
+            assert_eq!(bucket.probe_write(VOLUME, b"four".to_vec()).await, Ok(()), "{cloud:?}");
             let two = bucket.read(VOLUME).await.expect("an answer").expect("an object");
             assert_eq!(two.bytes, b"two");
             // The limit of the rate, a server in trouble, and a conflict that decides nothing.

@@ -1,7 +1,7 @@
-//! Patience: reads that decide whether data is lost are repeated while the device may come back.
+//! Read retries: reads that decide whether data is lost are repeated while the device may come back.
 //!
-//! Invariant: a block counts as defective only if reads of it failed for [`READ_PATIENCE`], or for what
-//! is left of [`READ_PATIENCE_TOTAL`], and once more after the device had read a superblock. Every
+//! Invariant: a block counts as defective only if reads of it failed for [`READ_RETRY_TIME`], or for what
+//! is left of [`READ_RETRY_TOTAL`], and once more after the device had read a superblock. Every
 //! other failure is one of the device: what is on it may be whole.
 
 use std::cell::{Cell, RefCell};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
-use crate::limits::{READ_PATIENCE, READ_PATIENCE_TOTAL, READ_PAUSE};
+use crate::limits::{READ_PAUSE, READ_RETRY_TIME, READ_RETRY_TOTAL};
 use crate::ondisk::superblock::{COPIES, copy_offset};
 use crate::storage::{NamedDevice, Storage, read_block};
 
@@ -32,20 +32,20 @@ pub(crate) enum Unreadable {
     Device(Unread),
 }
 
-/// Patience of one checkpoint or opening.
+/// Time left for retries of one checkpoint or opening.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct ReadRetries {
     left: Cell<Duration>,
     defects: RefCell<BTreeSet<u64>>,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience { left: Cell::new(READ_PATIENCE_TOTAL), defects: RefCell::default() }
+impl Default for ReadRetries {
+    fn default() -> ReadRetries {
+        ReadRetries { left: Cell::new(READ_RETRY_TOTAL), defects: RefCell::default() }
     }
 }
 
-impl Patience {
+impl ReadRetries {
     /// Repeats a read until it succeeds, time is over, or `is_stopped`.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Patience {
                 waited = (Some(location), Duration::ZERO);
             }
             let pause = READ_PAUSE.min(self.left.get());
-            if waited.1 >= READ_PATIENCE || pause.is_zero() || is_stopped() {
+            if waited.1 >= READ_RETRY_TIME || pause.is_zero() || is_stopped() {
                 return self.judge(device_of(unread.location), unread, attempt).await;
             }
             time::sleep(pause).await;

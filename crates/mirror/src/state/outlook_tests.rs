@@ -1,4 +1,4 @@
-//! Tests of the prospect: each obstacle is named, and a node without one asks.
+//! Tests of the outlook: each obstacle is named, and a node without one asks.
 
 use flagstone_arbiter::NoAnswer;
 
@@ -26,9 +26,9 @@ fn target_without_obstacle_takes_over() {
     let target = situation(TARGET, LegPhase::Disconnected);
     assert_eq!((step(&target), obstacle(&target, &OUTLOOK)), (Step::TakeOver, None));
     for (mark, offer, expected) in [
-        (RecordedStanding::Unknown, None, Obstacle::NotInSync),
-        (RecordedStanding::Unknown, Some(Offer::Unrecorded { asks: true }), Obstacle::NotInSync),
-        (RecordedStanding::Unknown, Some(Offer::Suspended), Obstacle::Suspended),
+        (RecordedRight::Unknown, None, Obstacle::NotInSync),
+        (RecordedRight::Unknown, Some(Offer::Unrecorded { asks: true }), Obstacle::NotInSync),
+        (RecordedRight::Unknown, Some(Offer::Suspended), Obstacle::Suspended),
     ] {
         let other = Situation { mark, ..target };
         assert_eq!(obstacle(&other, &Outlook { offer, ..OUTLOOK }), Some(expected), "{offer:?}");
@@ -72,7 +72,7 @@ fn denial_is_named_until_it_is_overcome() {
 #[test]
 fn target_without_proof_of_one_store_does_not_take_over() {
     let role = Role::Target { epoch: 5, attached: true };
-    let mark = RecordedStanding::Unknown;
+    let mark = RecordedRight::Unknown;
     let attached = Situation { mark, ..situation(role, LegPhase::Disconnected) };
     let offer = Some(Offer::Recorded { revision: 7 });
     let older = Denial::Older { found: 6, seen: 7 };
@@ -95,8 +95,8 @@ fn lone_source_has_no_obstacle() {
     let denial = silent();
     let outlook = Outlook { denial: Some(&denial), ..OUTLOOK };
     let contested = situation(SERVING, LegPhase::Disconnected);
-    let standing = Standing::Alone(PeerExclusion::Unshared);
-    assert_eq!(obstacle(&Situation { standing, ..contested }, &outlook), None);
+    let serving_right = ServingRight::Alone(PeerExclusion::Unshared);
+    assert_eq!(obstacle(&Situation { serving_right, ..contested }, &outlook), None);
 }
 
 #[test]

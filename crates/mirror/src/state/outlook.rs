@@ -1,14 +1,14 @@
-//! Prospect: who would win at the arbiter if the nodes lost each other now, and why not, as one pure
+//! Outlook: who would win at the arbiter if the nodes lost each other now, and why not, as one pure
 //! function. Status documents and advice ask it; [`step`](super::arbitration::step) decides what is
 //! done.
 
 use flagstone_arbiter::race::Denial;
 
-use super::arbitration::{Situation, Standing};
+use super::arbitration::{ServingRight, Situation};
 use super::machine::{Disk, Role};
 use crate::failover::Proof;
 use crate::named;
-use crate::ondisk::superblock::RecordedStanding;
+use crate::ondisk::superblock::RecordedRight;
 use crate::wire::peer::Offer;
 
 named! {
@@ -70,7 +70,7 @@ impl Obstacle {
     }
 }
 
-/// What a prospect depends on besides the situation.
+/// What an outlook depends on besides the situation.
 #[derive(Clone, Copy, Debug)]
 pub struct Outlook<'a> {
     /// What the source has allowed last.
@@ -125,10 +125,10 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Role::Target { .. } | Role::Waiting { .. } if outlook.is_unfenced => {
             Some(Obstacle::Unfenced)
         }
-        Role::Serving { .. } => match situation.standing {
+        Role::Serving { .. } => match situation.serving_right {
             // It keeps serving, and needs no arbiter.
-            Standing::Manual | Standing::Alone(_) => None,
-            Standing::Contested { .. } => denied,
+            ServingRight::Manual | ServingRight::Alone(_) => None,
+            ServingRight::Contested { .. } => denied,
         },
         Role::Deposed { .. } => Some(Obstacle::Deposed),
         Role::Closed => Some(Obstacle::Device),
@@ -136,10 +136,10 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Role::Waiting { .. } => denied,
         Role::Target { .. } => match (situation.mark, outlook.offer) {
             // It has not compared the record yet.
-            (RecordedStanding::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
+            (RecordedRight::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
                 denied.or(Some(Obstacle::ArbiterSilent))
             }
-            (RecordedStanding::InSync, _) => denied,
+            (RecordedRight::InSync, _) => denied,
             // It has not read yet what the source has recorded, or has read something older.
             (_, Some(Offer::Recorded { .. }))
                 if outlook.is_attached && situation.proof != Proof::Unneeded =>
@@ -158,5 +158,5 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
 }
 
 #[cfg(test)]
-#[path = "prospect_tests.rs"]
+#[path = "outlook_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Lineage: the forest of snapshots that volumes continue from, and the orders that change it.
+//! Ancestry: the forest of snapshots that volumes continue from, and the orders that change it.
 //!
 //! Ownership by birth: a block or map page belongs to the oldest snapshot or volume on its way from
 //! the root of the forest that is not older than its birth. Everything below that has it, too, until
@@ -267,8 +267,8 @@ impl Catalog {
     }
 
     /// Checks what decoding of single volumes cannot.
-    pub(super) fn check_lineage(&self) -> Result<(), FormatError> {
-        let bad = FormatError::Field("lineage");
+    pub(super) fn check_ancestry(&self) -> Result<(), FormatError> {
+        let bad = FormatError::Field("ancestry");
         let mut midway = 0;
         for volume in self.volumes.values() {
             // Sequences that descend leave no room for a cycle.
@@ -313,7 +313,7 @@ mod tests {
         catalog.snapshot(&order(&[1], "b"), 20).unwrap();
         catalog.upsert(&volume(5, "test", 3)).unwrap();
         catalog.snapshot(&order(&[2], "a"), 30).unwrap();
-        catalog.check_lineage().unwrap();
+        catalog.check_ancestry().unwrap();
         catalog
     }
 
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(parents(&catalog), [(2, 6), (5, 0), (6, 0)]);
         let clone = &catalog.volumes[&5];
         assert!(clone.adopted, "blocks that volume 1 wrote are below a volume of another source");
-        catalog.check_lineage().unwrap();
+        catalog.check_ancestry().unwrap();
     }
 
     #[test]
@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(parents(&catalog)[..2], [(1, 3), (2, 6)]);
         let former = &catalog.volumes[&7];
         assert_eq!((former.parent, former.state), (4, VolumeState::Deleting { reaped: 0 }));
-        catalog.check_lineage().unwrap();
+        catalog.check_ancestry().unwrap();
     }
 
     #[test]
@@ -393,11 +393,11 @@ mod tests {
     }
 
     #[test]
-    fn impossible_lineage_is_refused() {
+    fn impossible_ancestry_is_refused() {
         let damage = |change: &dyn Fn(&mut BTreeMap<u32, VolumeRecord>)| {
             let mut catalog = family();
             change(&mut catalog.volumes);
-            assert_eq!(catalog.check_lineage(), Err(FormatError::Field("lineage")));
+            assert_eq!(catalog.check_ancestry(), Err(FormatError::Field("ancestry")));
         };
         let set = |volumes: &mut BTreeMap<u32, VolumeRecord>, id, parent| {
             volumes.get_mut(&id).unwrap().parent = parent;
