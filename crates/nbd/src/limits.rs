@@ -100,6 +100,9 @@ pub const MAX_SCATTERED_CHUNKS: usize = 1024;
 /// Client: longest trim or write of zeroes per request, in bytes; longer ones are split.
 pub const CLIENT_EFFECT_BYTES: u64 = 1 << 30;
 
+/// Client: longest range of one BLOCK_STATUS, in bytes: 4 GiB less the largest block.
+pub const CLIENT_STATUS_BYTES: u64 = (4 << 30) - (64 << 10);
+
 /// Client: write size for zeroes on a server without WRITE_ZEROES, in bytes.
 pub const CLIENT_ZERO_PIECE_BYTES: usize = 64 << 10;
 

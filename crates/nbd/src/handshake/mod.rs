@@ -29,7 +29,7 @@ const LINK_CONTEXT_ID: u32 = 1;
 pub(crate) const ALLOCATION_CONTEXT_ID: u32 = 2;
 /// "Metadata contexts": the namespace of the protocol, and its context.
 const ALLOCATION_NAMESPACE: &str = "base:";
-const ALLOCATION_CONTEXT: &str = "base:allocation";
+pub(crate) const ALLOCATION_CONTEXT: &str = "base:allocation";
 
 /// Reason why a negotiation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
