@@ -20,6 +20,14 @@ pub fn grouped(value: f64, decimals: usize) -> String {
     out + fraction
 }
 
+/// A count with its noun: `1 limit`, `2 limits`. For nouns that form their plural with `s`.
+pub fn counted(count: u64, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{} {noun}s", grouped(count as f64, 0)),
+    }
+}
+
 /// Formats bytes in the largest binary unit with at least one digit before the point, to three
 /// digits: `1.50 GiB`.
 pub fn size(bytes: u64) -> String {
@@ -92,6 +100,12 @@ mod tests {
         assert_eq!(whole, ["0", "999", "1,000", "1,234,567", "-1,000", "0"]);
         assert_eq!(grouped(1234.567, 2), "1,234.57");
         assert_eq!([f64::NAN, f64::INFINITY].map(|n| grouped(n, 1)), ["NaN", "inf"]);
+    }
+
+    #[test]
+    fn one_is_singular() {
+        let texts = [0, 1, 2, 1000].map(|count| counted(count, "limit"));
+        assert_eq!(texts, ["0 limits", "1 limit", "2 limits", "1,000 limits"]);
     }
 
     #[test]
