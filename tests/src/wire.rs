@@ -110,7 +110,11 @@ fn nvme_command(data_bytes: u32, fill: impl FnOnce(&mut [u8])) -> [u8; 72] {
 }
 
 /// Receives PDUs up to a response, and returns their data.
-fn nvme_answer(stream: &mut impl Read) -> io::Result<Vec<u8>> {
+///
+/// # Errors
+///
+/// Errors of the stream, and `InvalidData` if the server refuses.
+pub fn nvme_answer(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut data = Vec::new();
     loop {
         let mut header = [0; 8];

@@ -1,8 +1,10 @@
 //! Access with real processes: listeners without keys, the API over TCP, audit lines, privileges of
 //! the process, and a search for secrets in everything that it writes and in its memory.
 
+mod host_by_hand;
+
 use std::fs::{self, OpenOptions, Permissions};
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::io::{BufRead as _, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +13,7 @@ use flagstone_tests::authority::Authority;
 use flagstone_tests::http::{ask, exchange, get};
 use flagstone_tests::process::until;
 use flagstone_tests::scratch::Scratch;
-use flagstone_tests::server::{Server, binary};
+use flagstone_tests::server::{NQN_PREFIX, Server, binary};
 use flagstone_tests::{tools, wire};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -303,6 +305,22 @@ fn core_dumps_are_off_unless_asked() {
     }
 }
 
+/// True if `bytes` has `pattern`. The library's search for a byte is compiled with optimization, and
+/// `windows` is not.
+fn has(bytes: &[u8], pattern: &[u8]) -> bool {
+    let mut at = 0;
+    loop {
+        let skipped = (&bytes[at..]).skip_until(pattern[0]).expect("memory can be read");
+        if skipped == 0 {
+            return false;
+        }
+        at += skipped;
+        if bytes[at - 1..].starts_with(pattern) {
+            return true;
+        }
+    }
+}
+
 /// Returns true if the writable memory of a process has `pattern`; `None` if it cannot be read.
 fn memory_has(pid: u32, pattern: &[u8]) -> Option<bool> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
@@ -317,7 +335,7 @@ fn memory_has(pid: u32, pattern: &[u8]) -> Option<bool> {
         memory.seek(SeekFrom::Start(start)).ok()?;
         if memory.read_exact(&mut bytes).is_ok() {
             is_read = true;
-            if bytes.windows(pattern.len()).any(|window| window == pattern) {
+            if has(&bytes, pattern) {
                 return Some(true);
             }
         }
@@ -343,7 +361,9 @@ fn secrets_stay_out_of_every_output() {
     let api = Api::start(&format!(
         "[host.h]\nnqn = \"{HOST}\"\nkey_file = {right:?}\ntls_key_file = {for_tls:?}\n\
          [host.without_tls_key]\nnqn = \"nqn.2026-01.test:keyless\"\nkey_file = {right:?}\n\
-         controller_key_file = {right:?}\n"
+         controller_key_file = {right:?}\n\
+         [host.by_hand]\nnqn = \"{}\"\nkey_file = {right:?}\ncontroller_key_file = {right:?}\n",
+        wire::NVME_HOST
     ));
     let socket = api.server.api();
     let mut said = String::new();
@@ -364,6 +384,9 @@ fn secrets_stay_out_of_every_output() {
     let (code, concatenated) = flagstone(&["load", &device, "--rw", "randread", "--ios", "50"]);
     assert_eq!(code, Some(0), "{concatenated}");
     said += &concatenated;
+    let right_key = fs::read_to_string(&right).unwrap();
+    let port = api.server.port("nvme-tcp");
+    let psk = host_by_hand::generate_psk(port, &format!("{NQN_PREFIX}db"), &right_key);
     for user in ["alice", "stranger"] {
         said += &api.with_token(&["status", "db", "--json"], user).1;
         said += &api.with_token(&ORDER, user).1;
@@ -404,6 +427,16 @@ fn secrets_stay_out_of_every_output() {
             let line = said.lines().find(|line| line.contains(part));
             assert!(line.is_none(), "{}", line.unwrap_or_default());
         }
+    }
+    let forms = host_by_hand::forms(&psk.secret);
+    for written in [said.as_bytes(), &unpacked.stdout, &fs::read(&archive).unwrap()] {
+        let leak = host_by_hand::leaked(written, &forms);
+        assert!(leak.is_none(), "a generated PSK was written: {leak:?}");
+    }
+    // This is the server's PSK: it has it in memory, as long as it is valid, and nowhere as text.
+    assert_ne!(memory_has(api.server.pid(), &psk.secret), Some(false), "another PSK");
+    for text in forms.iter().filter(|form| form.is_ascii()) {
+        assert_ne!(memory_has(api.server.pid(), text), Some(true), "a PSK is in memory as text");
     }
     // A core has what memory has: the text of a key is erased after it was read.
     for canary in [&canaries[0], &canaries[2]] {

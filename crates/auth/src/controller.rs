@@ -112,12 +112,34 @@ pub struct Controller {
     options: ControllerOptions,
     randomness: Randomness,
     state: State,
+    /// SC_C, once AUTH_Negotiate was received.
+    asked: Option<u8>,
 }
 
 impl Controller {
     /// Exchange that begins with the host's AUTH_Negotiate.
     pub fn new(options: ControllerOptions, randomness: Randomness) -> Self {
-        Self { options, randomness, state: State::AwaitNegotiate }
+        Self { options, randomness, state: State::AwaitNegotiate, asked: None }
+    }
+
+    /// Concatenation that the host asks for: SC_C as received, which may mean nothing. `None` before
+    /// AUTH_Negotiate.
+    pub fn asked_concatenation(&self) -> Option<u8> {
+        self.asked
+    }
+
+    /// True if the host is authenticated and a PSK made, and the host has not been told yet. The last
+    /// time for [`Controller::refuse`].
+    pub fn offers_psk(&self) -> bool {
+        matches!(self.state, State::OweSuccess { psk: Some(_), .. })
+    }
+
+    /// Refuses the PSK that [`Controller::offers_psk`]: the host fetches AUTH_Failure1, and the PSK is
+    /// erased. Nothing happens at any other time.
+    pub fn refuse(&mut self, explanation: Explanation) {
+        if let State::OweSuccess { transaction, psk: Some(_), .. } = self.state {
+            self.state = State::OweFailure { transaction, explanation };
+        }
     }
 
     /// How far the exchange is.
@@ -157,6 +179,9 @@ impl Controller {
         let parsed = Message::parse(bytes).inspect(|message| {
             if matches!(self.state, State::AwaitNegotiate) {
                 transaction = message.transaction;
+                if let Body::Negotiate { concatenation, .. } = message.body {
+                    self.asked = Some(concatenation);
+                }
             }
         });
         let state = mem::replace(&mut self.state, State::Failed(Explanation::Failed));

@@ -403,6 +403,35 @@ fn altered_concatenation_is_refused() {
     assert_eq!(controller.progress(), Progress::Failing(Explanation::IncorrectPayload));
 }
 
+/// A queue that cannot keep the PSK: its host has to learn that, and not that it has one.
+#[test]
+fn refused_psk_is_a_failure_to_both_sides() {
+    let mut controller = controller(vec![secret(7)], Some(secret(9)));
+    let mut host = concatenating(&[Hash::Sha256], vec![secret(9)]);
+    controller.refuse(Explanation::ConcatenationMismatch);
+    assert_eq!(controller.progress(), Progress::AwaitsHost);
+    controller.send(&host.negotiate());
+    assert_eq!(controller.asked_concatenation(), Some(2));
+    assert_eq!(controller.progress(), Progress::AwaitsFetch);
+    let reply = reply_to(&mut host, &controller.fetch(MESSAGE_BYTES).unwrap());
+    assert!(!controller.offers_psk());
+    controller.send(&reply);
+    assert!(controller.offers_psk());
+    controller.refuse(Explanation::ConcatenationMismatch);
+    assert_eq!(controller.progress(), Progress::Failing(Explanation::ConcatenationMismatch));
+    let failure = host.fetched(&controller.fetch(MESSAGE_BYTES).unwrap()).unwrap_err();
+    assert_eq!(failure, HostFailure::Refused(Explanation::ConcatenationMismatch));
+    assert_eq!((controller.take_psk(), host.take_psk()), (None, None));
+}
+
+/// The reply of a host, which has to accept the challenge.
+fn reply_to(host: &mut Host, challenge: &[u8]) -> Vec<u8> {
+    match host.fetched(challenge) {
+        Ok(HostStep::Reply(reply)) => reply,
+        other => panic!("a reply: {other:?}"),
+    }
+}
+
 proptest! {
     /// An exchange with one changed byte authenticates no host, except where the byte is reserved.
     #[test]

@@ -25,6 +25,8 @@ pub mod tls;
 
 #[cfg(test)]
 mod exchange_tests;
+#[cfg(test)]
+mod relay_tests;
 
 pub use concatenation::Concatenation;
 pub use controller::{Controller, ControllerOptions, Progress, Randomness};

@@ -47,10 +47,7 @@ impl std::fmt::Display for Explanation {
         f.write_str(match self {
             Self::Failed => "authentication failed",
             Self::ProtocolNotUsable => "no usable authentication protocol",
-            Self::ConcatenationMismatch => {
-                "secure concatenation is not possible: it needs a listener with optional TLS, an admin \
-                 queue before I/O queues, a host without a TLS key, and a Diffie-Hellman group"
-            }
+            Self::ConcatenationMismatch => "secure channel concatenation mismatch",
             Self::HashNotUsable => "no usable hash function",
             Self::GroupNotUsable => "no usable Diffie-Hellman group, or an invalid value",
             Self::IncorrectPayload => "incorrect payload",

@@ -8,7 +8,8 @@ use flagstone_auth::host::HostOptions as Exchange;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
 use flagstone_auth::{
-    Concatenation, Group, Hash, Host, HostFailure, HostStep, KeyPair, KeyRing, Names, Randomness,
+    Concatenation, Explanation, Group, Hash, Host, HostFailure, HostStep, KeyPair, KeyRing, Names,
+    Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_runtime::{buf, compute, random_u64};
@@ -49,7 +50,12 @@ pub(super) async fn authenticate(
                     // The connection ends anyway.
                     let _ = send(queue, farewell.clone()).await;
                 }
-                return Err(HostError::Authentication(failure));
+                let mismatch = HostFailure::Refused(Explanation::ConcatenationMismatch);
+                return Err(match concatenation {
+                    Concatenation::None => HostError::Authentication(failure),
+                    _ if failure == mismatch => HostError::ConcatenationRefused,
+                    _ => HostError::Authentication(failure),
+                });
             }
         }
     }

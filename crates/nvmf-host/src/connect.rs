@@ -33,7 +33,7 @@ use super::command::{CommandData, CommandOutcome};
 use super::initialize::{OnDrop, initialize};
 use super::queue::HostQueue;
 use super::shape::{ControllerLimits, NamespaceShape};
-use super::{HostError, HostOptions};
+use super::{HostError, HostOptions, tls};
 use crate::limits::{ADMIN_ENTRIES, POLL_PAUSE};
 
 /// Host identity, target address and options.
@@ -179,6 +179,23 @@ async fn concatenate(params: &ConnectParams) -> Result<Psk, HostError> {
     connected.psk.ok_or(HostError::NoConcatenation)
 }
 
+/// Why a plain connection was not initialized. A target that closes it requires TLS, if it answers a
+/// ClientHello, and closes the next one too: it has not just restarted.
+async fn cause_of_refusal(params: &ConnectParams, error: HostError) -> HostError {
+    let is_closed = |error: &HostError| matches!(error, HostError::Closed | HostError::Broken(_));
+    if !is_closed(&error) || !tls::is_spoken(params).await {
+        return error;
+    }
+    match initialize(params, None).await {
+        Err(again) if is_closed(&again) => HostError::TlsRequired,
+        Err(again) => again,
+        Ok(connection) => {
+            connection.socket.stream().shutdown();
+            error
+        }
+    }
+}
+
 struct ConnectedQueue {
     queue: Rc<HostQueue>,
     result: ConnectResult,
@@ -198,7 +215,12 @@ async fn connect_queue(
         Channel::Concatenate => (None, Concatenation::NewPsk),
         Channel::Generated(psk) => (Some(psk), Concatenation::None),
     };
-    let connection = initialize(params, generated).await?;
+    let connection = match initialize(params, generated).await {
+        Err(error) if concatenation != Concatenation::None => {
+            return Err(cause_of_refusal(params, error).await);
+        }
+        initialized => initialized?,
+    };
     let timeout = params.options.end_timeout();
     let queue = HostQueue::start(connection, entries - 1, admission.clone(), end.clone(), timeout);
     let unused = queue.clone();

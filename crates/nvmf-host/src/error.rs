@@ -66,6 +66,16 @@ pub enum HostError {
     /// The target does not authenticate, so there is no PSK for TLS.
     #[error("secure concatenation needs a target that requires authentication")]
     NoConcatenation,
+    /// The target has refused secure concatenation (AUTH_Failure1).
+    #[error(
+        "the target refuses secure concatenation: this host asked for a new TLS PSK; a listener with \
+         optional TLS accepts that from a host that authenticates and has no TLS key there. The log of \
+         the target names the reason"
+    )]
+    ConcatenationRefused,
+    /// The target answers nothing without TLS, which concatenation begins with.
+    #[error("the target requires TLS from the start, and secure concatenation begins without")]
+    TlsRequired,
     /// Authentication failed.
     #[error("authentication failed: {0}")]
     Authentication(HostFailure),
@@ -182,6 +192,8 @@ mod tests {
             refused(Status::CONNECT_INVALID_HOST.dnr()),
             refused(Status::CONNECT_CONTROLLER_BUSY.dnr()),
             HostError::KeyRequired,
+            HostError::ConcatenationRefused,
+            HostError::TlsRequired,
             HostError::NoProof,
             HostError::GeneratedPsk(TlsFailure::Alert(51)),
             HostError::GeneratedPsk(TlsFailure::Protocol("no suite".to_owned())),

@@ -1,12 +1,27 @@
 //! TLS of a connection to a target.
 
-use flagstone_auth::tls::{Psk, offered};
+use flagstone_auth::tls::{Psk, TlsKey, offered};
 use flagstone_runtime::net::{Socket, Stream};
-use flagstone_runtime::tls::TlsClient;
+use flagstone_runtime::random_u64;
+use flagstone_runtime::tls::{TlsClient, TlsFailure};
 use flagstone_transport::tls_psk;
 
 use super::HostError;
 use super::connect::ConnectParams;
+
+/// True if the target answers a ClientHello with an alert: it has TLS, for whichever key.
+pub(super) async fn is_spoken(params: &ConnectParams) -> bool {
+    let mut unknown = [0; 32];
+    for part in unknown.chunks_mut(8) {
+        part.copy_from_slice(&random_u64().to_le_bytes());
+    }
+    let Ok(key) = TlsKey::new(&unknown, None) else { return false };
+    let (host, subsystem) = (params.host_nqn.to_string(), params.subnqn.to_string());
+    let psks = offered(&key, &host, &subsystem).into_iter().map(tls_psk);
+    let Ok(client) = TlsClient::with_psks(psks.collect()) else { return false };
+    let Ok(stream) = Stream::connect(&params.address).await else { return false };
+    matches!(client.connect(stream, &[]).await, Err(TlsFailure::Alert(_)))
+}
 
 /// Connects, with TLS if the options say so, or with the PSK that concatenation has generated.
 pub(super) async fn connect(

@@ -42,6 +42,8 @@ fn keys(byte: u8) -> KeyPair {
 /// What happens at the target between two connections.
 #[derive(Clone, Copy)]
 enum Event {
+    /// The connection is closed.
+    Close,
     Restart,
     /// The keys of host 1 are read again: a new one is accepted besides.
     Reload,
@@ -87,6 +89,10 @@ fn listening(mode: TlsMode) -> Listening {
             let due = after.take();
             after.set(due.and_then(|(more, event)| Some((more.checked_sub(1)?, event))));
             match due {
+                Some((0, Event::Close)) => {
+                    stream.shutdown();
+                    continue;
+                }
                 Some((0, Event::Restart)) => {
                     let old = current.replace(target_with(&known, &at, mode));
                     old.disconnect_all();
@@ -172,11 +178,13 @@ fn concatenation_without_its_conditions_says_why() {
     on_cores(1, async || {
         let off = listening(TlsMode::Off);
         let refused = off.connect(1, keys(1)).await.unwrap_err();
+        assert!(matches!(refused, HostError::ConcatenationRefused), "{refused}");
         assert!(refused.to_string().contains("a listener with optional TLS"), "{refused}");
         assert!(!refused.may_pass());
         let required = listening(TlsMode::Required);
         let refused = required.connect(1, keys(1)).await.unwrap_err();
-        assert!(matches!(refused, HostError::Closed | HostError::Broken(_)), "{refused}");
+        assert!(matches!(refused, HostError::TlsRequired), "{refused}");
+        assert!(!refused.may_pass());
         // A subsystem without keys has nothing to make a PSK of.
         let open = HostOptions { keys: Some(keys(1)), concatenate: true, ..options() };
         let address = off.address.clone();
@@ -188,6 +196,19 @@ fn concatenation_without_its_conditions_says_why() {
             let refused = refused.unwrap_err().to_string();
             assert!(refused.contains("a key of the controller"), "{refused}");
         }
+    });
+}
+
+/// A target that closes a plain connection as it restarts is not taken for one that requires TLS.
+#[test]
+fn target_that_closes_once_is_tried_again() {
+    on_cores(1, async || {
+        let listening = listening(TlsMode::Allowed);
+        listening.event_after.set(Some((0, Event::Close)));
+        let closed = listening.connect(1, keys(1)).await.unwrap_err();
+        assert!(matches!(closed, HostError::Closed | HostError::Broken(_)), "{closed}");
+        assert!(closed.may_pass());
+        listening.connect(1, keys(1)).await.unwrap().disconnect().await;
     });
 }
 

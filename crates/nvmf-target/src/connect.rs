@@ -53,6 +53,12 @@ impl ConnectRefusal {
     pub(crate) const QUEUE_IN_USE: ConnectRefusal =
         ConnectRefusal { status: Status::COMMAND_SEQUENCE_ERROR, result: 0, reason: None };
 
+    /// The generated PSK of the connection has ended. The host makes another one.
+    pub(crate) fn psk_ended() -> ConnectRefusal {
+        let reason = Some(FailureReason::PskEnded);
+        ConnectRefusal { reason, ..Status::CONNECT_CONTROLLER_BUSY.into() }
+    }
+
     /// The host may not connect like this.
     pub(crate) fn not_allowed(reason: FailureReason) -> ConnectRefusal {
         ConnectRefusal { reason: Some(reason), ..not_allowed() }
@@ -127,16 +133,12 @@ pub(crate) fn connect(
         target.handshakes.failed(source, reason);
         ConnectRefusal::not_allowed(reason)
     };
-    // It may have ended since the handshake. Its host makes another one.
+    // It may have ended since the handshake. Checked again when the queue is attached.
     if let Channel::GeneratedPsk(identity) = channel
         && !target.tls.generated.is_valid(identity, time::now())
     {
-        let transient = Status::CONNECT_CONTROLLER_BUSY;
-        return Err(ConnectRefusal {
-            status: transient,
-            result: 0,
-            ..refuse(FailureReason::PskEnded)
-        });
+        target.handshakes.failed(source, FailureReason::PskEnded);
+        return Err(ConnectRefusal::psk_ended());
     }
     // Checked again when it is attached, where a handshake would count as abandoned.
     let needs_tls = |one: Arc<Controller>| one.host.nqn == nqn && one.needs_tls();
@@ -168,7 +170,15 @@ pub(crate) fn connect(
     } else {
         io_controller(target, &subsystem, host, wanted, qid)?
     };
-    controller.attach(queue.clone(), channel)?;
+    if let Err(refusal) = controller.attach(queue.clone(), channel) {
+        if refusal.reason == Some(FailureReason::PskEnded) {
+            target.handshakes.failed(source, FailureReason::PskEnded);
+        }
+        if qid == 0 {
+            controller.destroy("its admin queue was refused");
+        }
+        return Err(refusal);
+    }
     // From here on, dropping it releases the queue.
     controller.saw_traffic();
     if !matches!(channel, Channel::Plain) && handshake.is_none() {

@@ -25,6 +25,7 @@ use flagstone_runtime::time;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::Target;
+use super::concatenation::{Concatenated, ConcatenationRefusal};
 use super::connect::ConnectRefusal;
 use super::error_log::ErrorLog;
 use super::event::Events;
@@ -71,22 +72,6 @@ pub(crate) struct Controller {
     authenticated: AtomicBool,
     /// Locked inside `queues` only.
     concatenated: Mutex<Concatenated>,
-}
-
-/// What secure channel concatenation demands of the I/O queues.
-#[derive(Debug, Default)]
-enum Concatenated {
-    /// Nothing.
-    #[default]
-    No,
-    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
-    /// to connect anew.
-    Made(Vec<u8>),
-    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues
-    /// yet.
-    Secured(Vec<u8>),
-    /// TLS: so do I/O queues, now or before.
-    InUse(Vec<u8>),
 }
 
 /// Properties that change.
@@ -169,28 +154,37 @@ impl Controller {
         }
     }
 
-    /// Keeps the PSK that the host has made on the admin queue, in place of its last one. False if
-    /// the controller is gone, or has I/O queues without TLS: the PSK opens nothing then.
-    pub(crate) fn keep_psk(&self, new: NewPsk) -> bool {
+    /// Promises to keep the PSK of an exchange on the admin queue, before its host is told of it. No
+    /// I/O queue without TLS joins any more.
+    ///
+    /// # Errors
+    /// The PSK would open nothing.
+    pub(crate) fn promise_psk(&self) -> Result<(), ConcatenationRefusal> {
+        let queues = self.queues.lock();
+        if self.gone.load(Ordering::Acquire) {
+            return Err(ConcatenationRefusal::ControllerEnded);
+        }
+        self.concatenated.lock().promise(queues.keys().any(|&qid| qid != 0))
+    }
+
+    /// Keeps the PSK that the host has made on the admin queue, in place of its last one.
+    ///
+    /// # Errors
+    /// As [`Controller::promise_psk`], though only the end of the controller comes in between.
+    pub(crate) fn keep_psk(&self, new: NewPsk) -> Result<(), ConcatenationRefusal> {
         let (identity, proven) = (new.psk.identity.clone(), new.proven);
         let queues = self.queues.lock();
         if self.gone.load(Ordering::Acquire) {
-            return false;
+            return Err(ConcatenationRefusal::ControllerEnded);
         }
         let mut concatenated = self.concatenated.lock();
-        let (next, last) = match std::mem::take(&mut *concatenated) {
-            Concatenated::Secured(last) => (Concatenated::Secured(identity), Some(last)),
-            Concatenated::InUse(last) => (Concatenated::InUse(identity), Some(last)),
-            Concatenated::No if queues.keys().any(|&qid| qid != 0) => return false,
-            Concatenated::No => (Concatenated::Made(identity), None),
-            Concatenated::Made(last) => (Concatenated::Made(identity), Some(last)),
-        };
+        concatenated.promise(queues.keys().any(|&qid| qid != 0))?;
+        let last = concatenated.keep(identity);
         self.target.tls.generated.insert(new, last.as_deref(), time::now());
-        *concatenated = next;
         drop((concatenated, queues));
         let trust = if proven { "" } else { "; the host did not ask for a proof of this side" };
         self.log_event(format_args!("TLS PSK generated for the host's next connections{trust}"));
-        true
+        Ok(())
     }
 
     /// Ends the PSK that this controller has used. One without I/O queues by then is for the next
@@ -205,7 +199,7 @@ impl Controller {
     /// True if I/O queues have to use TLS, because the host has a PSK for them.
     pub(crate) fn needs_tls(&self) -> bool {
         let _queues = self.queues.lock();
-        !matches!(*self.concatenated.lock(), Concatenated::No)
+        self.concatenated.lock().needs_tls()
     }
 
     /// True if the host has proven its key on the admin queue.
@@ -406,7 +400,7 @@ impl Controller {
     /// # Errors
     /// [`ConnectRefusal::QUEUE_IN_USE`]; Command Sequence Error when the controller is gone, or
     /// when an I/O queue is added before the controller is ready; [`FailureReason::NoTls`] for an
-    /// I/O queue without the TLS that its controller needs.
+    /// I/O queue without the TLS that its controller needs; [`FailureReason::PskEnded`].
     pub(super) fn attach(
         &self,
         queue: Arc<ControllerQueue>,
@@ -422,16 +416,14 @@ impl Controller {
             return Err(ConnectRefusal::QUEUE_IN_USE);
         }
         let mut concatenated = self.concatenated.lock();
-        match (queue.qid, channel, &*concatenated) {
-            (0, Channel::GeneratedPsk(identity), _) => {
-                self.target.tls.generated.mark_used(identity);
-                *concatenated = Concatenated::Secured(identity.to_vec());
-            }
-            (_, Channel::GeneratedPsk(_), Concatenated::Secured(identity)) => {
-                *concatenated = Concatenated::InUse(identity.clone());
-            }
-            (0, ..) | (_, Channel::GeneratedPsk(_), _) | (.., Concatenated::No) => {}
-            _ => return Err(ConnectRefusal::not_allowed(FailureReason::NoTls)),
+        // Under the lock of the PSKs: one that has ended meanwhile, on another core, opens nothing.
+        if let Channel::GeneratedPsk(identity) = channel
+            && !self.target.tls.generated.begin_use(identity, time::now())
+        {
+            return Err(ConnectRefusal::psk_ended());
+        }
+        if !concatenated.join(queue.qid, channel) {
+            return Err(ConnectRefusal::not_allowed(FailureReason::NoTls));
         }
         drop(concatenated);
         if queue.qid != 0 {

@@ -6,8 +6,9 @@
 //!   it, after [`GENERATED_PSK_LIFETIME`], and when the keys of that authentication are replaced.
 //!   The controller that made it ends before, as its host connects anew; one whose I/O queues fail
 //!   leaves it for the host's next attempt;
-//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the oldest one
-//!   that a controller uses, or else the oldest. Only hosts with a configured key make any;
+//! - each host has at most [`GENERATED_PSKS_PER_HOST`], and displaces only its own: the one that
+//!   was made, or has last opened a queue, the longest ago. So a PSK whose queues are just being
+//!   connected goes last. Only hosts with a configured key make any;
 //! - PSKs are erased when they end, and never printed.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -24,8 +25,6 @@ use crate::tls::ProvenNames;
 struct Generated {
     psk: Psk,
     keys: KeyVersion,
-    /// By a controller.
-    used: bool,
     since: Instant,
 }
 
@@ -44,7 +43,7 @@ pub(crate) struct NewPsk {
     pub(crate) proven: bool,
 }
 
-/// By host, the oldest first.
+/// By host. The one that was made, or has last opened a queue, the longest ago comes first.
 #[derive(Default)]
 pub(crate) struct GeneratedPsks(RwLock<BTreeMap<Nqn, VecDeque<Generated>>>);
 
@@ -57,19 +56,24 @@ impl GeneratedPsks {
         let own = hosts.entry(names.host).or_default();
         own.retain(|known| known.is_valid(now) && Some(known.psk.identity.as_slice()) != replaced);
         while own.len() >= GENERATED_PSKS_PER_HOST {
-            own.remove(own.iter().position(|known| known.used).unwrap_or(0));
+            own.pop_front();
         }
-        own.push_back(Generated { psk, keys, used: false, since: now });
+        own.push_back(Generated { psk, keys, since: now });
     }
 
-    /// A controller uses the PSK with this identity.
-    pub(crate) fn mark_used(&self, identity: &[u8]) {
-        let Some(names) = ProvenNames::of(identity) else { return };
+    /// A queue of the PSK with this identity is being attached. False if the PSK has ended, in which
+    /// case the queue must not be.
+    pub(crate) fn begin_use(&self, identity: &[u8], now: Instant) -> bool {
+        let Some(names) = ProvenNames::of(identity) else { return false };
         let mut hosts = self.0.write();
-        let mut own = hosts.get_mut(&names.host).into_iter().flatten();
-        if let Some(known) = own.find(|known| known.psk.identity == identity) {
-            known.used = true;
-        }
+        let Some(own) = hosts.get_mut(&names.host) else { return false };
+        let at = own.iter().position(|known| known.psk.identity == identity);
+        let Some(used) = at.filter(|&at| own[at].is_valid(now)).and_then(|at| own.remove(at))
+        else {
+            return false;
+        };
+        own.push_back(used);
+        true
     }
 
     /// The PSK with this identity still opens queues.
@@ -143,7 +147,7 @@ mod tests {
     }
 
     fn of(host: &str, count: usize) -> Vec<Psk> {
-        (0..count as u8).map(|byte| psk(host, byte)).collect()
+        (0..count).map(|byte| psk(host, byte as u8)).collect()
     }
 
     #[test]
@@ -166,28 +170,63 @@ mod tests {
         .unwrap();
     }
 
-    /// The queues of a used one are connected, or about to be: it has less to lose.
+    /// Its admin queue is connected, and its I/O queues follow.
     #[test]
-    fn used_psks_are_displaced_first() {
+    fn psk_that_is_just_being_connected_is_displaced_last() {
         block_on(async {
             let (all, now) = (GeneratedPsks::default(), time::now());
-            let own = of("nqn.2026-01.test:h", GENERATED_PSKS_PER_HOST + 3);
+            let own = of("nqn.2026-01.test:h", GENERATED_PSKS_PER_HOST * 2);
             let (first, more) = own.split_at(GENERATED_PSKS_PER_HOST);
             for one in first {
                 all.insert(made(one), None, now);
             }
-            all.mark_used(&first[5].identity);
-            all.mark_used(&first[3].identity);
+            // Connected earlier: its host does not need it any more.
+            assert!(all.begin_use(&first[0].identity, now));
+            assert!([5, 3].iter().all(|&at| all.begin_use(&first[at].identity, now)));
             let missing = || {
                 let all = first.iter().map(|one| all.find(&one.identity, now));
                 Vec::from_iter(
                     all.enumerate().filter(|(_, found)| found.is_none()).map(|one| one.0),
                 )
             };
-            for (one, displaced) in more.iter().zip([vec![3], vec![3, 5], vec![0, 3, 5]]) {
+            let (last, others) = more.split_last().unwrap();
+            for (at, one) in others.iter().enumerate() {
                 all.insert(made(one), None, now);
-                assert_eq!(missing(), displaced);
+                let longest_ago = [1, 2, 4];
+                if let Some(displaced) = longest_ago.get(..=at) {
+                    assert_eq!(missing(), displaced);
+                }
             }
+            let kept = |at: usize| !missing().contains(&at);
+            assert_eq!([0, 5, 3].map(kept), [false, false, true]);
+            all.insert(made(last), None, now);
+            assert!(!kept(3) && all.find(&more[0].identity, now).is_some());
+        })
+        .unwrap();
+    }
+
+    /// Between the check in Connect and the attachment of the queue, another core ends it.
+    #[test]
+    fn psk_that_has_ended_cannot_be_used() {
+        block_on(async {
+            let (all, now) = (GeneratedPsks::default(), time::now());
+            let [ended, expired, kept] = [1, 2, 3].map(|byte| psk("nqn.2026-01.test:h", byte));
+            for one in [&ended, &expired] {
+                all.insert(made(one), None, now);
+                assert!(all.begin_use(&one.identity, now));
+            }
+            all.remove(&ended.identity);
+            assert!(!all.begin_use(&ended.identity, now));
+            let end = now + GENERATED_PSK_LIFETIME;
+            assert!(!all.begin_use(&expired.identity, end));
+            let keys = KeyRing::new(Vec::new());
+            let pair = KeyPair::shared(&keys);
+            all.insert(NewPsk { psk: kept.clone(), keys: pair.version(), proven: true }, None, end);
+            assert!(all.begin_use(&kept.identity, end));
+            let secret = flagstone_auth::Secret::new(&[1; 32], None).unwrap();
+            keys.replace(vec![secret]);
+            assert!(!all.begin_use(&kept.identity, end));
+            assert!(!all.begin_use(b"nonsense", end));
         })
         .unwrap();
     }

@@ -14,6 +14,7 @@
 //! numbers refer to Base 2.1.
 
 mod admin;
+mod concatenation;
 pub mod config;
 mod connect;
 mod connection;

@@ -359,13 +359,13 @@ fn truncated_messages_and_invalid_commands_are_refused() {
     });
 }
 
-/// A host that stops at any step loses its connection, and room for others returns.
+/// A host that stops at any step loses its connection, and room for others returns. In simulation:
+/// on a busy machine, a real host may need longer than a short time limit before it stalls.
 #[test]
 fn stalled_exchanges_end() {
-    on_each_driver(async || {
-        let timeout = Duration::from_millis(150);
-        let config = TargetConfig { handshake_timeout: timeout, ..TargetConfig::default() };
-        let server = server(config, KeyPair::shared(&KeyRing::new(vec![secret(1)])));
+    in_simulation(1, async || {
+        let server =
+            server(TargetConfig::default(), KeyPair::shared(&KeyRing::new(vec![secret(1)])));
         for step in 0..4 {
             let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
             let mut host = exchange(secret(1), Some(secret(1)), Group::Null);

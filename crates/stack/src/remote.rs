@@ -75,6 +75,10 @@ fn explain_nvme(error: &HostError) -> String {
         HostError::KeyRequired => {
             "; write ?key-file=PATH in the device, or key_file in the [peer.NAME]"
         }
+        HostError::TlsRequired => {
+            "; give this host a TLS key and write ?tls-key-file=PATH instead of concat, or let the server \
+             listen with ?tls=allowed"
+        }
         HostError::Authentication(_) | HostError::NoProof => {
             "; compare `flagstone key check FILE` on both sides"
         }

@@ -230,9 +230,10 @@ fn act(order: Order) -> Result<Exit, Failure> {
         {
             return Ok(Exit::Usage);
         }
-        // A loss is accepted only if one was shown.
+        // A loss is accepted only if one was shown, and no other.
         if let Some(accepted) = order.body.get_mut("accept_data_loss") {
             *accepted = answer.data_loss.is_some().into();
+            order.body.insert("shown_data_loss".to_owned(), answer.data_loss.into());
         }
     }
     let (body, answer) = send(&order, order.args.dry_run)?;

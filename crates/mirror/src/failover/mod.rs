@@ -29,9 +29,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flagstone_arbiter::SharedArbiter;
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::race::Denial;
+use flagstone_arbiter::{SharedArbiter, StoreId};
 use flagstone_blockdev::IoError;
 use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
@@ -141,6 +141,11 @@ impl Failover {
 
     pub(crate) fn is_automatic(&self) -> bool {
         self.options.is_some()
+    }
+
+    /// The configured store; none without an arbiter.
+    fn store(&self) -> StoreId {
+        self.options.as_ref().map_or(StoreId::NONE, |own| own.arbiter.store())
     }
 
     fn timing(&self) -> Timing {
@@ -265,7 +270,10 @@ impl Failover {
     pub(crate) fn mark_attached(&self, before: ArbiterMark, source_asks: bool) -> ArbiterMark {
         self.withdraw_proof();
         match self.is_automatic() {
-            true => ArbiterMark { serving_right: RecordedRight::Unknown, source_asks, ..before },
+            true => {
+                let before = before.at_store(self.store());
+                ArbiterMark { serving_right: RecordedRight::Unknown, source_asks, ..before }
+            }
             false => ArbiterMark::default(),
         }
     }
@@ -367,6 +375,8 @@ impl Inner {
             changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.serving_right,
             revision: mark.revision,
+            is_other_store: self.failover.is_automatic()
+                && mark.is_of_other_store(self.failover.store()),
             published_until_ns: published.map(Published::compare_at_ns),
             write_waits: state.bumping_generation,
             now_ns,

@@ -24,7 +24,7 @@ use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
-use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
+use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superblock};
 use crate::state::arbitration::{
     PeerExclusion, ServingRight, Step, peer_may_have_served, step, stops_serving_at,
 };
@@ -90,11 +90,23 @@ struct Denied;
 struct Abandoned;
 
 impl Inner {
-    /// Records which store is asked from now on. No step is taken before that is durable.
+    /// Records which store is asked from now on. No step is taken before that is durable. A source
+    /// keeps the store that has its record, where its peer may ask, until it has recorded its attached
+    /// peer at the other one: see [`Situation::is_other_store`](crate::state::arbitration::Situation).
     async fn begin_at(&self, store: StoreId) {
-        let before = self.local.superblock().arbiter;
-        if before.store != store && before.store != StoreId::NONE {
-            let replica = self.local.superblock().replica;
+        let superblock = self.local.superblock();
+        let (before, replica) = (superblock.arbiter, superblock.replica);
+        let is_other = before.is_of_other_store(store);
+        if is_other && superblock.role == ReplicaRole::Source {
+            tracing::error!(
+                %replica,
+                "the configuration names another arbiter than the one that has this source's record: it neither \
+                 takes over nor runs degraded before its peer is attached and recorded there; to change the \
+                 arbiter, start both nodes with failover = \"manual\" in between"
+            );
+            return;
+        }
+        if is_other {
             tracing::warn!(
                 %replica,
                 "the configuration names another arbiter than before: this node does not take over before its \
@@ -291,7 +303,9 @@ impl Inner {
         (attachments, session_id): (u64, u64),
     ) -> Result<(), Denied> {
         let revision = record.revision.max(self.local.superblock().arbiter.revision);
-        let mark = |serving_right| move |before| ArbiterMark { revision, serving_right, ..before };
+        let store = self.failover.store();
+        let mark =
+            |serving_right| move |before| ArbiterMark { revision, serving_right, store, ..before };
         match now {
             Step::Publish { in_sync: true } => {
                 self.store_mark(mark(RecordedRight::Unknown)).await.map_err(|_| Denied)?;

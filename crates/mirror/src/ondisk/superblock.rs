@@ -81,6 +81,11 @@ pub struct ArbiterMark {
 }
 
 impl ArbiterMark {
+    /// True if a revision was seen, and at another store than this one.
+    pub fn is_of_other_store(&self, store: StoreId) -> bool {
+        self.revision > 0 && self.store != StoreId::NONE && self.store != store
+    }
+
     /// The mark at the store that this node uses now. At another store than before, nothing of the
     /// record may be relied on; that a source may have acknowledged writes which its peers lack
     /// remains true.

@@ -114,6 +114,10 @@ pub struct Situation {
     pub mark: RecordedRight,
     /// The highest revision of the record seen; 0 for none.
     pub revision: u64,
+    /// The serving_right and the revision of this source are about another store than the configured one,
+    /// where the peer may be granted what this node asks for here. It decides nothing alone until it
+    /// has recorded its attached peer at this store, or the operator decides.
+    pub is_other_store: bool,
     /// The record lists the peer as in sync, in the current session, and is compared again at this
     /// time.
     pub published_until_ns: Option<u64>,
@@ -187,6 +191,7 @@ pub fn step(situation: &Situation) -> Step {
         _ if situation.changes_role => Step::Wait(None),
         // It was never shared, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
+        _ if situation.is_other_store => Step::Wait(None),
         Role::Waiting { .. } if attached => Step::Wait(None),
         Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
         Role::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
@@ -230,6 +235,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
         }
         ServingRight::Alone(PeerExclusion::Ordered) => Step::Insist,
         ServingRight::Alone(PeerExclusion::Unshared) => Step::Wait(None),
+        ServingRight::Alone(_) if situation.is_other_store => Step::Wait(None),
         ServingRight::Alone(PeerExclusion::Recorded { checked_ns }) => {
             match compared_again_at(checked_ns) {
                 due if now_ns >= due => Step::StayDegraded,
@@ -248,6 +254,7 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
                     None => Step::Publish { in_sync: true },
                 },
                 LegPhase::Resync(_) if attached => Step::Publish { in_sync: false },
+                _ if situation.is_other_store => Step::Wait(Some(stop_at)),
                 // It was alone before it restarted, so its peer is no part of the decision.
                 _ if !attached && situation.mark.is_alone() => Step::RunDegraded,
                 _ if !attached && (situation.write_waits || peer_left || now_ns >= ask_at) => {

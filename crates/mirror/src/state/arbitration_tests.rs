@@ -22,6 +22,7 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         changes_role: false,
         mark: RecordedRight::InSync,
         revision: 7,
+        is_other_store: false,
         published_until_ns: Some(NOW + 10 * SECOND),
         write_waits: false,
         now_ns: NOW,
@@ -49,6 +50,28 @@ fn lease_ends_before_target_asks_at_any_clock_rate() {
         // Two renewals may be lost before the source gives up its peer.
         assert!(2 * timing.renew_ns() < timing.lease_ns() - timing.margin_ns());
     }
+}
+
+/// It may record its attached peer there, and nothing else.
+#[test]
+fn source_at_another_store_decides_nothing_alone() {
+    let here = situation(SERVING, LegPhase::Disconnected);
+    let waits = Situation { write_waits: true, ..here };
+    let other = Situation { is_other_store: true, ..waits };
+    let stop_at = here.lease_until_ns + TIMING.grace_ns();
+    assert_eq!((step(&waits), step(&other)), (Step::RunDegraded, Step::Wait(Some(stop_at))));
+    assert_eq!(step(&Situation { now_ns: stop_at, ..other }), Step::StopServing);
+    let alone = ServingRight::Alone(PeerExclusion::Recorded { checked_ns: 0 });
+    assert_eq!(step(&Situation { serving_right: alone, ..here }), Step::StayDegraded);
+    assert_eq!(step(&Situation { serving_right: alone, ..other }), Step::Wait(None));
+    let ordered = ServingRight::Alone(PeerExclusion::Ordered);
+    assert_eq!(step(&Situation { serving_right: ordered, ..other }), Step::Insist);
+    let attached = situation(SERVING, LegPhase::InSync);
+    let unpublished = Situation { published_until_ns: None, is_other_store: true, ..attached };
+    assert_eq!(step(&unpublished), Step::Publish { in_sync: true });
+    let waiting = situation(WAITING, LegPhase::Disconnected);
+    assert_eq!(step(&waiting), Step::TakeOver);
+    assert_eq!(step(&Situation { is_other_store: true, ..waiting }), Step::Wait(None));
 }
 
 #[test]

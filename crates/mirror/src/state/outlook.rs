@@ -43,6 +43,8 @@ named! {
         Lost = "lost",
         /// It has won, and the command that fences its peer fails.
         Unfenced = "unfenced",
+        /// The configuration names another arbiter than the one that has its record.
+        OtherArbiter = "other-arbiter",
         _ => Unknown
     }
 }
@@ -65,6 +67,9 @@ impl Obstacle {
             Obstacle::RecordUnusable => "the arbiter's record cannot be used",
             Obstacle::Lost => "the arbiter has decided for another node",
             Obstacle::Unfenced => "the command that fences its peer has failed",
+            Obstacle::OtherArbiter => {
+                "the configuration names another arbiter than its record is at"
+            }
             Obstacle::Unknown => "a later release knows why",
         }
     }
@@ -128,11 +133,15 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Role::Serving { .. } => match situation.serving_right {
             // It keeps serving, and needs no arbiter.
             ServingRight::Manual | ServingRight::Alone(_) => None,
+            ServingRight::Contested { .. } if situation.is_other_store => {
+                Some(Obstacle::OtherArbiter)
+            }
             ServingRight::Contested { .. } => denied,
         },
         Role::Deposed { .. } => Some(Obstacle::Deposed),
         Role::Closed => Some(Obstacle::Device),
         Role::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
+        Role::Waiting { .. } if situation.is_other_store => Some(Obstacle::OtherArbiter),
         Role::Waiting { .. } => denied,
         Role::Target { .. } => match (situation.mark, outlook.offer) {
             // It has not compared the record yet.

@@ -19,9 +19,10 @@ use flagstone_nvme::{FabricsType, Sqe, Status};
 use flagstone_runtime::time::{self, Instant};
 use flagstone_runtime::{Buf, BufMut, compute, random_u64, spawn_detached};
 
-use super::Connection;
+use super::{Connection, Overdue};
 use crate::CommandReply;
 use crate::admin::reply_data;
+use crate::concatenation::{ConcatenationRefusal, ConcatenationRule};
 use crate::generated_psks::NewPsk;
 use crate::handshakes::{FailureReason, Handshake};
 use crate::tls::Channel;
@@ -34,6 +35,9 @@ pub(crate) enum Authentication {
     Required(Stage),
     /// All commands are executed.
     Passed(Stage),
+    /// The host has made a PSK in plain text at this time, and is to connect anew. Only
+    /// authentication commands are executed.
+    PskMade(Instant, Stage),
     /// No command is executed, and the connection is about to end.
     Failed,
 }
@@ -54,8 +58,20 @@ pub(crate) enum Stage {
 pub(crate) struct Exchange {
     controller: auth::Controller,
     keys: KeyVersion,
+    concatenation: ConcatenationRule,
     handshake: Handshake,
     began: Instant,
+}
+
+/// What became of the PSK that an exchange makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PskOutcome {
+    /// The host has not asked for one, or has to continue.
+    None,
+    /// The host and this side have it.
+    Kept,
+    /// The host learns that it has none.
+    Refused(ConcatenationRefusal),
 }
 
 /// Transfer for a command of an exchange.
@@ -82,29 +98,50 @@ impl Authentication {
         matches!(self, Self::NotRequired | Self::Passed(_))
     }
 
-    /// True if the exchange of a host that is not authenticated was evicted for those of others.
-    pub(super) fn is_evicted(&self) -> bool {
+    /// Why the connection has to end, if its host has had `timeout` since `connected` and since it
+    /// began what is open now.
+    pub(super) fn overdue(&self, connected: Instant, timeout: Duration) -> Option<Overdue> {
+        let is_late = |since: Instant| since.elapsed() >= timeout;
         match self {
-            Self::Required(Stage::Admitted(handshake)) => handshake.is_evicted(),
-            Self::Required(Stage::Exchanging(exchange)) => exchange.handshake.is_evicted(),
-            _ => false,
+            Self::Required(stage) | Self::PskMade(_, stage) if stage.is_evicted() => {
+                Some(Overdue::Evicted)
+            }
+            Self::Required(_) | Self::Failed => {
+                is_late(connected).then_some(Overdue::Authentication)
+            }
+            // The age of the connection says nothing: the host may have used it for days before.
+            Self::PskMade(since, _) => is_late(*since).then_some(Overdue::Reconnect),
+            Self::Passed(stage) => {
+                let is_late = stage.began().is_some_and(is_late);
+                is_late.then_some(Overdue::Authentication)
+            }
+            Self::NotRequired => None,
         }
-    }
-
-    /// True if an exchange of an authenticated host has lasted for longer than `timeout`.
-    pub(super) fn is_overdue(&self, timeout: Duration) -> bool {
-        let began = match self {
-            Self::Passed(Stage::Exchanging(exchange)) => exchange.began,
-            Self::Passed(Stage::Computing(began)) => *began,
-            _ => return false,
-        };
-        began.elapsed() >= timeout
     }
 
     fn stage(&mut self) -> Option<&mut Stage> {
         match self {
-            Self::Required(stage) | Self::Passed(stage) => Some(stage),
+            Self::Required(stage) | Self::Passed(stage) | Self::PskMade(_, stage) => Some(stage),
             Self::NotRequired | Self::Failed => None,
+        }
+    }
+}
+
+impl Stage {
+    /// True if the exchange was evicted for those of others.
+    fn is_evicted(&self) -> bool {
+        match self {
+            Self::Admitted(handshake) => handshake.is_evicted(),
+            Self::Exchanging(exchange) => exchange.handshake.is_evicted(),
+            Self::Idle | Self::Computing(_) => false,
+        }
+    }
+
+    fn began(&self) -> Option<Instant> {
+        match self {
+            Self::Exchanging(exchange) => Some(exchange.began),
+            Self::Computing(began) => Some(*began),
+            Self::Idle | Self::Admitted(_) => None,
         }
     }
 }
@@ -144,11 +181,10 @@ impl Connection {
                 (exchange, outcome)
             });
             let outcome = match computed.await {
-                Ok((exchange, outcome)) => {
-                    connection.exchanged(exchange);
-                    outcome
-                        .and_then(|message| message.map(|one| fetched(&command, &one)).transpose())
-                }
+                Ok((exchange, outcome)) => connection
+                    .exchanged(exchange)
+                    .and(outcome)
+                    .and_then(|message| message.map(|one| fetched(&command, &one)).transpose()),
                 Err(error) => {
                     tracing::error!("authentication: cannot compute: {error}");
                     connection.fail_authentication();
@@ -198,10 +234,11 @@ impl Connection {
                 own_secret: keys.controller.as_ref().and_then(auth::KeyRing::first),
                 hashes: Hash::ALL.into(),
                 groups: Group::ALL.into(),
-                concatenation,
+                concatenation: concatenation.accepted,
             };
             let controller = auth::Controller::new(options, Randomness::from_words(random_u64));
-            Ok(Box::new(Exchange { controller, keys: version, handshake, began: time::now() }))
+            let (keys, began) = (version, time::now());
+            Ok(Box::new(Exchange { controller, keys, concatenation, handshake, began }))
         };
         let exchange = match (std::mem::replace(stage, Stage::Idle), step) {
             (Stage::Exchanging(exchange), _) => exchange,
@@ -220,60 +257,81 @@ impl Connection {
     }
 
     /// Takes an exchange back after a step.
-    fn exchanged(&self, mut exchange: Box<Exchange>) {
+    ///
+    /// # Errors
+    /// The status of the command, if its host must not take the step for a success.
+    fn exchanged(&self, mut exchange: Box<Exchange>) -> Result<(), Status> {
+        let psk = self.settle_psk(&mut exchange);
         let progress = exchange.controller.progress();
-        let psk = self.keep_psk(&mut exchange);
-        let refused = psk == Some(false);
-        let failure = match progress {
-            Progress::Authenticated if refused => {
+        let failure = match (progress, psk) {
+            (Progress::Authenticated, PskOutcome::Refused(_)) => {
                 Some(FailureReason::Refused(Explanation::ConcatenationMismatch))
             }
-            Progress::AwaitsHost | Progress::AwaitsFetch | Progress::Authenticated => None,
-            Progress::Failing(explanation) => Some(FailureReason::Refused(explanation)),
-            Progress::Failed(_) => Some(FailureReason::Distrusted),
+            (Progress::AwaitsHost | Progress::AwaitsFetch | Progress::Authenticated, _) => None,
+            (Progress::Failing(explanation), _) => Some(FailureReason::Refused(explanation)),
+            (Progress::Failed(_), _) => Some(FailureReason::Distrusted),
         };
         if let Some(reason) = failure
             && exchange.handshake.fail(reason)
         {
-            self.log_failure(reason);
+            self.log_failure(reason, exchange.concatenation_refusal(reason, psk));
         }
         let mut session = self.session.borrow_mut();
-        let Some(session) = session.as_mut() else { return };
-        match progress {
-            Progress::Authenticated if !refused => {
+        let Some(session) = session.as_mut() else { return Ok(()) };
+        match (progress, psk) {
+            (Progress::Authenticated, PskOutcome::Refused(_)) => {
+                session.authentication = Authentication::Failed;
+                return Err(Status::COMMAND_SEQUENCE_ERROR.dnr());
+            }
+            (Progress::Authenticated, PskOutcome::Kept | PskOutcome::None) => {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
                 session.authentication = match (psk, self.channel()) {
                     // The host connects anew, with TLS. It has no other command to send before.
-                    (Some(_), Channel::Plain) => Authentication::Required(Stage::Idle),
+                    (PskOutcome::Kept, Channel::Plain) => {
+                        Authentication::PskMade(time::now(), Stage::Idle)
+                    }
                     _ => Authentication::Passed(Stage::Idle),
                 };
             }
-            Progress::Authenticated | Progress::Failed(_) => {
-                session.authentication = Authentication::Failed;
-            }
+            (Progress::Failed(_), _) => session.authentication = Authentication::Failed,
             _ => {
                 if let Some(stage) = session.authentication.stage() {
                     *stage = Stage::Exchanging(exchange);
                 }
             }
         }
+        Ok(())
     }
 
-    /// Keeps the PSK that the host has made; `None` if it has made none. False if that cannot be:
-    /// an I/O queue without TLS came in between.
-    fn keep_psk(&self, exchange: &mut Exchange) -> Option<bool> {
-        let psk = exchange.controller.take_psk()?;
+    /// Promises the PSK of an exchange before its host is told of success, and keeps it at the end.
+    /// A PSK that cannot be promised makes the exchange fail.
+    fn settle_psk(&self, exchange: &mut Exchange) -> PskOutcome {
+        let ended = Err(ConcatenationRefusal::ControllerEnded);
+        if exchange.controller.offers_psk() {
+            let promised = self.with_controller(|controller, _| controller.promise_psk());
+            return match promised.unwrap_or(ended) {
+                Ok(()) => PskOutcome::None,
+                Err(refusal) => {
+                    exchange.controller.refuse(Explanation::ConcatenationMismatch);
+                    PskOutcome::Refused(refusal)
+                }
+            };
+        }
+        let Some(psk) = exchange.controller.take_psk() else { return PskOutcome::None };
         let (keys, proven) = (exchange.keys.clone(), exchange.controller.has_proven());
         let new = NewPsk { psk, keys, proven };
-        self.with_controller(|controller, _| controller.keep_psk(new)).or(Some(false))
+        let kept = self.with_controller(|controller, _| controller.keep_psk(new));
+        kept.unwrap_or(ended).map_or_else(PskOutcome::Refused, |()| PskOutcome::Kept)
     }
 
-    fn log_failure(&self, reason: FailureReason) {
+    /// Logs a failure. A `refusal` of concatenation says more than `reason`.
+    fn log_failure(&self, reason: FailureReason, refusal: Option<ConcatenationRefusal>) {
         let names = self.with_controller(|controller, queue| {
             (controller.host.nqn, controller.subsystem.nqn, queue.qid)
         });
         let Some((host, subsystem, qid)) = names else { return };
+        let reason = refusal.map_or_else(|| reason.to_string(), |refusal| refusal.to_string());
         let reason = format!("{reason}; queue {qid} of subsystem {subsystem}");
         let (peer, host) = (self.stream.peer(), host.to_string());
         self.target.authentication_refusals.refused(&peer, host.as_bytes(), &reason);
@@ -303,6 +361,23 @@ impl Connection {
         };
         if session.as_ref().is_some_and(failed) {
             self.stream.shutdown_receiving();
+        }
+    }
+}
+
+impl Exchange {
+    /// Why concatenation was refused, if `reason` says that it was.
+    fn concatenation_refusal(
+        &self,
+        reason: FailureReason,
+        psk: PskOutcome,
+    ) -> Option<ConcatenationRefusal> {
+        match (psk, reason) {
+            (PskOutcome::Refused(refusal), _) => Some(refusal),
+            (_, FailureReason::Refused(Explanation::ConcatenationMismatch)) => {
+                Some(self.concatenation.refusal(self.controller.asked_concatenation()?))
+            }
+            _ => None,
         }
     }
 }

@@ -138,6 +138,35 @@ enum Awaits {
     RestOfPdu,
 }
 
+/// What a host owes for too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overdue {
+    /// It does not read, or stops in the middle of a transfer.
+    Transfer,
+    /// It has connected no queue.
+    Connect,
+    /// It has not completed its authentication, or not ended the connection after a failed one.
+    Authentication,
+    /// Too many hosts authenticate, and it took the longest.
+    Evicted,
+    /// It has made a TLS PSK, and keeps the connection on which it did.
+    Reconnect,
+}
+
+impl std::fmt::Display for Overdue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Transfer => "the host makes no progress",
+            Self::Connect => "the host has connected no queue in time",
+            Self::Authentication => "the host has not authenticated in time",
+            Self::Evicted => "too many hosts authenticate, and this one took the longest",
+            Self::Reconnect => {
+                "the host has made a TLS PSK, and not ended this connection to use it on a new one"
+            }
+        })
+    }
+}
+
 /// Result of Connect. Dropping it returns the queue to its controller.
 pub(crate) struct QueueSession {
     connected: Connected,
@@ -376,16 +405,9 @@ impl Connection {
         let period = WATCHDOG_PERIOD.min(timeout).min(handshake);
         let mut stuck = Duration::ZERO;
         let mut before = (0, 0);
-        let mut age = Duration::ZERO;
+        let accepted = time::now();
         loop {
             time::sleep(period).await;
-            age += period;
-            let (connected, overdue) =
-                self.session.borrow().as_ref().map_or((false, false), |session| {
-                    let authentication = &session.authentication;
-                    let ends = authentication.is_evicted() || authentication.is_overdue(handshake);
-                    (authentication.is_open(), ends)
-                });
             self.refresh();
             if self.queue.get().is_some_and(|queue| !queue.is_open()) {
                 // The controller was reset or is gone. At its limits, this connection receives
@@ -395,14 +417,23 @@ impl Connection {
             let now = (self.tx.sent_bytes(), self.received.get());
             stuck = if self.peer_owes() && now == before { stuck + period } else { Duration::ZERO };
             before = now;
-            if stuck >= timeout || (!connected && age >= handshake) || overdue {
+            let stalled = (stuck >= timeout).then_some(Overdue::Transfer);
+            if let Some(overdue) = stalled.or_else(|| self.overdue(accepted, handshake)) {
                 let peer = self.stream.peer();
-                tracing::warn!(%peer, "closing: the host makes no progress");
+                tracing::warn!(%peer, "closing: {overdue}");
                 self.tx.close();
                 // Discard the kernel's unsent data too.
                 self.stream.abort();
                 return;
             }
+        }
+    }
+
+    /// Why the connection has to end, though its host owes no PDU. `accepted` is when it began.
+    fn overdue(&self, accepted: time::Instant, handshake: Duration) -> Option<Overdue> {
+        match self.session.borrow().as_ref() {
+            None => (accepted.elapsed() >= handshake).then_some(Overdue::Connect),
+            Some(session) => session.authentication.overdue(accepted, handshake),
         }
     }
 

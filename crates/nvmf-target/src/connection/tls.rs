@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use flagstone_auth::Concatenation;
 use flagstone_nvme::Status;
 use flagstone_nvme::command::fabrics::{ConnectData, ConnectField};
 use flagstone_runtime::net::{Socket, Stream};
@@ -13,6 +12,7 @@ use flagstone_runtime::tls::{CLIENT_HELLO_FIRST_BYTE, PeerIdentity, TlsFailure};
 use flagstone_transport::{FailureKind, Rx, failure_kind, source_of_peer};
 
 use super::Connection;
+use crate::concatenation::{ConcatenationRule, ConcatenationScope};
 use crate::connect::ConnectRefusal;
 use crate::handshakes::FailureReason;
 use crate::tls::{Channel, HandshakeKeys, KeyOrigin, ProvenNames, TlsFailureReason, TlsMode};
@@ -79,12 +79,12 @@ impl Failed {
     }
 
     /// Says more of a key that concatenation has made, or may have.
-    fn explained(mut self, target: &Target) -> Failed {
+    fn explained(mut self, target: &Target, mode: TlsMode) -> Failed {
         let known = target.tls.generated.find(&self.name, time::now()).is_some();
         let names = ProvenNames::of(&self.name);
         let authenticates =
             names.is_some_and(|names| target.has_key(&names.subsystem, &names.host));
-        if let Some(more) = hint(self.reason, known, authenticates) {
+        if let Some(more) = hint(self.reason, known, authenticates, mode) {
             let reason = self.reason;
             self.text = Some(format!("{reason}; {more}"));
         }
@@ -95,13 +95,21 @@ impl Failed {
 /// What `reason` means for a host that may `authenticate`, and so concatenate. `known` says that
 /// this side has a generated PSK with its identity. The identity contains a digest of the generated
 /// PSK, so both sides have made the same, of which TLS gets a key that is derived from it.
-fn hint(reason: TlsFailureReason, known: bool, authenticates: bool) -> Option<&'static str> {
+fn hint(
+    reason: TlsFailureReason,
+    known: bool,
+    authenticates: bool,
+    mode: TlsMode,
+) -> Option<&'static str> {
     match reason {
         TlsFailureReason::WrongKey if known => {
             Some("secure concatenation made it, and Linux before 6.18 derives another one")
         }
         TlsFailureReason::UnknownIdentity if known => {
             Some("secure concatenation made it, and this listener requires a configured key")
+        }
+        TlsFailureReason::UnknownIdentity if authenticates && mode == TlsMode::Required => {
+            Some("this listener requires a configured key; secure concatenation needs ?tls=allowed")
         }
         TlsFailureReason::UnknownIdentity if authenticates => {
             Some("if secure concatenation made it, it has ended")
@@ -138,7 +146,7 @@ async fn handshake(
             ..failed(TlsFailureReason::Protocol)
         })?;
         let accepted = server.accept(stream.clone(), received).await;
-        let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target))?;
+        let accepted = accepted.map_err(|failure| Failed::from(failure).explained(target, mode))?;
         let host = match accepted.peer_identity() {
             PeerIdentity::Psk(identity) => ProvenNames::of(identity).map(|names| {
                 let is_generated = keys.used() == Some(KeyOrigin::Generated);
@@ -178,22 +186,15 @@ impl Connection {
 
     /// Concatenation that the host may ask for on queue `qid`: a new PSK, or another one instead of
     /// the generated PSK of this connection.
-    pub(super) fn concatenation(&self, controller: &Controller, qid: u16) -> Concatenation {
-        match self.channel() {
-            _ if qid != 0 => Concatenation::None,
-            Channel::GeneratedPsk(_) => Concatenation::ReplacePsk,
-            Channel::Plain if self.may_concatenate(controller) => Concatenation::NewPsk,
-            Channel::Plain | Channel::ConfiguredKey => Concatenation::None,
-        }
-    }
-
-    /// True if the host may connect with TLS next. I/O queues would stay without, and a host that
-    /// has a TLS key is to use it.
-    fn may_concatenate(&self, controller: &Controller) -> bool {
+    pub(super) fn concatenation(&self, controller: &Controller, qid: u16) -> ConcatenationRule {
         let (subsystem, host) = (&controller.subsystem.nqn, &controller.host.nqn);
-        self.tls_mode == TlsMode::Allowed
-            && !controller.has_io_queues()
-            && !self.target.tls.has_key(subsystem, host)
+        ConcatenationRule::of(ConcatenationScope {
+            qid,
+            channel: self.channel(),
+            tls_mode: self.tls_mode,
+            has_tls_key: self.target.tls.has_key(subsystem, host),
+            has_io_queues: controller.has_io_queues(),
+        })
     }
 
     /// Refuses a Connect that names another host or subsystem than the host has proven, and one
@@ -229,9 +230,14 @@ mod tests {
     #[test]
     fn hints_say_what_is_known_of_a_generated_psk() {
         let (wrong, unknown) = (TlsFailureReason::WrongKey, TlsFailureReason::UnknownIdentity);
+        let hint = |reason, known, authenticates| {
+            super::hint(reason, known, authenticates, TlsMode::Allowed)
+        };
         assert!(hint(wrong, true, true).is_some_and(|text| text.contains("Linux before 6.18")));
         assert!(hint(unknown, true, true).is_some_and(|text| text.contains("requires")));
         assert!(hint(unknown, false, true).is_some_and(|text| text.contains("has ended")));
+        let required = super::hint(unknown, false, true, TlsMode::Required);
+        assert!(required.is_some_and(|text| text.contains("needs ?tls=allowed")));
         // A host with a configured key alone.
         assert_eq!((hint(wrong, false, true), hint(unknown, false, false)), (None, None));
         assert_eq!(hint(TlsFailureReason::Closed, true, true), None);

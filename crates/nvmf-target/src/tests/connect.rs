@@ -6,10 +6,13 @@ use flagstone_nvme::command::fabrics::{ConnectCommand, ConnectField};
 use flagstone_nvme::property::Property;
 use flagstone_nvme::status::Status;
 use flagstone_nvme::wire::{U16, U32};
-use flagstone_runtime::block_on;
+use flagstone_runtime::{block_on, time};
 
 use super::*;
+use crate::concatenation::ConcatenationRefusal;
 use crate::generated_psks::NewPsk;
+use crate::queue::ControllerQueue;
+use crate::tls::Channel;
 
 fn invalid(field: ConnectField) -> ConnectRefusal {
     field.into()
@@ -55,19 +58,46 @@ fn controller_with_plain_io_queues_has_no_generated_psk() {
             let psk = offered(&key, host, "nqn.2026-01.test:s").remove(0);
             NewPsk { psk, keys: keys.clone(), proven: true }
         };
-        assert!(
-            !host.controller().keep_psk(made("nqn.2026-01.test:h"))
-                && !host.controller().needs_tls()
-        );
+        let plain = Err(ConcatenationRefusal::PlainIoQueues);
+        assert_eq!(host.controller().promise_psk(), plain);
+        assert_eq!(host.controller().keep_psk(made("nqn.2026-01.test:h")), plain);
+        assert!(!host.controller().needs_tls());
         assert_eq!(target.generated_psks(), 0);
         drop(io);
-        assert!(host.controller().keep_psk(made("nqn.2026-01.test:h")));
+        assert_eq!(host.controller().keep_psk(made("nqn.2026-01.test:h")), Ok(()));
         let refused = Attempt::io(host.id(), 1).send(&target).unwrap_err();
         assert_eq!(refused.reason, Some(FailureReason::NoTls));
         // A controller that is gone makes none.
         let controller = host.controller().clone();
         drop(host);
-        assert!(!controller.keep_psk(made("nqn.2026-01.test:late")));
+        let ended = Err(ConcatenationRefusal::ControllerEnded);
+        assert_eq!(controller.promise_psk(), ended);
+        assert_eq!(controller.keep_psk(made("nqn.2026-01.test:late")), ended);
+    })
+    .unwrap();
+}
+
+/// The PSK ends on another core after the check in Connect, and before the queue is attached.
+#[test]
+fn queue_of_a_psk_that_has_ended_is_not_attached() {
+    block_on(async {
+        let target = target();
+        let host = TestHost::connect(&target, &volume());
+        let key = TlsKey::new(&[1; 32], None).unwrap();
+        let keys = KeyPair::shared(&KeyRing::new(Vec::new())).version();
+        let psk = offered(&key, "nqn.2026-01.test:h", "nqn.2026-01.test:s").remove(0);
+        let identity = psk.identity.clone();
+        let attach = |qid| {
+            let line = Box::new(HangupCounter::default());
+            let queue = Arc::new(ControllerQueue::new(qid, 32, true, HOST_ID, line));
+            host.controller().attach(queue, Channel::GeneratedPsk(&identity))
+        };
+        let generated = &target.tls.generated;
+        generated.insert(NewPsk { psk, keys, proven: true }, None, time::now());
+        assert_eq!(attach(1), Ok(()));
+        generated.remove(&identity);
+        assert_eq!(attach(2), Err(ConnectRefusal::psk_ended()));
+        assert_eq!(host.controller().queue_ids(), [0, 1]);
     })
     .unwrap();
 }

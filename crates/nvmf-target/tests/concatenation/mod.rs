@@ -125,6 +125,112 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
     });
 }
 
+/// The exchange has begun when an I/O queue without TLS joins: the host must not believe that it has
+/// a PSK.
+#[test]
+fn psk_that_cannot_be_kept_is_refused_to_the_host() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, id) = admin(&server).await;
+        let mut begun = concatenating(Concatenation::NewPsk);
+        assert_eq!(send(&mut client, &begun.negotiate()).await, Status::SUCCESS);
+        let (io, _) = connected(&server, 1, id).await;
+        let Ok(HostStep::Reply(reply)) = begun.fetched(&fetch(&mut client).await.unwrap()) else {
+            panic!("a reply")
+        };
+        assert_eq!(send(&mut client, &reply).await, Status::SUCCESS);
+        let refused = begun.fetched(&fetch(&mut client).await.unwrap());
+        assert_eq!(refused.unwrap_err(), mismatch());
+        client.closed().await;
+        drop(io);
+        let reason = FailureReason::Refused(Explanation::ConcatenationMismatch);
+        assert_eq!(failures(&server, reason), 1);
+        assert_eq!(server.target.generated_psks(), 0);
+        is_sound(&server).await;
+    });
+}
+
+/// From the reply on, the host is promised the PSK, so no I/O queue without TLS comes in between.
+#[test]
+fn promised_psk_keeps_plain_io_queues_out() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, id) = admin(&server).await;
+        let mut begun = concatenating(Concatenation::NewPsk);
+        assert_eq!(send(&mut client, &begun.negotiate()).await, Status::SUCCESS);
+        let Ok(HostStep::Reply(reply)) = begun.fetched(&fetch(&mut client).await.unwrap()) else {
+            panic!("a reply")
+        };
+        assert_eq!(send(&mut client, &reply).await, Status::SUCCESS);
+        let mut io = Client::initialized(&server, &options()).await;
+        let refused = io.connect(&options(), 1, id).await;
+        assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.dnr());
+        let Ok(HostStep::Authenticated(Some(farewell))) =
+            begun.fetched(&fetch(&mut client).await.unwrap())
+        else {
+            panic!("authenticated")
+        };
+        assert_eq!(server.target.generated_psks(), 0);
+        assert_eq!(send(&mut client, &farewell).await, Status::SUCCESS);
+        assert!(handshakes(&server, &begun.take_psk().unwrap()).await);
+        drop((client, io));
+        is_sound(&server).await;
+    });
+}
+
+/// In simulation: time passes at once. The host has used the queue for longer than a handshake may
+/// take, and has as much time again to connect anew.
+#[test]
+fn host_has_time_to_connect_anew_with_its_psk() {
+    in_simulation(1, async || {
+        let config = TargetConfig::default();
+        let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
+        let server = server(config, both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, _) = admin(&server).await;
+        time::sleep(timeout * 3).await;
+        let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        time::sleep(timeout - second).await;
+        is_locked(&mut client).await;
+        time::sleep(second * 3).await;
+        client.closed().await;
+        assert!(handshakes(&server, &psk).await);
+    });
+}
+
+/// Somebody who has the PSK of one pair of names gives other names in Connect, or in the identity.
+#[test]
+fn generated_psk_opens_nothing_for_other_names() {
+    on_each_driver(async || {
+        let server = server(TargetConfig::default(), both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
+        let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        let others = [
+            Options { subsystem: support::subsystem(), ..options() },
+            Options { host: Nqn::from_uuid([8; 16]), ..options() },
+        ];
+        for (at, other) in others.iter().enumerate() {
+            let socket = secured(&server, &psk).await.expect("a handshake");
+            let mut client = Client::initialized_over(socket, other).await;
+            let refused = client.connect(other, 0, CONTROLLER_ID_DYNAMIC).await;
+            assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.dnr());
+            assert_eq!(failures(&server, FailureReason::OtherIdentity), 1 + at as u64);
+            let identity = String::from_utf8(psk.identity.clone()).unwrap();
+            let identity = identity
+                .replace(&options().host.to_string(), &other.host.to_string())
+                .replace(&locked().to_string(), &other.subsystem.to_string());
+            assert_ne!(identity.as_bytes(), psk.identity);
+            let renamed = Psk { identity: identity.into_bytes(), ..psk.clone() };
+            assert!(!handshakes(&server, &renamed).await);
+        }
+        assert!(handshakes(&server, &psk).await);
+        drop(client);
+    });
+}
+
 #[test]
 fn psk_is_replaced_over_tls_alone() {
     on_each_driver(async || {

@@ -11,12 +11,16 @@
 //!   protocol only up to [`PROTOCOL_PARTS`] of the pot. So some of the pot stays free for the next
 //!   connection, host and protocol;
 //! - a connection ends only while others wait, after they have waited [`OTHERS_WAIT`] together, and
-//!   only if its own peer has made no progress for [`STALL_MIN`].
+//!   only if its own peer has made no progress for [`STALL_MIN`];
+//! - time during which this process did not run is charged to no peer. Waits and stalls are counted
+//!   in looks: each counts at most [`SHARE_LOOK`], and a stall only between two reports of its
+//!   connection.
 //!
 //! A connection that holds nothing and waits longer than [`OVERTAKE_MAX`] for each
 //! [`SHARE_BYTES_MAX`] that it requests is not overtaken any more. So small requests pass large
 //! ones, and large ones are not starved.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
@@ -67,7 +71,10 @@ struct Request {
 #[derive(Debug)]
 struct Stall {
     mark: u64,
-    since: Instant,
+    /// For how long the peer has made no progress.
+    duration: Duration,
+    /// [`Arbiter::clock`] at the latest report.
+    reported: Duration,
 }
 
 #[derive(Debug)]
@@ -77,7 +84,9 @@ struct Member {
     /// Bytes of the pot, at most the pot.
     extra: usize,
     request: Option<Request>,
-    /// Since when the peer has made no progress, as far as reports show.
+    /// Drain state at the latest request.
+    drain_state: DrainState,
+    /// The peer makes no progress, as far as reports show.
     stall: Option<Stall>,
     has_ended: bool,
 }
@@ -103,6 +112,8 @@ pub(super) struct Arbiter {
     /// Time that requests have waited together since the queue was empty.
     waited: Duration,
     looked: Option<Instant>,
+    /// Sum of the times between looks while requests waited, each at most [`SHARE_LOOK`].
+    clock: Duration,
 }
 
 impl Arbiter {
@@ -123,6 +134,7 @@ impl Arbiter {
             next: 0,
             waited: Duration::ZERO,
             looked: None,
+            clock: Duration::ZERO,
         }
     }
 
@@ -136,8 +148,15 @@ impl Arbiter {
         let id = MemberId(self.next);
         self.next += 1;
         self.hosts.entry(host.clone()).or_default().members += 1;
-        let (request, stall) = (None, None);
-        let member = Member { protocol, host, extra: 0, request, stall, has_ended: false };
+        let member = Member {
+            protocol,
+            host,
+            extra: 0,
+            request: None,
+            drain_state: DrainState::New,
+            stall: None,
+            has_ended: false,
+        };
         self.members.insert(id, member);
         id
     }
@@ -199,6 +218,9 @@ impl Arbiter {
             return false;
         }
         self.set_extra(id, target.min(self.pot_of(drain_state)));
+        if let Some(member) = self.members.get_mut(&id) {
+            member.drain_state = drain_state;
+        }
         true
     }
 
@@ -239,14 +261,16 @@ impl Arbiter {
     }
 
     /// Records the progress of a connection's peer.
-    pub(super) fn report(&mut self, id: MemberId, progress: PeerProgress, now: Instant) {
+    pub(super) fn report(&mut self, id: MemberId, progress: PeerProgress) {
         let Some(member) = self.members.get_mut(&id) else { return };
         let PeerProgress { mark, is_awaited } = progress;
-        let same = member.stall.as_ref().is_some_and(|stall| stall.mark == mark);
-        member.stall = match member.stall.take() {
-            Some(stall) if is_awaited && same => Some(stall),
-            _ => is_awaited.then_some(Stall { mark, since: now }),
+        let duration = match &member.stall {
+            Some(stall) if stall.mark == mark => {
+                stall.duration + (self.clock - stall.reported).min(SHARE_LOOK)
+            }
+            _ => Duration::ZERO,
         };
+        member.stall = is_awaited.then_some(Stall { mark, duration, reported: self.clock });
     }
 
     /// The connections that have to report, because they hold some of the pot.
@@ -254,27 +278,31 @@ impl Arbiter {
         self.members.iter().filter(|(_, member)| member.extra > 0).map(|(id, _)| *id)
     }
 
-    /// The connections to end: the longest stalled first, as many as the requests need.
+    /// The connections to end, as many as the requests need: those whose peers have never drained
+    /// first, then the longest stalled.
     pub(super) fn stalled(&mut self, now: Instant) -> Vec<MemberId> {
         let since = self.looked.replace(now).unwrap_or(now);
         if self.queue.is_empty() {
             return Vec::new();
         }
+        let step = now.since(since).min(SHARE_LOOK);
+        self.clock += step;
         let waiting = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
-        self.waited = self.waited.saturating_add(now.since(since).saturating_mul(waiting));
+        self.waited = self.waited.saturating_add(step.saturating_mul(waiting));
         if self.waited < OTHERS_WAIT {
             return Vec::new();
         }
-        let mut stalled: Vec<(Instant, MemberId, usize)> = Vec::new();
+        let mut stalled: Vec<(DrainState, Reverse<Duration>, MemberId, usize)> = Vec::new();
         let mut ending = 0;
         for (id, member) in &self.members {
             if member.has_ended {
                 ending += member.extra;
             } else if let Some(stall) = &member.stall
                 && member.extra > 0
-                && now.since(stall.since) >= STALL_MIN
+                && stall.duration >= STALL_MIN
             {
-                stalled.push((stall.since, *id, member.extra));
+                let duration = Reverse(stall.duration);
+                stalled.push((member.drain_state, duration, *id, member.extra));
             }
         }
         stalled.sort_unstable();
@@ -283,9 +311,10 @@ impl Arbiter {
             .iter()
             .filter_map(|id| self.members.get(id))
             .filter_map(|member| Some(member.request.as_ref()?.target.min(self.pot)))
-            .fold(0, usize::saturating_add);
+            .fold(0, usize::saturating_add)
+            .min(self.pot);
         let mut ended = Vec::new();
-        for (_, id, extra) in stalled {
+        for (_, _, id, extra) in stalled {
             if ending >= wanted {
                 break;
             }
@@ -335,7 +364,7 @@ impl Arbiter {
             && (protocol == 0 || protocol + ask <= pot / of * most)
     }
 
-    /// Bytes of the pot that connections of this drain_state may take.
+    /// Bytes of the pot that a connection in this drain state may take.
     fn pot_of(&self, drain_state: DrainState) -> usize {
         match drain_state {
             DrainState::New => self.pot - self.pot / RESERVE_PART,

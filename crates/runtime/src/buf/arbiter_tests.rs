@@ -14,8 +14,8 @@ fn at(ms: u64) -> Instant {
     Instant::from_nanos(ms * 1_000_000)
 }
 
-fn stuck(arbiter: &mut Arbiter, id: MemberId, ms: u64) {
-    arbiter.report(id, PeerProgress { mark: 0, is_awaited: true }, at(ms));
+fn stuck(arbiter: &mut Arbiter, id: MemberId) {
+    arbiter.report(id, PeerProgress { mark: 0, is_awaited: true });
 }
 
 /// `count` connections of hosts of their own that each take as much as they get.
@@ -82,7 +82,7 @@ fn stalled_connections_stay_while_nobody_waits() {
     let all = greedy(&mut arbiter, 20, DrainState::New);
     for second in 0..100 {
         for id in &all {
-            stuck(&mut arbiter, *id, second * 1000);
+            stuck(&mut arbiter, *id);
         }
         assert_eq!(arbiter.stalled(at(second * 1000)), []);
     }
@@ -100,7 +100,7 @@ fn stalled_connection_ends_for_waiting_one() {
         for (number, id) in all.iter().enumerate() {
             // The peer of the second one makes progress.
             let mark = if number == 1 { now } else { 0 };
-            arbiter.report(*id, PeerProgress { mark, is_awaited: true }, at(now));
+            arbiter.report(*id, PeerProgress { mark, is_awaited: true });
         }
         ended = arbiter.stalled(at(now));
         now += SHARE_LOOK.as_millis() as u64;
@@ -114,6 +114,61 @@ fn stalled_connection_ends_for_waiting_one() {
     assert!(!arbiter.is_short());
 }
 
+/// A process that did not run for a second has not served its peers either.
+#[test]
+fn pauses_of_the_process_are_charged_to_no_peer() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let all = greedy(&mut arbiter, 20, DrainState::New);
+    for number in 0..250 {
+        let waits = arbiter.join(Protocol::Nbd, format!("late-{number}"));
+        assert!(!arbiter.ask(waits, MIB, DrainState::New, at(0)));
+    }
+    // Each peer makes progress at every second report.
+    for round in 0..100 {
+        for id in &all {
+            let progress = PeerProgress { mark: round / 2, is_awaited: true };
+            arbiter.report(*id, progress);
+        }
+        assert_eq!(arbiter.stalled(at(round * 1000)), [], "{round}");
+    }
+}
+
+/// A core that did not run has not reported, and its peers are not stalled meanwhile.
+#[test]
+fn pauses_of_one_core_are_charged_to_no_peer() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let all = greedy(&mut arbiter, 20, DrainState::New);
+    let waits = arbiter.join(Protocol::Nbd, "late".to_owned());
+    assert!(!arbiter.ask(waits, MIB, DrainState::New, at(0)));
+    for now in (0..20_000).step_by(100) {
+        if now % 2_000 == 0 {
+            for id in &all {
+                arbiter.report(*id, PeerProgress { mark: now / 4_000, is_awaited: true });
+            }
+        }
+        assert_eq!(arbiter.stalled(at(now)), [], "{now}");
+    }
+}
+
+/// Of two stalled connections, the one whose peer has never drained ends.
+#[test]
+fn connection_that_has_drained_ends_last() {
+    let mut arbiter = Arbiter::new(64 * MIB, 1280);
+    let good = arbiter.join(Protocol::Nbd, "good".to_owned());
+    assert!(arbiter.try_ask(good, MIB, DrainState::Draining, at(0)));
+    let all = greedy(&mut arbiter, 20, DrainState::New);
+    let waits = arbiter.join(Protocol::Nbd, "late".to_owned());
+    assert!(!arbiter.ask(waits, MIB, DrainState::New, at(0)));
+    let (mut ended, mut now) = (Vec::new(), 0);
+    while ended.is_empty() && now < 10_000 {
+        stuck(&mut arbiter, good);
+        stuck(&mut arbiter, all[0]);
+        now += SHARE_LOOK.as_millis() as u64;
+        ended = arbiter.stalled(at(now));
+    }
+    assert_eq!(ended, [all[0]]);
+}
+
 #[test]
 fn connection_that_waits_for_its_device_stays() {
     let mut arbiter = Arbiter::new(64 * MIB, 1280);
@@ -122,7 +177,7 @@ fn connection_that_waits_for_its_device_stays() {
     assert!(!arbiter.ask(waits, MIB, DrainState::New, at(0)));
     for now in (0..60_000).step_by(100) {
         for id in &all {
-            arbiter.report(*id, PeerProgress { mark: 0, is_awaited: false }, at(now));
+            arbiter.report(*id, PeerProgress { mark: 0, is_awaited: false });
         }
         assert_eq!(arbiter.stalled(at(now)), []);
     }
@@ -201,7 +256,7 @@ proptest! {
                     granted = arbiter.give_back(members[index].0, keep, at(now));
                 },
                 Act::Report(index, mark, is_awaited) => if let Some(index) = pick(index) {
-                    arbiter.report(members[index].0, PeerProgress { mark, is_awaited }, at(now));
+                    arbiter.report(members[index].0, PeerProgress { mark, is_awaited });
                 },
                 Act::Look => {
                     let ended = arbiter.stalled(at(now));

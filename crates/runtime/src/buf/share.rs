@@ -248,7 +248,7 @@ impl Share {
                     self.is_fresh.set(true);
                 }
             }
-            state.arbiter.report(self.id, report.peer, now);
+            state.arbiter.report(self.id, report.peer);
             if state.arbiter.is_short() && !self.is_fresh.get() {
                 let keep = report.held.max(guaranteed);
                 if keep < self.granted.get() {

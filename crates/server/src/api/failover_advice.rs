@@ -45,6 +45,10 @@ fn serving(document: &MirrorDocument, failover: &FailoverDocument) -> Option<Str
              written again as soon as both nodes are in sync, unless it belongs to something else: then \
              remove it, or set another `prefix`"
         ),
+        Obstacle::OtherArbiter => format!(
+            "{cause}: hosts are served, but if the nodes lose each other now, {node} stops serving. It records \
+             {volume} at the new arbiter as soon as both nodes are in sync"
+        ),
         _ => format!(
             "{cause}: hosts are served, but if the nodes lose each other now, both stop serving until it \
              answers. Check [arbiter] and its store"
@@ -89,6 +93,10 @@ fn idle(document: &MirrorDocument, failover: &FailoverDocument) -> Option<String
         Obstacle::RecordUnusable => format!(
             "{cause}, so it does not say who has every acknowledged write: {node} does not serve {volume} \
              by itself. To decide, {decide}"
+        ),
+        Obstacle::OtherArbiter => format!(
+            "{cause}: {node} does not serve {volume} by itself, because the other node may be granted the role \
+             at the former arbiter. Name that one again in [arbiter] and restart {node}, or {decide}"
         ),
         Obstacle::Unfenced => format!(
             "{cause}: {node} serves {volume} as soon as the command succeeds, which is repeated, or the other \

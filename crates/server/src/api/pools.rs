@@ -20,8 +20,8 @@ use super::{Api, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::pools::scrub::ScrubOrder;
 use crate::pools::{
-    CloneVolume, ClosedCause, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume, Outcome,
-    PoolSlot, PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
+    AcceptedLoss, CloneVolume, ClosedCause, DestroyPool, Fullness, GrowPool, MakePool, MakeVolume,
+    Outcome, PoolSlot, PoolState, RemoveDevice, SetLog, SetPool, SetVolume, Settings, used_percent,
 };
 use crate::serve::Server;
 use crate::volume::ServedVolume;
@@ -29,8 +29,8 @@ use crate::volume::ServedVolume;
 /// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
 /// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device`
 /// also `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and
-/// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss`, `set` takes
-/// `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or
+/// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss` and `shown_data_loss`, `set`
+/// takes `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or
 /// `cancel`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -49,6 +49,8 @@ struct PoolBody {
     destroy_data: Vec<String>,
     /// Import an older copy, or another pool of the name.
     accept_data_loss: bool,
+    /// `data_loss` of the preview: another loss is not accepted. Without it, each is.
+    shown_data_loss: Option<String>,
     force: bool,
     /// Stop the scrub, and keep its place.
     pause: bool,
@@ -141,7 +143,7 @@ impl Api {
             PoolAction::Create => &["devices", "log_device", "accept_ephemeral", "destroy_data"],
             PoolAction::Grow => &["devices", "destroy_data"],
             PoolAction::RemoveDevice => &["devices", "cancel"],
-            PoolAction::Import => &["devices", "log_device", "accept_data_loss"],
+            PoolAction::Import => &["devices", "log_device", "accept_data_loss", "shown_data_loss"],
             PoolAction::Scrub => &["pause", "cancel"],
             PoolAction::SetLog => &["log_device", "accept_ephemeral", "destroy_data", "force"],
             PoolAction::GiveUpTail => &[],
@@ -157,6 +159,7 @@ impl Api {
             map_cache_bytes,
             destroy_data,
             accept_data_loss,
+            shown_data_loss,
             force,
             pause,
             cancel,
@@ -185,7 +188,7 @@ impl Api {
             log: log_device.clone(),
             accept_ephemeral,
             destroy_data: destroy_data.clone(),
-            accept_data_loss,
+            accepted_loss: AcceptedLoss::new(accept_data_loss, shown_data_loss),
             dry_run,
         };
         let destroy = DestroyPool { name: name.clone(), force, dry_run };

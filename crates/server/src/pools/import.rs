@@ -21,7 +21,48 @@ use crate::http::Problem;
 use crate::limits::{CHANGE_TIMEOUT, OPEN_TIMEOUT, POOLS_MAX};
 use crate::serve::Server;
 
-/// What is lost by opening `found` as the pool `name`.
+/// Loss of data that an operator accepts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum AcceptedLoss {
+    /// None.
+    #[default]
+    None,
+    /// The one that was shown. Devices may be exchanged between the question and its answer.
+    Shown(String),
+    /// Each, without a question.
+    Any,
+}
+
+impl AcceptedLoss {
+    /// From the members of an order.
+    pub(crate) fn new(accepts: bool, shown: Option<String>) -> AcceptedLoss {
+        match (accepts, shown) {
+            (false, _) => AcceptedLoss::None,
+            (true, Some(shown)) => AcceptedLoss::Shown(shown),
+            (true, None) => AcceptedLoss::Any,
+        }
+    }
+
+    /// Checks the loss that an order would bring about now.
+    ///
+    /// # Errors
+    /// Why it is not accepted.
+    fn check(&self, loss: &str) -> Result<(), String> {
+        match self {
+            AcceptedLoss::Any => Ok(()),
+            AcceptedLoss::Shown(shown) if shown == loss => Ok(()),
+            AcceptedLoss::Shown(_) => Err(format!(
+                "the devices have changed since you were asked. This would lose {loss}; repeat the order"
+            )),
+            AcceptedLoss::None => Err(format!(
+                "this would lose {loss}; to accept that, use --yes (`accept_data_loss`)"
+            )),
+        }
+    }
+}
+
+/// What is lost by opening `found` as the pool `name`. The text names all that is compared, because an
+/// operator accepts it as it is.
 fn loss(
     name: &str,
     found: PoolIdentity,
@@ -31,17 +72,19 @@ fn loss(
     let update = found.update;
     match (recorded, copy) {
         (Some(seen), _) if seen.id != found.id => Some(format!(
-            "pool {name} as it was open last, {}: these devices are another pool of its name, {}",
+            "pool {name} as it was open last, {}: these devices are another pool of its name, {}, with \
+             update {update}",
             seen.id, found.id
         )),
         (Some(seen), _) if update < seen.update => Some(format!(
-            "what was written to pool {name} since update {update}, which these devices have: it had \
+            "what was written to pool {name}, {}, since update {update}, which these devices have: it had \
              {} when it was open last",
-            seen.update
+            found.id, seen.update
         )),
         (_, Some(copy)) if update < copy.update => Some(format!(
-            "what was written since update {update}, which these devices have: {} is a copy with {}",
-            copy.path, copy.update
+            "what was written to pool {name}, {}, since update {update}, which these devices have: {} is a \
+             copy with {}",
+            found.id, copy.path, copy.update
         )),
         _ => None,
     }
@@ -72,10 +115,8 @@ impl Server {
         if *dry_run {
             return Ok(Outcome::changed(format!("pool {name} is opened")).losing(loss));
         }
-        if let Some(loss) = loss.as_ref().filter(|_| !order.accept_data_loss) {
-            return Err(Problem::conflict(format!(
-                "this would lose {loss}; to accept that, use --yes (`accept_data_loss`)"
-            )));
+        if let Some(loss) = &loss {
+            order.accepted_loss.check(loss).map_err(Problem::conflict)?;
         }
         let (sender, ended) = oneshot();
         let (server, own) = (self.clone(), name.clone());
@@ -198,6 +239,35 @@ fn close_unused(pool: Pool) {
 mod tests {
     use super::*;
     use flagstone_pool::PoolId;
+
+    /// Between the question and its answer, another copy got the name of the device.
+    #[test]
+    fn accepted_loss_is_the_one_that_was_shown() {
+        let (id, other) = (PoolId([1; 16]), PoolId([2; 16]));
+        let at = |id, update| PoolIdentity { id, update };
+        let copy = |update| Some(DiskCopy { path: "/dev/sdc".to_owned(), update });
+        let lost = |found, recorded, copy| loss("fast", found, recorded, copy).unwrap();
+        let shown = lost(at(id, 7), Some(at(id, 8)), None);
+        let accepted = AcceptedLoss::new(true, Some(shown.clone()));
+        assert_eq!(accepted.check(&shown), Ok(()));
+        for now in [
+            lost(at(id, 6), Some(at(id, 8)), None),
+            lost(at(id, 7), Some(at(id, 9)), None),
+            lost(at(id, 7), None, copy(8)),
+            lost(at(other, 7), Some(at(id, 8)), None),
+        ] {
+            assert!(accepted.check(&now).unwrap_err().contains("have changed"), "{now}");
+            assert_eq!(AcceptedLoss::new(true, None).check(&now), Ok(()));
+            assert!(AcceptedLoss::new(false, Some(now.clone())).check(&now).is_err());
+        }
+        // Another pool of the name, of which the devices became an older copy; and another copy.
+        for (before, after) in [
+            (lost(at(other, 7), Some(at(id, 8)), None), lost(at(other, 6), Some(at(id, 8)), None)),
+            (lost(at(id, 7), None, copy(8)), lost(at(other, 7), None, copy(8))),
+        ] {
+            assert!(AcceptedLoss::new(true, Some(before)).check(&after).is_err());
+        }
+    }
 
     #[test]
     fn import_of_less_than_was_recorded_names_the_loss() {

@@ -49,6 +49,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 pub(crate) use device_orders::{GrowPool, RemoveDevice};
 use disk_search::DiskSearch;
 pub(crate) use fullness::{Fullness, used_percent};
+pub(crate) use import::AcceptedLoss;
 pub(crate) use log_orders::SetLog;
 use open::{Consent, LogDecision};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};

@@ -12,6 +12,7 @@ use flagstone_runtime::sync::Permit;
 use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
 use flagstone_units::display::size;
 
+use super::import::AcceptedLoss;
 use super::open::Consent;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
@@ -60,8 +61,8 @@ pub(crate) struct MakePool {
     pub(crate) accept_ephemeral: bool,
     /// Devices whose data may be destroyed, exactly as named.
     pub(crate) destroy_data: Vec<String>,
-    /// An import may open an older copy, or another pool of the name.
-    pub(crate) accept_data_loss: bool,
+    /// Of an import, which may open an older copy, or another pool of the name.
+    pub(crate) accepted_loss: AcceptedLoss,
     pub(crate) dry_run: bool,
 }
 

@@ -429,6 +429,57 @@ fn restart_with_another_store_disarms_target() {
     until(&cluster, "armed", |cluster| is_armed(cluster, 0));
 }
 
+/// A source whose configuration named another store after a restart took the role there, by a copy
+/// of the record, while its target took over by the record of the first store.
+#[test]
+fn restart_with_another_store_stops_source() {
+    let cluster = in_sync([2000, 2000]);
+    let store = cluster.store();
+    cluster.end(0, false);
+    store.set_copied_after(Some(Duration::from_secs(3600)));
+    store.ids[0].set(StoreId(2));
+    part(&cluster);
+    cluster.restart(0);
+    let deadline = cluster.sim.now() + FAILOVER_TIME;
+    while cluster.sim.now() < deadline {
+        step(&cluster);
+    }
+    assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
+    assert!(!cluster.serves(0), "{}", cluster.describe());
+    assert_eq!(obstacle(&cluster, 0), Some(Obstacle::OtherArbiter));
+    // It has become a target of the other node, and may ask where its source has recorded it.
+    cluster.sim.heal_all();
+    store.set_copied_after(None);
+    store.ids[1].set(StoreId(2));
+    until(&cluster, "armed", |cluster| is_armed(cluster, 1));
+    assert_eq!(obstacle(&cluster, 1), None);
+}
+
+/// Both nodes are restarted with another store: neither serves alone there. Once they see each other,
+/// the one that serves records its peer, which may then take over.
+#[test]
+fn restart_of_both_nodes_with_another_store_arms_target() {
+    let cluster = in_sync([2000, 2000]);
+    let store = cluster.store();
+    for node in [1, 0] {
+        cluster.end(node, false);
+    }
+    store.lose_record(VOLUME);
+    store.ids.iter().for_each(|id| id.set(StoreId(2)));
+    cluster.restart(0);
+    cluster.pass(FAILOVER_TIME);
+    assert_eq!(cluster.active(), None, "{}", cluster.describe());
+    cluster.restart(1);
+    let armed = |cluster: &Cluster| (0..2).find(|&source| is_armed(cluster, source));
+    until(&cluster, "armed", |cluster| armed(cluster).is_some());
+    let source = armed(&cluster).expect("armed");
+    until(&cluster, "compared", |cluster| peer_obstacle(cluster, source).is_none());
+    assert_eq!(obstacle(&cluster, source), None);
+    part(&cluster);
+    cluster.end(source, false);
+    until(&cluster, "taken over", |cluster| cluster.active() == Some(1 - source));
+}
+
 /// The answer to the source's write was lost. When it had been read back, the record was a second
 /// old, and a copy of it at the target's own store passed for a proof.
 #[test]

@@ -1,0 +1,223 @@
+//! Tests of secure channel concatenation with somebody in between, who exchanges parts of two
+//! exchanges that run at the same time, and of the names that a generated PSK belongs to.
+//!
+//! Left out: altered SC_C and challenges, which `exchange_tests` has.
+
+use crate::concatenation::Concatenation;
+use crate::controller::{Controller, ControllerOptions, Progress, Randomness};
+use crate::group::Group;
+use crate::hash::Hash;
+use crate::host::{Host, HostFailure, HostOptions, HostStep};
+use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
+use crate::response::Names;
+use crate::secret::Secret;
+
+const TRANSACTION: u16 = 77;
+
+fn names() -> Names {
+    Names { host: "nqn.2014-08.org.nvmexpress:uuid:a".into(), subsystem: "nqn.2024-01.x:db".into() }
+}
+
+fn secret(byte: u8) -> Secret {
+    Secret::new(&[byte; 48], Some(Hash::Sha384)).unwrap()
+}
+
+fn randomness(seed: u8) -> Randomness {
+    let mut next = seed;
+    Randomness::draw(|bytes| {
+        for byte in bytes {
+            next = next.wrapping_mul(17).wrapping_add(43);
+            *byte = next;
+        }
+    })
+}
+
+/// Number `seed` of the hosts of one name, which all have the same secrets.
+fn host(seed: u8, names: Names, groups: &[Group]) -> Host {
+    let options = HostOptions {
+        names,
+        secret: secret(7),
+        controller_secrets: vec![secret(9)],
+        hashes: vec![Hash::Sha256],
+        groups: groups.into(),
+        concatenation: Concatenation::NewPsk,
+    };
+    Host::new(options, TRANSACTION, randomness(seed))
+}
+
+fn controller(seed: u8, names: Names) -> Controller {
+    let options = ControllerOptions {
+        names,
+        host_secrets: vec![secret(7)],
+        own_secret: Some(secret(9)),
+        hashes: Hash::ALL.into(),
+        groups: Group::ALL.into(),
+        concatenation: Concatenation::NewPsk,
+    };
+    Controller::new(options, randomness(seed))
+}
+
+fn fetch(controller: &mut Controller) -> Message {
+    Message::parse(&controller.fetch(MESSAGE_BYTES).expect("a message")).unwrap()
+}
+
+/// The host's reply, as it has to accept the challenge.
+fn reply_to(host: &mut Host, challenge: &Message) -> Message {
+    match host.fetched(&challenge.encode()) {
+        Ok(HostStep::Reply(reply)) => Message::parse(&reply).unwrap(),
+        other => panic!("a reply: {other:?}"),
+    }
+}
+
+/// An exchange after its challenge, or after its reply.
+struct Exchange {
+    host: Host,
+    controller: Controller,
+    message: Message,
+}
+
+impl Exchange {
+    /// Up to the challenge, with a host that offers these groups.
+    fn challenged(seed: u8, groups: &[Group]) -> Exchange {
+        let mut controller = controller(seed, names());
+        let host = host(seed + 100, names(), groups);
+        controller.send(&host.negotiate());
+        let message = fetch(&mut controller);
+        Exchange { host, controller, message }
+    }
+
+    /// Up to the reply.
+    fn replied(mut self) -> Exchange {
+        self.message = reply_to(&mut self.host, &self.message);
+        self
+    }
+
+    /// The Diffie-Hellman value in the message.
+    fn value(&mut self) -> &mut Vec<u8> {
+        match &mut self.message.body {
+            Body::Challenge { public_value, .. } | Body::Reply { public_value, .. } => public_value,
+            other => panic!("a challenge or a reply: {other:?}"),
+        }
+    }
+
+    /// Delivers the reply. Nobody gets a PSK.
+    fn gives_no_psk(mut self) {
+        self.controller.send(&self.message.encode());
+        assert!(
+            matches!(self.controller.progress(), Progress::Failing(_)),
+            "{:?}",
+            self.controller
+        );
+        let refusal = fetch(&mut self.controller).encode();
+        assert!(matches!(self.host.fetched(&refusal), Err(HostFailure::Refused(_))));
+        assert_eq!((self.controller.take_psk(), self.host.take_psk()), (None, None));
+    }
+}
+
+/// Each host computes another session key than its controller, which its response covers.
+#[test]
+fn controller_values_swapped_between_exchanges_give_no_psk() {
+    let [mut one, mut other] = [1, 2].map(|seed| Exchange::challenged(seed, &[Group::Ffdhe2048]));
+    assert_ne!(one.value(), other.value());
+    std::mem::swap(one.value(), other.value());
+    one.replied().gives_no_psk();
+    other.replied().gives_no_psk();
+}
+
+/// Nor does a value of which somebody in between knows the exponent.
+#[test]
+fn controller_value_of_somebody_in_between_gives_no_psk() {
+    let mut one = Exchange::challenged(1, &[Group::Ffdhe2048]);
+    *one.value() = Group::Ffdhe2048.public_value(&[0x33; 64]);
+    one.replied().gives_no_psk();
+}
+
+#[test]
+fn host_values_swapped_between_exchanges_give_no_psk() {
+    let [mut one, mut other] =
+        [1, 2].map(|seed| Exchange::challenged(seed, &[Group::Ffdhe2048]).replied());
+    assert_ne!(one.value(), other.value());
+    std::mem::swap(one.value(), other.value());
+    one.gives_no_psk();
+    other.gives_no_psk();
+}
+
+/// Whole challenges, with their groups: each host gets one that it has not offered.
+#[test]
+fn challenges_swapped_between_groups_are_refused() {
+    let groups = [Group::Ffdhe2048, Group::Ffdhe3072];
+    let [mut one, mut other] = [1, 2].map(|at: u8| {
+        let offered = [groups[usize::from(at) - 1]];
+        Exchange::challenged(at, &offered)
+    });
+    std::mem::swap(&mut one.message, &mut other.message);
+    for mut exchange in [one, other] {
+        let refused = exchange.host.fetched(&exchange.message.encode()).unwrap_err();
+        let HostFailure::Distrusted { explanation, farewell } = refused else { panic!() };
+        assert_eq!(explanation, Explanation::GroupNotUsable);
+        exchange.controller.send(&farewell);
+        assert_eq!(exchange.controller.progress(), Progress::Failed(Explanation::GroupNotUsable));
+        assert_eq!((exchange.controller.take_psk(), exchange.host.take_psk()), (None, None));
+    }
+}
+
+/// A host that has offered both groups takes the challenge of the other one.
+#[test]
+fn group_altered_in_between_gives_no_psk() {
+    let groups = [Group::Ffdhe2048, Group::Ffdhe3072];
+    let mut one = Exchange::challenged(1, &groups);
+    let Body::Challenge { group, public_value, .. } = &mut one.message.body else { panic!() };
+    assert_eq!(*group, groups[0]);
+    (*group, *public_value) = (groups[1], groups[1].public_value(&[0x33; 64]));
+    one.replied().gives_no_psk();
+}
+
+/// Without a group, everybody in between would know the PSK.
+#[test]
+fn null_group_set_in_between_is_refused() {
+    let mut one = Exchange::challenged(1, &[Group::Null, Group::Ffdhe2048]);
+    let Body::Challenge { group, public_value, .. } = &mut one.message.body else { panic!() };
+    (*group, *public_value) = (Group::Null, Vec::new());
+    assert!(one.host.fetched(&one.message.encode()).is_err());
+    assert_eq!(one.host.take_psk(), None);
+}
+
+/// Runs an exchange in which both sides know each other by these names.
+fn succeed(host_names: Names, controller_names: Names) -> Result<crate::tls::Psk, HostFailure> {
+    let mut host = host(101, host_names, &[Group::Ffdhe2048]);
+    let mut controller = controller(1, controller_names);
+    controller.send(&host.negotiate());
+    let reply = reply_to(&mut host, &fetch(&mut controller));
+    controller.send(&reply.encode());
+    let success = fetch(&mut controller).encode();
+    let HostStep::Authenticated(Some(farewell)) = host.fetched(&success)? else { panic!() };
+    controller.send(&farewell);
+    let psk = host.take_psk().expect("a PSK");
+    assert_eq!(controller.take_psk().as_ref(), Some(&psk));
+    Ok(psk)
+}
+
+fn other_names() -> [Names; 2] {
+    let host = "nqn.2014-08.org.nvmexpress:uuid:b".into();
+    [Names { host, ..names() }, Names { subsystem: "nqn.2024-01.x:other".into(), ..names() }]
+}
+
+/// The same values and challenges give another PSK and identity to another host or subsystem.
+#[test]
+fn generated_psk_is_of_its_names_alone() {
+    let own = succeed(names(), names()).unwrap();
+    for other in other_names() {
+        let other = succeed(other.clone(), other).unwrap();
+        assert_ne!(own.secret, other.secret);
+        assert_ne!(own.identity, other.identity);
+    }
+}
+
+/// Somebody in between who leads a host to another subsystem, or passes for another host.
+#[test]
+fn exchange_of_other_names_gives_no_psk() {
+    for other in other_names() {
+        let refused = succeed(names(), other).unwrap_err();
+        assert_eq!(refused, HostFailure::Refused(Explanation::Failed));
+    }
+}

@@ -1,0 +1,254 @@
+//! Rules of secure channel concatenation (Base 8.3.5.5.9): the PSK that a queue accepts, why it
+//! refuses another, and what a PSK demands of the controller's I/O queues.
+//!
+//! Invariants:
+//! - a host is told that it has a PSK only if the target keeps it: the PSK is promised, or refused
+//!   with AUTH_Failure1, before DH-HMAC-CHAP_Success1 is fetched;
+//! - from the promise on, no I/O queue without TLS joins the controller.
+//!
+//! A refusal names what the host asked for, what the queue accepts, and what to do.
+
+use flagstone_auth::Concatenation;
+
+use crate::tls::{Channel, TlsMode};
+
+/// Why a PSK is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ConcatenationRefusal {
+    /// SC_C has this value, which means nothing.
+    Undefined(u8),
+    /// It is asked for on an I/O queue.
+    IoQueue,
+    /// The listener has no TLS.
+    NoTls,
+    /// The host has a configured TLS key, and so needs no other.
+    ConfiguredKey,
+    /// The controller has I/O queues without TLS.
+    PlainIoQueues,
+    /// A new PSK is asked for, where the one of the connection can be replaced.
+    NotNew,
+    /// A replacement is asked for, where the connection has no PSK.
+    NothingToReplace,
+    /// The host offers no Diffie-Hellman group.
+    NoGroup,
+    /// The controller ended before the exchange did.
+    ControllerEnded,
+}
+
+impl std::fmt::Display for ConcatenationRefusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("secure concatenation refused: the host asks for ")?;
+        let text = match self {
+            Self::Undefined(value) => {
+                return write!(
+                    f,
+                    "SC_C {value}, which means nothing; 2 (a new PSK) and 3 (another PSK) are accepted: \
+                     correct the host"
+                );
+            }
+            Self::IoQueue => {
+                "a PSK on an I/O queue; the admin queue accepts it, before I/O queues: correct the host"
+            }
+            Self::NoTls => {
+                "a new PSK on a listener without TLS; a listener with optional TLS accepts it: add \
+                 ?tls=allowed to the listener, or let the host connect without concatenation"
+            }
+            Self::ConfiguredKey => {
+                "a PSK, and has a TLS key; hosts without one are accepted: let it connect with its TLS \
+                 key, or remove its tls_key_file here"
+            }
+            Self::PlainIoQueues => {
+                "a new PSK while it has I/O queues without TLS; it is accepted before the first I/O queue: \
+                 disconnect the host, and connect it again with concatenation"
+            }
+            Self::NotNew => {
+                "a new PSK (SC_C 2) over TLS; another PSK instead of this one (SC_C 3) is accepted: \
+                 correct the host"
+            }
+            Self::NothingToReplace => {
+                "another PSK (SC_C 3) without TLS; a new PSK (SC_C 2) is accepted: correct the host"
+            }
+            Self::NoGroup => {
+                "a PSK with the null group alone; every other group is accepted: let the host offer \
+                 ffdhe2048"
+            }
+            Self::ControllerEnded => {
+                "a PSK, and its controller ended meanwhile; its next controller accepts it: connect again"
+            }
+        };
+        f.write_str(text)
+    }
+}
+
+/// What one queue accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ConcatenationRule {
+    /// The kind of PSK.
+    pub(crate) accepted: Concatenation,
+    /// Why it is not another kind.
+    otherwise: ConcatenationRefusal,
+}
+
+/// What the rule of a queue depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConcatenationScope<'a> {
+    pub(crate) qid: u16,
+    pub(crate) channel: Channel<'a>,
+    pub(crate) tls_mode: TlsMode,
+    /// The host has a configured TLS key for the subsystem.
+    pub(crate) has_tls_key: bool,
+    /// The controller has I/O queues.
+    pub(crate) has_io_queues: bool,
+}
+
+impl ConcatenationRule {
+    /// Rule of a queue. I/O queues of a controller that has any would stay without TLS, and a host
+    /// that has a TLS key is to use it.
+    pub(crate) fn of(scope: ConcatenationScope<'_>) -> Self {
+        use ConcatenationRefusal as Refusal;
+        let none = |otherwise| Self { accepted: Concatenation::None, otherwise };
+        match scope.channel {
+            _ if scope.qid != 0 => none(Refusal::IoQueue),
+            Channel::GeneratedPsk(_) => {
+                Self { accepted: Concatenation::ReplacePsk, otherwise: Refusal::NotNew }
+            }
+            Channel::ConfiguredKey => none(Refusal::ConfiguredKey),
+            Channel::Plain if scope.tls_mode != TlsMode::Allowed => none(Refusal::NoTls),
+            Channel::Plain if scope.has_tls_key => none(Refusal::ConfiguredKey),
+            Channel::Plain if scope.has_io_queues => none(Refusal::PlainIoQueues),
+            Channel::Plain => {
+                Self { accepted: Concatenation::NewPsk, otherwise: Refusal::NothingToReplace }
+            }
+        }
+    }
+
+    /// Why a host that asked for SC_C `asked` was refused.
+    pub(crate) fn refusal(self, asked: u8) -> ConcatenationRefusal {
+        match Concatenation::from_id(asked) {
+            None => ConcatenationRefusal::Undefined(asked),
+            // The kind is accepted, so it was the group.
+            Some(kind) if kind == self.accepted => ConcatenationRefusal::NoGroup,
+            Some(_) => self.otherwise,
+        }
+    }
+}
+
+/// What secure channel concatenation demands of a controller's I/O queues.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) enum Concatenated {
+    /// Nothing.
+    #[default]
+    No,
+    /// TLS: on the plain admin queue, the host is about to have a PSK.
+    Promised,
+    /// TLS: on the plain admin queue, the host has made the PSK with this identity. It is expected
+    /// to connect anew.
+    Made(Vec<u8>),
+    /// TLS: the admin queue uses the generated PSK with this identity, and there were no I/O queues
+    /// yet.
+    Secured(Vec<u8>),
+    /// TLS: so do I/O queues, now or before.
+    InUse(Vec<u8>),
+}
+
+impl Concatenated {
+    /// A PSK is promised.
+    ///
+    /// # Errors
+    /// [`ConcatenationRefusal::PlainIoQueues`].
+    pub(crate) fn promise(&mut self, has_io_queues: bool) -> Result<(), ConcatenationRefusal> {
+        match self {
+            Self::No if has_io_queues => Err(ConcatenationRefusal::PlainIoQueues),
+            Self::No => {
+                *self = Self::Promised;
+                Ok(())
+            }
+            Self::Promised | Self::Made(_) | Self::Secured(_) | Self::InUse(_) => Ok(()),
+        }
+    }
+
+    /// The promised PSK is kept; the identity of the one that it replaces.
+    pub(crate) fn keep(&mut self, identity: Vec<u8>) -> Option<Vec<u8>> {
+        let (next, last) = match std::mem::take(self) {
+            Self::Secured(last) => (Self::Secured(identity), Some(last)),
+            Self::InUse(last) => (Self::InUse(identity), Some(last)),
+            Self::Made(last) => (Self::Made(identity), Some(last)),
+            Self::Promised | Self::No => (Self::Made(identity), None),
+        };
+        *self = next;
+        last
+    }
+
+    /// Queue `qid` joins over `channel`. False if it needs TLS by a generated PSK, and has not.
+    pub(crate) fn join(&mut self, qid: u16, channel: Channel<'_>) -> bool {
+        match (qid, channel, &*self) {
+            (0, Channel::GeneratedPsk(identity), _) => *self = Self::Secured(identity.to_vec()),
+            (_, Channel::GeneratedPsk(_), Self::Secured(identity)) => {
+                *self = Self::InUse(identity.clone());
+            }
+            (0, ..) | (_, Channel::GeneratedPsk(_), _) | (.., Self::No) => {}
+            _ => return false,
+        }
+        true
+    }
+
+    /// True if I/O queues have to use TLS.
+    pub(crate) fn needs_tls(&self) -> bool {
+        *self != Self::No
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scope(channel: Channel<'static>) -> ConcatenationScope<'static> {
+        let (tls_mode, has_tls_key, has_io_queues) = (TlsMode::Allowed, false, false);
+        ConcatenationScope { qid: 0, channel, tls_mode, has_tls_key, has_io_queues }
+    }
+
+    #[test]
+    fn each_refusal_has_its_own_reason() {
+        use ConcatenationRefusal as Refusal;
+        let (plain, generated) = (scope(Channel::Plain), scope(Channel::GeneratedPsk(b"x")));
+        let [new, replace] =
+            [Concatenation::NewPsk, Concatenation::ReplacePsk].map(Concatenation::id);
+        for (scope, asked, reason) in [
+            (plain, 1, Refusal::Undefined(1)),
+            (plain, new, Refusal::NoGroup),
+            (plain, replace, Refusal::NothingToReplace),
+            (generated, new, Refusal::NotNew),
+            (generated, replace, Refusal::NoGroup),
+            (ConcatenationScope { qid: 1, ..generated }, replace, Refusal::IoQueue),
+            (ConcatenationScope { tls_mode: TlsMode::Off, ..plain }, new, Refusal::NoTls),
+            (ConcatenationScope { has_tls_key: true, ..plain }, new, Refusal::ConfiguredKey),
+            (self::scope(Channel::ConfiguredKey), replace, Refusal::ConfiguredKey),
+            (ConcatenationScope { has_io_queues: true, ..plain }, new, Refusal::PlainIoQueues),
+        ] {
+            assert_eq!(ConcatenationRule::of(scope).refusal(asked), reason, "{scope:?}");
+            let text = reason.to_string();
+            // Asked, accepted, and what to do.
+            let parts = ["the host asks for", "accept", ": "];
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
+    }
+
+    #[test]
+    fn promise_keeps_plain_io_queues_out() {
+        let mut state = Concatenated::No;
+        assert_eq!(state.promise(true), Err(ConcatenationRefusal::PlainIoQueues));
+        assert!(state.join(1, Channel::Plain) && !state.needs_tls());
+        assert_eq!(state.promise(false), Ok(()));
+        assert!(!state.join(1, Channel::Plain) && !state.join(1, Channel::ConfiguredKey));
+        assert!(state.needs_tls() && state.join(1, Channel::GeneratedPsk(b"other")));
+        assert_eq!(state.keep(b"first".to_vec()), None);
+        assert_eq!(state.keep(b"second".to_vec()), Some(b"first".to_vec()));
+        assert_eq!(state, Concatenated::Made(b"second".to_vec()));
+        assert!(!state.join(1, Channel::Plain) && state.join(0, Channel::Plain));
+        // A queue over TLS needs the promise no longer.
+        assert!(state.join(0, Channel::GeneratedPsk(b"second")));
+        assert!(state.join(1, Channel::GeneratedPsk(b"second")) && state.promise(true).is_ok());
+        assert_eq!(state.keep(b"third".to_vec()), Some(b"second".to_vec()));
+        assert_eq!(state, Concatenated::InUse(b"third".to_vec()));
+    }
+}
