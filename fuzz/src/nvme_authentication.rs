@@ -7,7 +7,7 @@ use flagstone_auth::host::HostOptions;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::{Hello, IDENTITIES, Identity, TlsKey, derived};
 use flagstone_auth::{
-    Concatenation, Controller, ControllerOptions, Group, Hash, Host, HostStep, Message, Names,
+    Concatenation, ControllerExchange, ControllerOptions, Group, Hash, HostExchange, HostStep, Message, Names,
     Progress, Randomness, Secret,
 };
 
@@ -70,7 +70,7 @@ fn controller(data: &[u8]) {
         groups: vec![Group::Null, Group::Ffdhe2048],
         concatenation: Concatenation::NewPsk,
     };
-    let mut controller = Controller::new(options, randomness(1));
+    let mut controller = ControllerExchange::new(options, randomness(1));
     for message in messages(data) {
         controller.send(message);
         if let Some(answer) = controller.fetch(MESSAGE_BYTES) {
@@ -91,7 +91,7 @@ fn host(data: &[u8], concatenation: Concatenation) {
         groups: vec![Group::Null, Group::Ffdhe2048],
         concatenation,
     };
-    let mut host = Host::new(options, 7, randomness(2));
+    let mut host = HostExchange::new(options, 7, randomness(2));
     assert!(Message::parse(&host.negotiate()).is_ok());
     for message in messages(data) {
         match host.fetched(message) {

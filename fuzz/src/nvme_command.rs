@@ -8,7 +8,7 @@ use flagstone_nvme::command::io::{BlockCommand, BlockRange, DatasetManagement, D
 use flagstone_nvme::feature::{HostBehavior, NumberOfQueues};
 use flagstone_nvme::limits::{DSM_BYTES, IO_BLOCKS, NQN_BYTES};
 use flagstone_nvme::replica::{
-    CompressedWrite, DATA_MAX_BYTES, IdentifyReplica, OrderedWrite, OrderedZeroes, Request,
+    CompressedWrite, DATA_MAX_BYTES, IdentifyReplica, OrderedWrite, OrderedZeroes, ReplicaRequest,
 };
 use flagstone_nvme::sgl::DataPointer;
 use flagstone_nvme::{AdminOpcode, IoOpcode, Sqe, Wire};
@@ -99,13 +99,13 @@ fn admin(command: &Sqe, data: &[u8]) {
 }
 
 fn replica(command: &Sqe, data: &[u8]) {
-    if let Ok(request) = Request::parse(command, data) {
+    if let Ok(request) = ReplicaRequest::parse(command, data) {
         assert!(request.reply_bytes() <= DATA_MAX_BYTES);
         let again = request.command(command.cid.get(), command.nsid.get());
         let sent = request.data();
-        assert_eq!(Request::sent_bytes(request.opcode()), Some(sent.len()));
+        assert_eq!(ReplicaRequest::sent_bytes(request.opcode()), Some(sent.len()));
         assert_eq!(again.parameters(), command.parameters());
-        assert_eq!(Request::parse(&again, sent), Ok(request));
+        assert_eq!(ReplicaRequest::parse(&again, sent), Ok(request));
     }
     if let Ok(write) = OrderedWrite::parse(command) {
         let again = write.command(1, 1, command.data);

@@ -1,4 +1,4 @@
-//! Fuzz target for the records of pools: superblock, chunk header, map page, catalog.
+//! Fuzz target for the records of pools: superblock, chunk header, map page, volume table.
 //!
 //! Input: a byte that selects the structure and whether its checksum is made to match, a byte of
 //! place, then the bytes of the structure, cut or filled to its length.
@@ -7,7 +7,7 @@
 
 use flagstone_pool::PoolId;
 use flagstone_pool::limits::BLOCK_BYTES;
-use flagstone_pool::ondisk::catalog::Catalog;
+use flagstone_pool::ondisk::volume_table::VolumeTable;
 use flagstone_pool::ondisk::chunk::ChunkHeader;
 use flagstone_pool::ondisk::layout::Layout;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
@@ -19,7 +19,7 @@ pub fn run(input: &[u8]) {
     let [parameters, place, bytes @ ..] = input else { return };
     let place = u64::from(*place);
     if parameters & 3 == 3 {
-        return catalog(bytes);
+        return volume_table(bytes);
     }
     let mut block: Block = [0; BLOCK_BYTES];
     let len = bytes.len().min(BLOCK_BYTES);
@@ -64,8 +64,8 @@ fn page(block: &Block, index: u64) {
     assert_eq!(MapPage::decode(&again, place, layout().blocks()), Ok(found));
 }
 
-fn catalog(bytes: &[u8]) {
+fn volume_table(bytes: &[u8]) {
     let blocks = layout().blocks();
-    let Ok(found) = Catalog::decode(bytes, blocks) else { return };
-    assert_eq!(Catalog::decode(&found.encode(), blocks), Ok(found));
+    let Ok(found) = VolumeTable::decode(bytes, blocks) else { return };
+    assert_eq!(VolumeTable::decode(&found.encode(), blocks), Ok(found));
 }

@@ -305,8 +305,8 @@ fn core_dumps_are_off_unless_asked() {
     }
 }
 
-/// True if `bytes` has `pattern`. The library's search for a byte is compiled with optimization, and
-/// `windows` is not.
+/// True if `bytes` has `pattern`. The library's search for a byte is compiled with optimization,
+/// and `windows` is not.
 fn has(bytes: &[u8], pattern: &[u8]) -> bool {
     let mut at = 0;
     loop {

@@ -31,7 +31,7 @@ const GROWTH_BYTES: u64 = 3 << 20;
 
 /// Progress of a connection before it is dropped.
 #[derive(Debug, Clone, Copy)]
-enum Manners {
+enum ClientBehavior {
     Silent,
     Garbage,
     /// Part of the host's or client's first message, or all of it.
@@ -44,18 +44,18 @@ enum Manners {
     ThenGarbage,
 }
 
-const MANNERS: [Manners; 6] = [
-    Manners::Silent,
-    Manners::Garbage,
-    Manners::Cut,
-    Manners::Initialized,
-    Manners::InCommand,
-    Manners::ThenGarbage,
+const MANNERS: [ClientBehavior; 6] = [
+    ClientBehavior::Silent,
+    ClientBehavior::Garbage,
+    ClientBehavior::Cut,
+    ClientBehavior::Initialized,
+    ClientBehavior::InCommand,
+    ClientBehavior::ThenGarbage,
 ];
 
-/// Connects and proceeds as far as `manners` says. The server may hang up at any time, and then the
-/// rest is not sent.
-fn misbehave(server: &Server, scheme: &str, manners: Manners, rng: &mut Rng) -> TcpStream {
+/// Connects and proceeds as far as `behavior` says. The server may hang up at any time, and then
+/// the rest is not sent.
+fn misbehave(server: &Server, scheme: &str, behavior: ClientBehavior, rng: &mut Rng) -> TcpStream {
     let mut stream = wire::connect(server.port(scheme));
     let garbage_bytes = rng.below(3000) as usize;
     let mut garbage = vec![0; garbage_bytes];
@@ -68,18 +68,18 @@ fn misbehave(server: &Server, scheme: &str, manners: Manners, rng: &mut Rng) -> 
         ),
     };
     let mut cut = |bytes: &[u8]| bytes[..rng.below(bytes.len() as u64 + 1) as usize].to_vec();
-    let said = match manners {
-        Manners::Silent => Vec::new(),
-        Manners::Garbage => garbage,
-        Manners::Cut => cut(&first),
-        Manners::Initialized | Manners::InCommand | Manners::ThenGarbage => {
+    let said = match behavior {
+        ClientBehavior::Silent => Vec::new(),
+        ClientBehavior::Garbage => garbage,
+        ClientBehavior::Cut => cut(&first),
+        ClientBehavior::Initialized | ClientBehavior::InCommand | ClientBehavior::ThenGarbage => {
             match scheme {
                 "nbd" => wire::nbd_open(&mut stream, "db").unwrap(),
                 _ => wire::nvme_open(&mut stream).unwrap(),
             }
-            match manners {
-                Manners::InCommand => cut(&[command, garbage].concat()),
-                Manners::ThenGarbage => garbage,
+            match behavior {
+                ClientBehavior::InCommand => cut(&[command, garbage].concat()),
+                ClientBehavior::ThenGarbage => garbage,
                 _ => Vec::new(),
             }
         }
@@ -94,8 +94,8 @@ fn come_and_go(server: &Server, count: usize, rng: &mut Rng) {
     let mut open: Vec<TcpStream> = Vec::new();
     for _ in 0..count {
         let scheme = ["nvme-tcp", "nbd"][rng.below(2) as usize];
-        let manners = MANNERS[rng.below(MANNERS.len() as u64) as usize];
-        open.push(misbehave(server, scheme, manners, rng));
+        let behavior = MANNERS[rng.below(MANNERS.len() as u64) as usize];
+        open.push(misbehave(server, scheme, behavior, rng));
         while open.len() > rng.below(OPEN_AT_ONCE as u64) as usize {
             let stream = open.swap_remove(rng.below(open.len() as u64) as usize);
             if rng.below(2) == 0 {

@@ -1,7 +1,7 @@
 //! Role epochs: fencing tokens that are unique among the replicas of a volume.
 //!
-//! Each replica uses the numbers of one residue class, its rank, which depends on its identity alone.
-//! So two replicas that promote themselves without contact never pick the same epoch.
+//! Each replica uses the numbers of one residue class, its rank, which depends on its identity
+//! alone. So two replicas that promote themselves without contact never pick the same epoch.
 
 /// Number of residue classes. Identities are random: of three replicas, two share a class with a
 /// probability of one in 1.4 billion.

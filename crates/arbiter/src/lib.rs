@@ -1,10 +1,11 @@
 //! Arbiter: the third vote of a mirror that fails over without an operator.
 //!
-//! An outside store (etcd, an object store) holds one small [`Record`] per volume: the replicas that
-//! have every acknowledged write, and the replica that serves. While two nodes see each other, they
-//! need no arbiter. A node that wants to run degraded, without its peer, first removes the peer from the
-//! record, with one compare-and-set ([`race`]). Two nodes that part do the same, and one of them
-//! wins. No lease is held, so a store that is down costs nothing while the nodes see each other.
+//! An outside store (etcd, an object store) holds one small [`ArbiterRecord`] per volume: the
+//! replicas that have every acknowledged write, and the replica that serves. While two nodes see
+//! each other, they need no arbiter. A node that wants to run degraded, without its peer, first
+//! removes the peer from the record, with one compare-and-set ([`race`]). Two nodes that part do
+//! the same, and one of them wins. No lease is held, so a store that is down costs nothing while
+//! the nodes see each other.
 //!
 //! Invariants:
 //! - a node that the record does not list as in sync is never granted anything;
@@ -14,8 +15,8 @@
 //! - a missing record, or one that is older than what the node has seen, grants nothing: the store
 //!   may have been restored from a backup.
 //!
-//! This crate performs no I/O. [`Arbiter`] is the interface to the store, and [`store::MemoryStore`]
-//! is one for simulations, with lost answers and restored backups.
+//! This crate performs no I/O. [`Arbiter`] is the interface to the store, and
+//! [`store::MemoryStore`] is one for simulations, with lost answers and restored backups.
 
 pub mod epoch;
 pub mod limits;
@@ -29,7 +30,7 @@ use std::sync::Arc;
 
 use crc_fast::CrcAlgorithm;
 
-pub use record::{Record, ReplicaId};
+pub use record::{ArbiterRecord, ReplicaId};
 
 /// Version of a stored record, as the store names it: a revision number, or an entity tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,12 +55,12 @@ impl StoredVersion {
 pub struct Stored {
     /// Version, for the next compare-and-set.
     pub version: StoredVersion,
-    /// Content: hostile until [`Record::decode`] has accepted it.
+    /// Content: hostile until [`ArbiterRecord::decode`] has accepted it.
     pub bytes: Vec<u8>,
 }
 
-/// Identity of a store, as far as its configuration tells: what was learned at one store says nothing
-/// about another.
+/// Identity of a store, as far as its configuration tells: what was learned at one store says
+/// nothing about another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreId(pub u64);
 
@@ -67,7 +68,8 @@ impl StoreId {
     /// No store.
     pub const NONE: StoreId = StoreId(0);
 
-    /// The CRC-64/NVME of what names the store: its kind, where it is, and the beginning of the keys.
+    /// The CRC-64/NVME of what names the store: its kind, where it is, and the beginning of the
+    /// keys.
     pub fn of(name: &str) -> StoreId {
         StoreId(crc_fast::checksum(CrcAlgorithm::Crc64Nvme, name.as_bytes()).max(1))
     }
@@ -99,9 +101,9 @@ pub trait Arbiter: Send + Sync + 'static {
     /// Reads the record of a volume; `None` if there is none.
     fn read(&self, volume: ReplicaId) -> ArbiterFuture<Option<Stored>>;
 
-    /// Stores `bytes` if `expected` is still stored, in version and content, where `None` means that
-    /// there is no record. The version alone does not suffice: a store that was restored from a backup
-    /// may count the same numbers again.
+    /// Stores `bytes` if `expected` is still stored, in version and content, where `None` means
+    /// that there is no record. The version alone does not suffice: a store that was restored from
+    /// a backup may count the same numbers again.
     fn write(
         &self,
         volume: ReplicaId,
@@ -109,8 +111,8 @@ pub trait Arbiter: Send + Sync + 'static {
         bytes: Vec<u8>,
     ) -> ArbiterFuture<Written>;
 
-    /// Finds out whether the store would accept a write of `bytes` by this node, and changes nothing:
-    /// a compare-and-set that cannot succeed.
+    /// Finds out whether the store would accept a write of `bytes` by this node, and changes
+    /// nothing: a compare-and-set that cannot succeed.
     fn probe_write(&self, volume: ReplicaId, bytes: Vec<u8>) -> ArbiterFuture<()>;
 }
 

@@ -1,9 +1,10 @@
 //! Race: one node's attempt to change the record, as one pure function.
 //!
-//! [`next`] takes a [`State`] and an [`Event`], and returns the following state with the action to
-//! carry out, if there is one. The owner performs the action and reports its result as the next
-//! event. A race ends in [`State::Ended`]; there is nothing to clean up after one that is abandoned.
-//! A write that was given up may still take effect, so its owner must not assume either.
+//! [`next`] takes a [`RaceState`] and an [`RaceEvent`], and returns the following state with the
+//! action to carry out, if there is one. The owner performs the action and reports its result as
+//! the next event. A race ends in [`RaceState::Ended`]; there is nothing to clean up after one that
+//! is abandoned. A write that was given up may still take effect, so its owner must not assume
+//! either.
 //!
 //! [`decide`] is the only place that compares a record with what a node knows.
 //!
@@ -13,7 +14,7 @@ use std::fmt;
 
 use crate::epoch::next_epoch;
 use crate::limits::{ATTEMPTS_MAX, PAUSE_MAX_MS, PAUSE_MIN_MS};
-use crate::record::{Record, RecordError, ReplicaId};
+use crate::record::{ArbiterRecord, RecordError, ReplicaId};
 use crate::{NoAnswer, Stored, Written};
 
 /// What a node asks for.
@@ -29,8 +30,8 @@ pub struct Ask {
     pub writer: u64,
     /// Of a source: the operator has suspended automatic failover, and the record is to say so.
     pub suspended: bool,
-    /// The former source has handed its role to this node, and `seen_revision` is the revision that it
-    /// had seen. A record of exactly that revision may list it alone: nothing was granted since.
+    /// The former source has handed its role to this node, and `seen_revision` is the revision that
+    /// it had seen. A record of exactly that revision may list it alone: nothing was granted since.
     pub succeeds: bool,
     /// Purpose.
     pub goal: Goal,
@@ -41,20 +42,20 @@ pub struct Ask {
 pub enum Occasion {
     /// It differs from the record, perhaps.
     Change,
-    /// It is the first time in a session with the peer: it is written in any case, so that a delayed
-    /// write of the peer, from before it attached, fails.
+    /// It is the first time in a session with the peer: it is written in any case, so that a
+    /// delayed write of the peer, from before it attached, fails.
     NewSession,
-    /// The peer does not see the record at its arbiter: it is written in any case, because only a new
-    /// one shows whether both use one store.
+    /// The peer does not see the record at its arbiter: it is written in any case, because only a
+    /// new one shows whether both use one store.
     Unseen,
 }
 
 /// Purpose of a race.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// The source, while its peer is attached: record whether the peer has every acknowledged write.
-    /// The peer agrees by being attached, so that a record which is missing, or an old one, is
-    /// replaced. So is one that excludes this node, in a race that is the first of its session.
+    /// The source, while its peer is attached: record whether the peer has every acknowledged
+    /// write. The peer agrees by being attached, so that a record which is missing, or an old one,
+    /// is replaced. So is one that excludes this node, in a race that is the first of its session.
     Publish {
         /// The peer, if it is in sync. `None` during a resync to it.
         peer: Option<ReplicaId>,
@@ -68,8 +69,8 @@ pub enum Goal {
         /// This node's role epoch.
         epoch: u64,
     },
-    /// The source, which was granted to run degraded and has served since: keep it so. A record that
-    /// was lost, or restored from a backup, is replaced unless it excludes this node.
+    /// The source, which was granted to run degraded and has served since: keep it so. A record
+    /// that was lost, or restored from a backup, is replaced unless it excludes this node.
     StayDegraded {
         /// This node's role epoch.
         epoch: u64,
@@ -106,8 +107,8 @@ pub enum Goal {
 }
 
 impl Goal {
-    /// It is pursued while both nodes see each other, to find out what would happen when they part. A
-    /// store may answer reads and refuse writes: its space is used up, or the user may only read.
+    /// It is pursued while both nodes see each other, to find out what would happen when they part.
+    /// A store may answer reads and refuse writes: its space is used up, or the user may only read.
     const fn probes_write(&self) -> bool {
         matches!(self, Goal::Watch | Goal::Publish { .. })
     }
@@ -160,17 +161,17 @@ pub enum Denial {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Try to store this record.
-    Write(Record),
-    /// The record says so already, and nothing depends on who wrote it. A node that only compares the
-    /// record also finds out whether it could write: see [`Action::ProbeWrite`].
-    Keep(Record),
+    Write(ArbiterRecord),
+    /// The record says so already, and nothing depends on who wrote it. A node that only compares
+    /// the record also finds out whether it could write: see [`RaceAction::ProbeWrite`].
+    Keep(ArbiterRecord),
     /// Nothing is granted.
     Deny(Denial),
 }
 
 /// Decides what a record means for a node.
 pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
-    let found = match stored.map(|stored| Record::decode(&stored.bytes)).transpose() {
+    let found = match stored.map(|stored| ArbiterRecord::decode(&stored.bytes)).transpose() {
         Ok(found) => found,
         Err(error) => return Decision::Deny(Denial::Unreadable(error)),
     };
@@ -182,15 +183,23 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
     let proposal = |epoch: u64, in_sync: Vec<ReplicaId>, maintenance: bool| {
         let revision = newest.saturating_add(1);
         let (volume, source, writer) = (ask.volume, ask.own, ask.writer);
-        Decision::Write(Record { volume, epoch, revision, source, in_sync, maintenance, writer })
+        Decision::Write(ArbiterRecord {
+            volume,
+            epoch,
+            revision,
+            source,
+            in_sync,
+            maintenance,
+            writer,
+        })
     };
     match ask.goal {
         Goal::Publish { peer, epoch, occasion } => {
             let mut in_sync: Vec<ReplicaId> = [ask.own].into_iter().chain(peer).collect();
             in_sync.sort_unstable();
             match found {
-                // Without the peer, the result is a right that a delayed write could take back, so that
-                // it needs a write of its own.
+                // Without the peer, the result is a right that a delayed write could take back, so
+                // that it needs a write of its own.
                 Some(found)
                     if peer.is_some()
                         && occasion == Occasion::Change
@@ -198,8 +207,8 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
                 {
                     Decision::Keep(found)
                 }
-                // The peer won since, which it does only when it hears nothing more from this node: a
-                // paused machine believes for a while that its session lives.
+                // The peer won since, which it does only when it hears nothing more from this node:
+                // a paused machine believes for a while that its session lives.
                 Some(found)
                     if occasion != Occasion::NewSession
                         && !found.is_in_sync(ask.own)
@@ -250,7 +259,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
         },
         // Another replica was promoted later.
         Goal::Insist { epoch } => match found {
-            Some(Record { epoch: later, source: source_replica, revision, .. })
+            Some(ArbiterRecord { epoch: later, source: source_replica, revision, .. })
                 if later > epoch && source_replica != ask.own =>
             {
                 Decision::Deny(Denial::Lost { epoch: later, source_replica, revision })
@@ -266,7 +275,7 @@ pub fn decide(ask: &Ask, stored: Option<&Stored>) -> Decision {
 }
 
 /// The record says already what this source would write.
-fn says(ask: &Ask, found: &Record, in_sync: &[ReplicaId], epoch: u64) -> bool {
+fn says(ask: &Ask, found: &ArbiterRecord, in_sync: &[ReplicaId], epoch: u64) -> bool {
     found.source == ask.own
         && found.in_sync == in_sync
         && found.epoch >= epoch
@@ -274,13 +283,13 @@ fn says(ask: &Ask, found: &Record, in_sync: &[ReplicaId], epoch: u64) -> bool {
         && found.maintenance == ask.suspended
 }
 
-fn lost(found: &Record) -> Denial {
-    let Record { epoch, source: source_replica, revision, .. } = *found;
+fn lost(found: &ArbiterRecord) -> Denial {
+    let ArbiterRecord { epoch, source: source_replica, revision, .. } = *found;
     Denial::Lost { epoch, source_replica, revision }
 }
 
 /// The record, if it allows a node that does not serve to be the source.
-fn eligible(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
+fn eligible(ask: &Ask, found: Option<ArbiterRecord>) -> Result<ArbiterRecord, Denial> {
     if ask.seen_revision == 0 {
         let found = found.ok_or(Denial::Missing)?.revision;
         return Err(Denial::Older { found, seen: 0 });
@@ -292,9 +301,9 @@ fn eligible(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
 /// [`Ask::succeeds`]), or by this rule.
 fn unless_succeeded(
     ask: &Ask,
-    found: Option<Record>,
-    rule: fn(&Ask, Option<Record>) -> Result<Record, Denial>,
-) -> Result<Record, Denial> {
+    found: Option<ArbiterRecord>,
+    rule: fn(&Ask, Option<ArbiterRecord>) -> Result<ArbiterRecord, Denial>,
+) -> Result<ArbiterRecord, Denial> {
     match found {
         Some(found)
             if ask.succeeds
@@ -308,7 +317,7 @@ fn unless_succeeded(
 }
 
 /// The record, if it is no older than what this node has seen, and lists it as in sync.
-fn listed(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
+fn listed(ask: &Ask, found: Option<ArbiterRecord>) -> Result<ArbiterRecord, Denial> {
     let found = found.ok_or(Denial::Missing)?;
     if found.revision < ask.seen_revision {
         return Err(Denial::Older { found: found.revision, seen: ask.seen_revision });
@@ -321,7 +330,7 @@ fn listed(ask: &Ask, found: Option<Record>) -> Result<Record, Denial> {
 
 /// State of a race.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum RaceState {
     /// A read is in flight.
     Reading(Attempt),
     /// A write of `record` is in flight.
@@ -329,19 +338,19 @@ pub enum State {
         /// The attempt.
         attempt: Attempt,
         /// The proposal.
-        record: Record,
+        record: ArbiterRecord,
     },
     /// The record is kept, and a probe write of it is in flight.
     ProbingWrite {
         /// The attempt.
         attempt: Attempt,
         /// The record.
-        record: Record,
+        record: ArbiterRecord,
     },
     /// The store did not answer, and is asked again after a pause.
     Pausing(Attempt),
     /// The race has ended.
-    Ended(Result<Record, Denial>),
+    Ended(Result<ArbiterRecord, Denial>),
 }
 
 /// Progress of a race.
@@ -352,11 +361,11 @@ pub struct Attempt {
     /// Attempts that failed.
     pub failed: u32,
     /// Proposals whose answer was lost, or was a conflict. One of them may be the stored record.
-    pub unanswered: Vec<Record>,
+    pub unanswered: Vec<ArbiterRecord>,
 }
 
 impl Attempt {
-    fn remember(&mut self, record: Record) {
+    fn remember(&mut self, record: ArbiterRecord) {
         if !self.unanswered.contains(&record) {
             self.unanswered.push(record);
         }
@@ -365,20 +374,20 @@ impl Attempt {
 
 /// An event of a race.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// Result of [`Action::Read`].
+pub enum RaceEvent {
+    /// Result of [`RaceAction::Read`].
     Read(Result<Option<Stored>, NoAnswer>),
-    /// Result of [`Action::Write`].
+    /// Result of [`RaceAction::Write`].
     Written(Result<Written, NoAnswer>),
-    /// Result of [`Action::ProbeWrite`].
+    /// Result of [`RaceAction::ProbeWrite`].
     WriteProbed(Result<(), NoAnswer>),
-    /// End of [`Action::Pause`].
+    /// End of [`RaceAction::Pause`].
     Paused,
 }
 
 /// The action that leads to the next event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum RaceAction {
     /// Read the record.
     Read,
     /// Store `record`, if `expected` is still stored.
@@ -386,48 +395,50 @@ pub enum Action {
         /// What to replace; `None` if there is no record.
         expected: Option<Stored>,
         /// The proposal.
-        record: Record,
+        record: ArbiterRecord,
     },
     /// See [`Arbiter::probe_write`](crate::Arbiter::probe_write).
-    ProbeWrite(Record),
+    ProbeWrite(ArbiterRecord),
     /// Wait, in milliseconds.
     Pause(u64),
 }
 
 /// Starts a race.
-pub fn start(ask: Ask) -> (State, Action) {
-    (State::Reading(Attempt { ask, failed: 0, unanswered: Vec::new() }), Action::Read)
+pub fn start(ask: Ask) -> (RaceState, RaceAction) {
+    (RaceState::Reading(Attempt { ask, failed: 0, unanswered: Vec::new() }), RaceAction::Read)
 }
 
 /// The transition for an event. An event that does not belong to the state changes nothing.
-pub fn next(state: State, event: Event) -> (State, Option<Action>) {
+pub fn next(state: RaceState, event: RaceEvent) -> (RaceState, Option<RaceAction>) {
     match (state, event) {
-        (State::Reading(attempt), Event::Read(Ok(stored))) => read(attempt, stored),
-        (State::Reading(attempt), Event::Read(Err(silence))) => failed(attempt, silence),
-        (State::Writing { record, .. }, Event::Written(Ok(Written::Yes))) => {
-            (State::Ended(Ok(record)), None)
+        (RaceState::Reading(attempt), RaceEvent::Read(Ok(stored))) => read(attempt, stored),
+        (RaceState::Reading(attempt), RaceEvent::Read(Err(silence))) => failed(attempt, silence),
+        (RaceState::Writing { record, .. }, RaceEvent::Written(Ok(Written::Yes))) => {
+            (RaceState::Ended(Ok(record)), None)
         }
         // Another node has written, the proposal whose answer was lost has arrived after all, or a
         // store has repeated this one by itself and refused its repetition.
-        (State::Writing { attempt, record }, Event::Written(Ok(Written::Conflict))) => {
+        (RaceState::Writing { attempt, record }, RaceEvent::Written(Ok(Written::Conflict))) => {
             let mut attempt = Attempt { failed: attempt.failed + 1, ..attempt };
             attempt.remember(record);
             match attempt.failed >= ATTEMPTS_MAX {
-                true => (State::Ended(Err(Denial::Silent(conflict()))), None),
-                false => (State::Reading(attempt), Some(Action::Read)),
+                true => (RaceState::Ended(Err(Denial::Silent(conflict()))), None),
+                false => (RaceState::Reading(attempt), Some(RaceAction::Read)),
             }
         }
-        (State::Writing { mut attempt, record }, Event::Written(Err(silence))) => {
+        (RaceState::Writing { mut attempt, record }, RaceEvent::Written(Err(silence))) => {
             attempt.remember(record);
             failed(attempt, silence)
         }
-        (State::ProbingWrite { record, .. }, Event::WriteProbed(Ok(()))) => {
-            (State::Ended(Ok(record)), None)
+        (RaceState::ProbingWrite { record, .. }, RaceEvent::WriteProbed(Ok(()))) => {
+            (RaceState::Ended(Ok(record)), None)
         }
-        (State::ProbingWrite { attempt, .. }, Event::WriteProbed(Err(silence))) => {
+        (RaceState::ProbingWrite { attempt, .. }, RaceEvent::WriteProbed(Err(silence))) => {
             failed(attempt, silence)
         }
-        (State::Pausing(attempt), Event::Paused) => (State::Reading(attempt), Some(Action::Read)),
+        (RaceState::Pausing(attempt), RaceEvent::Paused) => {
+            (RaceState::Reading(attempt), Some(RaceAction::Read))
+        }
         (state, _) => (state, None),
     }
 }
@@ -437,33 +448,33 @@ fn conflict() -> NoAnswer {
 }
 
 /// Reads back first: the record says who won.
-fn read(attempt: Attempt, stored: Option<Stored>) -> (State, Option<Action>) {
+fn read(attempt: Attempt, stored: Option<Stored>) -> (RaceState, Option<RaceAction>) {
     if let Some(stored) = &stored
         && let Some(won) = attempt.unanswered.iter().find(|own| own.encode() == stored.bytes)
     {
-        return (State::Ended(Ok(won.clone())), None);
+        return (RaceState::Ended(Ok(won.clone())), None);
     }
     match decide(&attempt.ask, stored.as_ref()) {
         Decision::Write(record) => {
-            let action = Action::Write { expected: stored, record: record.clone() };
-            (State::Writing { attempt, record }, Some(action))
+            let action = RaceAction::Write { expected: stored, record: record.clone() };
+            (RaceState::Writing { attempt, record }, Some(action))
         }
         Decision::Keep(record) if attempt.ask.goal.probes_write() => {
-            let action = Action::ProbeWrite(record.clone());
-            (State::ProbingWrite { attempt, record }, Some(action))
+            let action = RaceAction::ProbeWrite(record.clone());
+            (RaceState::ProbingWrite { attempt, record }, Some(action))
         }
-        Decision::Keep(record) => (State::Ended(Ok(record)), None),
-        Decision::Deny(denial) => (State::Ended(Err(denial)), None),
+        Decision::Keep(record) => (RaceState::Ended(Ok(record)), None),
+        Decision::Deny(denial) => (RaceState::Ended(Err(denial)), None),
     }
 }
 
-fn failed(attempt: Attempt, silence: NoAnswer) -> (State, Option<Action>) {
+fn failed(attempt: Attempt, silence: NoAnswer) -> (RaceState, Option<RaceAction>) {
     let attempt = Attempt { failed: attempt.failed + 1, ..attempt };
     if attempt.failed >= ATTEMPTS_MAX {
-        return (State::Ended(Err(Denial::Silent(silence))), None);
+        return (RaceState::Ended(Err(Denial::Silent(silence))), None);
     }
     let pause_ms = (PAUSE_MIN_MS << (attempt.failed - 1)).min(PAUSE_MAX_MS);
-    (State::Pausing(attempt), Some(Action::Pause(pause_ms)))
+    (RaceState::Pausing(attempt), Some(RaceAction::Pause(pause_ms)))
 }
 
 impl fmt::Display for Goal {

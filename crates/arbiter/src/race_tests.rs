@@ -10,13 +10,13 @@ const B: ReplicaId = ReplicaId([2; 16]);
 const C: ReplicaId = ReplicaId([3; 16]);
 const VOLUME: ReplicaId = ReplicaId([9; 16]);
 
-fn record(source: ReplicaId, in_sync: &[ReplicaId]) -> Record {
+fn record(source: ReplicaId, in_sync: &[ReplicaId]) -> ArbiterRecord {
     let in_sync = in_sync.to_vec();
     let (epoch, revision, writer) = (5, 7, 1);
-    Record { volume: VOLUME, epoch, revision, source, in_sync, maintenance: false, writer }
+    ArbiterRecord { volume: VOLUME, epoch, revision, source, in_sync, maintenance: false, writer }
 }
 
-fn stored(record: &Record) -> Stored {
+fn stored(record: &ArbiterRecord) -> Stored {
     Stored { version: StoredVersion::new("v").expect("short"), bytes: record.encode() }
 }
 
@@ -47,10 +47,10 @@ fn goals() -> Vec<Goal> {
 }
 
 /// The records that A may find, with what it has seen before.
-fn findings() -> Vec<(&'static str, u64, Option<Record>)> {
+fn findings() -> Vec<(&'static str, u64, Option<ArbiterRecord>)> {
     let both = record(A, &[A, B]);
-    let suspended = Record { maintenance: true, ..both.clone() };
-    let foreign = Record { volume: C, ..both.clone() };
+    let suspended = ArbiterRecord { maintenance: true, ..both.clone() };
+    let foreign = ArbiterRecord { volume: C, ..both.clone() };
     vec![
         ("no record, and none seen", 0, None),
         ("no record, but one was seen", 7, None),
@@ -111,57 +111,57 @@ fn decisions() -> String {
     table
 }
 
-fn events() -> Vec<(&'static str, Event)> {
+fn events() -> Vec<(&'static str, RaceEvent)> {
     let silence = || NoAnswer("timed out".to_owned());
     let both = record(A, &[A, B]);
     let lost = record(B, &[B]);
-    let own = Record { revision: 8, writer: 2, ..record(A, &[A]) };
+    let own = ArbiterRecord { revision: 8, writer: 2, ..record(A, &[A]) };
     vec![
-        ("read: may write", Event::Read(Ok(Some(stored(&both))))),
-        ("read: own proposal, whose answer was lost", Event::Read(Ok(Some(stored(&own))))),
-        ("read: the peer has won", Event::Read(Ok(Some(stored(&lost))))),
-        ("read: no record", Event::Read(Ok(None))),
-        ("read: no answer", Event::Read(Err(silence()))),
-        ("written", Event::Written(Ok(Written::Yes))),
-        ("conflict", Event::Written(Ok(Written::Conflict))),
-        ("write: no answer", Event::Written(Err(silence()))),
-        ("a write would be accepted", Event::WriteProbed(Ok(()))),
-        ("a write would be refused", Event::WriteProbed(Err(silence()))),
-        ("pause ended", Event::Paused),
+        ("read: may write", RaceEvent::Read(Ok(Some(stored(&both))))),
+        ("read: own proposal, whose answer was lost", RaceEvent::Read(Ok(Some(stored(&own))))),
+        ("read: the peer has won", RaceEvent::Read(Ok(Some(stored(&lost))))),
+        ("read: no record", RaceEvent::Read(Ok(None))),
+        ("read: no answer", RaceEvent::Read(Err(silence()))),
+        ("written", RaceEvent::Written(Ok(Written::Yes))),
+        ("conflict", RaceEvent::Written(Ok(Written::Conflict))),
+        ("write: no answer", RaceEvent::Written(Err(silence()))),
+        ("a write would be accepted", RaceEvent::WriteProbed(Ok(()))),
+        ("a write would be refused", RaceEvent::WriteProbed(Err(silence()))),
+        ("pause ended", RaceEvent::Paused),
     ]
 }
 
-fn states() -> Vec<(&'static str, State)> {
+fn states() -> Vec<(&'static str, RaceState)> {
     let ask = ask(A, Goal::RunDegraded { epoch: 5 });
     let attempt = |failed, unanswered| Attempt { ask: ask.clone(), failed, unanswered };
-    let own = Record { revision: 8, writer: 2, ..record(A, &[A]) };
+    let own = ArbiterRecord { revision: 8, writer: 2, ..record(A, &[A]) };
     let last = ATTEMPTS_MAX - 1;
     vec![
-        ("reading", State::Reading(attempt(0, vec![]))),
-        ("reading back", State::Reading(attempt(1, vec![own.clone()]))),
-        ("reading, last attempt", State::Reading(attempt(last, vec![]))),
-        ("writing", State::Writing { attempt: attempt(0, vec![]), record: own.clone() }),
+        ("reading", RaceState::Reading(attempt(0, vec![]))),
+        ("reading back", RaceState::Reading(attempt(1, vec![own.clone()]))),
+        ("reading, last attempt", RaceState::Reading(attempt(last, vec![]))),
+        ("writing", RaceState::Writing { attempt: attempt(0, vec![]), record: own.clone() }),
         (
             "writing, last attempt",
-            State::Writing { attempt: attempt(last, vec![]), record: own.clone() },
+            RaceState::Writing { attempt: attempt(last, vec![]), record: own.clone() },
         ),
-        ("probing", State::ProbingWrite { attempt: attempt(0, vec![]), record: own.clone() }),
-        ("pausing", State::Pausing(attempt(1, vec![]))),
-        ("ended", State::Ended(Ok(own))),
+        ("probing", RaceState::ProbingWrite { attempt: attempt(0, vec![]), record: own.clone() }),
+        ("pausing", RaceState::Pausing(attempt(1, vec![]))),
+        ("ended", RaceState::Ended(Ok(own))),
     ]
 }
 
-fn named(state: &State) -> String {
+fn named(state: &RaceState) -> String {
     match state {
-        State::Reading(Attempt { unanswered, .. }) if !unanswered.is_empty() => {
+        RaceState::Reading(Attempt { unanswered, .. }) if !unanswered.is_empty() => {
             "reading back".into()
         }
-        State::Reading(_) => "reading".into(),
-        State::Writing { .. } => "writing".into(),
-        State::ProbingWrite { .. } => "probing".into(),
-        State::Pausing(_) => "pausing".into(),
-        State::Ended(Ok(_)) => "**granted**".into(),
-        State::Ended(Err(denial)) => format!("**no**: {}", short(denial)),
+        RaceState::Reading(_) => "reading".into(),
+        RaceState::Writing { .. } => "writing".into(),
+        RaceState::ProbingWrite { .. } => "probing".into(),
+        RaceState::Pausing(_) => "pausing".into(),
+        RaceState::Ended(Ok(_)) => "**granted**".into(),
+        RaceState::Ended(Err(denial)) => format!("**no**: {}", short(denial)),
     }
 }
 
@@ -204,10 +204,10 @@ fn tables_match_documentation() {
 /// A node of the model, whose calls to the store take effect one at a time.
 #[derive(Clone)]
 struct Node {
-    state: State,
-    action: Option<Action>,
+    state: RaceState,
+    action: Option<RaceAction>,
     /// A write that was given up and has not reached the store yet.
-    delayed: Option<(Option<Stored>, Record)>,
+    delayed: Option<(Option<Stored>, ArbiterRecord)>,
 }
 
 impl Node {
@@ -217,47 +217,47 @@ impl Node {
     }
 
     fn granted(&self) -> bool {
-        matches!(self.state, State::Ended(Ok(_)))
+        matches!(self.state, RaceState::Ended(Ok(_)))
     }
 
-    fn event(&mut self, event: Event) {
+    fn event(&mut self, event: RaceEvent) {
         (self.state, self.action) = next(self.state.clone(), event);
     }
 }
 
 /// How a call meets the store.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum Delivery {
     Answered,
     AnswerLost,
     /// A write takes effect after its caller gave it up; a read is lost.
     Delayed,
 }
 
-fn step(node: &mut Node, store: &mut MemoryStore, fate: Fate) {
+fn step(node: &mut Node, store: &mut MemoryStore, delivery: Delivery) {
     let silence = || NoAnswer("lost".to_owned());
     match node.action.take() {
-        Some(Action::Read) => {
+        Some(RaceAction::Read) => {
             let found = store.read(VOLUME);
-            let answered = fate == Fate::Answered;
-            node.event(Event::Read(if answered { Ok(found) } else { Err(silence()) }));
+            let answered = delivery == Delivery::Answered;
+            node.event(RaceEvent::Read(if answered { Ok(found) } else { Err(silence()) }));
         }
-        Some(Action::Write { expected, record }) => match fate {
-            Fate::Delayed => {
+        Some(RaceAction::Write { expected, record }) => match delivery {
+            Delivery::Delayed => {
                 node.delayed = Some((expected, record));
-                node.event(Event::Written(Err(silence())));
+                node.event(RaceEvent::Written(Err(silence())));
             }
             _ => {
                 let written = store.write(VOLUME, expected.as_ref(), record.encode());
-                let lost = fate == Fate::AnswerLost;
-                node.event(Event::Written(if lost { Err(silence()) } else { Ok(written) }));
+                let lost = delivery == Delivery::AnswerLost;
+                node.event(RaceEvent::Written(if lost { Err(silence()) } else { Ok(written) }));
             }
         },
-        Some(Action::ProbeWrite(_)) => node.event(Event::WriteProbed(match fate {
-            Fate::Answered => Ok(()),
-            Fate::AnswerLost | Fate::Delayed => Err(silence()),
+        Some(RaceAction::ProbeWrite(_)) => node.event(RaceEvent::WriteProbed(match delivery {
+            Delivery::Answered => Ok(()),
+            Delivery::AnswerLost | Delivery::Delayed => Err(silence()),
         })),
-        Some(Action::Pause(_)) => node.event(Event::Paused),
+        Some(RaceAction::Pause(_)) => node.event(RaceEvent::Paused),
         None => {}
     }
 }
@@ -277,14 +277,14 @@ fn explore(nodes: &[Node; 2], store: &MemoryStore, faults: u32, runs: &mut u64) 
     );
     let mut moves = 0;
     for index in 0..2 {
-        for fate in [Fate::Answered, Fate::AnswerLost, Fate::Delayed] {
-            if nodes[index].action.is_none() || fate != Fate::Answered && faults == 0 {
+        for delivery in [Delivery::Answered, Delivery::AnswerLost, Delivery::Delayed] {
+            if nodes[index].action.is_none() || delivery != Delivery::Answered && faults == 0 {
                 continue;
             }
             let (mut nodes, mut store) = (nodes.clone(), store.clone());
-            step(&mut nodes[index], &mut store, fate);
+            step(&mut nodes[index], &mut store, delivery);
             moves += 1;
-            explore(&nodes, &store, faults - u32::from(fate != Fate::Answered), runs);
+            explore(&nodes, &store, faults - u32::from(delivery != Delivery::Answered), runs);
         }
         if nodes[index].delayed.is_some() {
             let (mut nodes, mut store) = (nodes.clone(), store.clone());
@@ -322,9 +322,9 @@ fn restored_store_grants_nothing_to_who_saw_more() {
     let backup = store.clone();
     let mut source = Node::new(ask(A, Goal::RunDegraded { epoch: 5 }));
     while source.action.is_some() {
-        step(&mut source, &mut store, Fate::Answered);
+        step(&mut source, &mut store, Delivery::Answered);
     }
-    let State::Ended(Ok(won)) = &source.state else { panic!("{:?}", source.state) };
+    let RaceState::Ended(Ok(won)) = &source.state else { panic!("{:?}", source.state) };
     assert_eq!((won.revision, &won.in_sync[..]), (8, &[A][..]));
     store.restore(&backup);
     let seen = Ask { seen_revision: 8, ..ask(A, Goal::TakeOver { seen_epoch: 5, rank: 3 }) };
@@ -340,33 +340,33 @@ fn silent_store_ends_race_within_its_attempts() {
     let (mut calls, mut paused_ms) = (0, 0);
     while let Some(action) = node.action.clone() {
         match action {
-            Action::Pause(ms) => paused_ms += ms,
+            RaceAction::Pause(ms) => paused_ms += ms,
             _ => calls += 1,
         }
-        step(&mut node, &mut MemoryStore::default(), Fate::AnswerLost);
+        step(&mut node, &mut MemoryStore::default(), Delivery::AnswerLost);
     }
-    assert!(matches!(node.state, State::Ended(Err(Denial::Silent(_)))));
+    assert!(matches!(node.state, RaceState::Ended(Err(Denial::Silent(_)))));
     assert!(calls <= 2 * ATTEMPTS_MAX && paused_ms <= 5000, "{calls} calls, {paused_ms} ms");
 }
 
-/// A delayed write of the peer, from before it attached, landed on a record that was kept as it was, and
-/// demoted the source.
+/// A delayed write of the peer, from before it attached, landed on a record that was kept as it
+/// was, and demoted the source.
 #[test]
 fn first_publish_defeats_delayed_write_of_peer() {
     let mut store = MemoryStore::default();
     store.write(VOLUME, None, record(A, &[A, B]).encode());
     let target = Ask { writer: 3, ..ask(B, Goal::TakeOver { seen_epoch: 5, rank: 4 }) };
     let mut target = Node::new(target);
-    step(&mut target, &mut store, Fate::Answered);
-    step(&mut target, &mut store, Fate::Delayed);
+    step(&mut target, &mut store, Delivery::Answered);
+    step(&mut target, &mut store, Delivery::Delayed);
     let publish = Goal::Publish { peer: Some(B), epoch: 5, occasion: Occasion::NewSession };
     let mut source = Node::new(ask(A, publish));
     while source.action.is_some() {
-        step(&mut source, &mut store, Fate::Answered);
+        step(&mut source, &mut store, Delivery::Answered);
     }
     assert!(source.granted());
     arrive(&mut target, &mut store);
-    let kept = Record::decode(&store.read(VOLUME).expect("a record").bytes).expect("valid");
+    let kept = ArbiterRecord::decode(&store.read(VOLUME).expect("a record").bytes).expect("valid");
     assert_eq!((kept.source, &kept.in_sync[..]), (A, &[A, B][..]));
 }
 
@@ -374,7 +374,7 @@ fn first_publish_defeats_delayed_write_of_peer() {
 /// shows whether both nodes use one store.
 #[test]
 fn record_that_the_peer_does_not_see_is_written_again() {
-    let publish = |occasion, found: &Record| {
+    let publish = |occasion, found: &ArbiterRecord| {
         let goal = Goal::Publish { peer: Some(B), epoch: 5, occasion };
         decide(&ask(A, goal), Some(&stored(found)))
     };
@@ -382,7 +382,7 @@ fn record_that_the_peer_does_not_see_is_written_again() {
     assert_eq!(publish(Occasion::Change, &both), Decision::Keep(both.clone()));
     let Decision::Write(written) = publish(Occasion::Unseen, &both) else { panic!("it is new") };
     assert_eq!((written.revision, written.in_sync), (both.revision + 1, both.in_sync));
-    let won = Record { revision: 8, ..record(B, &[B]) };
+    let won = ArbiterRecord { revision: 8, ..record(B, &[B]) };
     assert!(matches!(publish(Occasion::Unseen, &won), Decision::Deny(Denial::Lost { .. })));
 }
 
@@ -402,7 +402,8 @@ fn paused_source_keeps_the_win_of_its_peer() {
     assert!(matches!(publish(8, false), Decision::Write(_)));
 }
 
-/// Space for writes was used up, and reads succeeded: the nodes believed that one of them would serve.
+/// Space for writes was used up, and reads succeeded: the nodes believed that one of them would
+/// serve.
 #[test]
 fn store_that_refuses_writes_is_noticed_by_watch() {
     let refused = || NoAnswer("no space".to_owned());
@@ -412,23 +413,23 @@ fn store_that_refuses_writes_is_noticed_by_watch() {
         let found = stored(&record(A, &[A, B]));
         while let Some(action) = node.action.take() {
             match action {
-                Action::Read => node.event(Event::Read(Ok(Some(found.clone())))),
-                Action::ProbeWrite(_) => node.event(Event::WriteProbed(Err(refused()))),
-                Action::Pause(_) => node.event(Event::Paused),
-                Action::Write { .. } => panic!("nothing is to be written"),
+                RaceAction::Read => node.event(RaceEvent::Read(Ok(Some(found.clone())))),
+                RaceAction::ProbeWrite(_) => node.event(RaceEvent::WriteProbed(Err(refused()))),
+                RaceAction::Pause(_) => node.event(RaceEvent::Paused),
+                RaceAction::Write { .. } => panic!("nothing is to be written"),
             }
         }
-        assert_eq!(node.state, State::Ended(Err(Denial::Silent(refused()))));
+        assert_eq!(node.state, RaceState::Ended(Err(Denial::Silent(refused()))));
     }
 }
 
-/// A node to which the former source has handed over continues from the record that the former source had
-/// seen, and from no other.
+/// A node to which the former source has handed over continues from the record that the former
+/// source had seen, and from no other.
 #[test]
 fn successor_replaces_only_record_of_hand_over() {
     let goals = [Goal::RunDegraded { epoch: 9 }, Goal::TakeOver { seen_epoch: 9, rank: 3 }];
     for goal in goals {
-        let granted = |seen_revision, succeeds, found: &Record| {
+        let granted = |seen_revision, succeeds, found: &ArbiterRecord| {
             let ask = Ask { seen_revision, succeeds, ..ask(A, goal.clone()) };
             matches!(decide(&ask, Some(&stored(found))), Decision::Write(_))
         };

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The lines have a fixed order, and each number has one spelling, so that equal records have equal
-//! bytes. The check is a CRC-64/NVME of all lines before it. Input is hostile: its length is bounded
-//! first, and whatever differs from what [`Record::encode`] writes is refused.
+//! bytes. The check is a CRC-64/NVME of all lines before it. Input is hostile: its length is
+//! bounded first, and whatever differs from what [`ArbiterRecord::encode`] writes is refused.
 
 use std::fmt::{self, Write as _};
 use std::str::Lines;
@@ -37,7 +37,7 @@ impl fmt::Display for ReplicaId {
 
 /// The decision about a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct ArbiterRecord {
     /// The volume.
     pub volume: ReplicaId,
     /// The highest role epoch that was ever recorded.
@@ -74,7 +74,7 @@ pub enum RecordError {
     Line(&'static str),
 }
 
-impl Record {
+impl ArbiterRecord {
     /// Whether this replica has every acknowledged write.
     pub fn is_in_sync(&self, replica: ReplicaId) -> bool {
         self.in_sync.contains(&replica)
@@ -101,7 +101,7 @@ impl Record {
     ///
     /// # Errors
     /// See [`RecordError`].
-    pub fn decode(bytes: &[u8]) -> Result<Record, RecordError> {
+    pub fn decode(bytes: &[u8]) -> Result<ArbiterRecord, RecordError> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(RecordError::TooLong);
         }
@@ -118,7 +118,7 @@ impl Record {
         }
         let mut lines = text[..end].lines();
         lines.next();
-        let record = Record {
+        let record = ArbiterRecord {
             volume: id(&mut lines, "volume")?,
             epoch: count(&mut lines, "epoch")?,
             revision: count(&mut lines, "revision")?,
@@ -195,10 +195,10 @@ mod tests {
             (volume, source) in (1u8..=255, 1u8..=255),
             numbers in any::<[u64; 3]>(),
             maintenance in any::<bool>(),
-        ) -> Record {
+        ) -> ArbiterRecord {
             let [epoch, revision, writer] = numbers;
             let id = |byte: u8| ReplicaId([byte; 16]);
-            Record {
+            ArbiterRecord {
                 volume: id(volume),
                 epoch,
                 revision,
@@ -213,7 +213,7 @@ mod tests {
     proptest! {
         #[test]
         fn record_round_trips(record in any_record()) {
-            prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+            prop_assert_eq!(ArbiterRecord::decode(&record.encode()), Ok(record));
         }
 
         #[test]
@@ -221,12 +221,12 @@ mod tests {
             let mut bytes = record.encode();
             let at = at % bytes.len();
             bytes[at] ^= change;
-            prop_assert!(Record::decode(&bytes).is_err());
+            prop_assert!(ArbiterRecord::decode(&bytes).is_err());
         }
 
         #[test]
         fn hostile_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..2048)) {
-            prop_assert!(Record::decode(&bytes).is_err());
+            prop_assert!(ArbiterRecord::decode(&bytes).is_err());
         }
 
         /// Forged lines with a valid check are refused, or decode to a record with one spelling.
@@ -243,7 +243,7 @@ mod tests {
             lines[line] = format!("{name} {value}");
             let body = lines.join("\n") + "\n";
             let forged = format!("{body}check {:016x}\n", checksum(&body));
-            if let Ok(record) = Record::decode(forged.as_bytes()) {
+            if let Ok(record) = ArbiterRecord::decode(forged.as_bytes()) {
                 prop_assert_eq!(record.encode(), forged.into_bytes());
             }
         }
@@ -252,8 +252,8 @@ mod tests {
     #[test]
     fn later_version_is_named() {
         let text = format!("{NAME} 2\nanything\n");
-        assert_eq!(Record::decode(text.as_bytes()), Err(RecordError::Version(2)));
-        assert_eq!(Record::decode(b""), Err(RecordError::Foreign));
-        assert_eq!(Record::decode(&[b'a'; 1025]), Err(RecordError::TooLong));
+        assert_eq!(ArbiterRecord::decode(text.as_bytes()), Err(RecordError::Version(2)));
+        assert_eq!(ArbiterRecord::decode(b""), Err(RecordError::Foreign));
+        assert_eq!(ArbiterRecord::decode(&[b'a'; 1025]), Err(RecordError::TooLong));
     }
 }

@@ -49,8 +49,8 @@ fn psk_hash(hash: Hash) -> Option<PskHash> {
     PskHash::from_id(hash.id())
 }
 
-/// The TLS PSK of an exchange: session key and both challenges make the retained PSK. `None` without
-/// a Diffie-Hellman group, and with SHA-512.
+/// The TLS PSK of an exchange: session key and both challenges make the retained PSK. `None`
+/// without a Diffie-Hellman group, and with SHA-512.
 pub(crate) fn tls_psk(
     hash: Hash,
     shared_secret: Option<&SharedSecret>,
@@ -108,8 +108,8 @@ mod tests {
         }
     }
 
-    /// Linux up to 7.0 takes the shared secret itself as session key. HMAC hashes keys that are longer
-    /// than its block, so the PSK is the same.
+    /// Linux up to 7.0 takes the shared secret itself as session key. HMAC hashes keys that are
+    /// longer than its block, so the PSK is the same.
     #[test]
     fn shared_secret_as_session_key_gives_the_same_psk() {
         let shared = vec![7; Group::Ffdhe2048.value_bytes()];

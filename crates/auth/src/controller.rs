@@ -105,10 +105,10 @@ enum State {
     Failed(Explanation),
 }
 
-/// One exchange: [`Controller::send`] takes what the host sends, [`Controller::fetch`] gives what it
-/// fetches.
+/// One exchange: [`ControllerExchange::send`] takes what the host sends,
+/// [`ControllerExchange::fetch`] gives what it fetches.
 #[derive(Debug)]
-pub struct Controller {
+pub struct ControllerExchange {
     options: ControllerOptions,
     randomness: Randomness,
     state: State,
@@ -116,26 +116,26 @@ pub struct Controller {
     asked: Option<u8>,
 }
 
-impl Controller {
+impl ControllerExchange {
     /// Exchange that begins with the host's AUTH_Negotiate.
     pub fn new(options: ControllerOptions, randomness: Randomness) -> Self {
         Self { options, randomness, state: State::AwaitNegotiate, asked: None }
     }
 
-    /// Concatenation that the host asks for: SC_C as received, which may mean nothing. `None` before
-    /// AUTH_Negotiate.
+    /// Concatenation that the host asks for: SC_C as received, which may mean nothing. `None`
+    /// before AUTH_Negotiate.
     pub fn asked_concatenation(&self) -> Option<u8> {
         self.asked
     }
 
-    /// True if the host is authenticated and a PSK made, and the host has not been told yet. The last
-    /// time for [`Controller::refuse`].
+    /// True if the host is authenticated and a PSK made, and the host has not been told yet. The
+    /// last time for [`ControllerExchange::refuse`].
     pub fn offers_psk(&self) -> bool {
         matches!(self.state, State::OweSuccess { psk: Some(_), .. })
     }
 
-    /// Refuses the PSK that [`Controller::offers_psk`]: the host fetches AUTH_Failure1, and the PSK is
-    /// erased. Nothing happens at any other time.
+    /// Refuses the PSK that [`ControllerExchange::offers_psk`]: the host fetches AUTH_Failure1, and
+    /// the PSK is erased. Nothing happens at any other time.
     pub fn refuse(&mut self, explanation: Explanation) {
         if let State::OweSuccess { transaction, psk: Some(_), .. } = self.state {
             self.state = State::OweFailure { transaction, explanation };

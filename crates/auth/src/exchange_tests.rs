@@ -6,10 +6,10 @@
 use proptest::prelude::*;
 
 use crate::concatenation::Concatenation;
-use crate::controller::{Controller, ControllerOptions, Progress, Randomness};
+use crate::controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
 use crate::group::Group;
 use crate::hash::Hash;
-use crate::host::{Host, HostFailure, HostOptions, HostStep};
+use crate::host::{HostExchange, HostFailure, HostOptions, HostStep};
 use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
@@ -32,7 +32,7 @@ fn randomness(seed: u8) -> Randomness {
     })
 }
 
-fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controller {
+fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> ControllerExchange {
     let options = ControllerOptions {
         names: names(),
         host_secrets,
@@ -41,10 +41,15 @@ fn controller(host_secrets: Vec<Secret>, own_secret: Option<Secret>) -> Controll
         groups: Group::ALL.into(),
         concatenation: Concatenation::NewPsk,
     };
-    Controller::new(options, randomness(1))
+    ControllerExchange::new(options, randomness(1))
 }
 
-fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: Hash) -> Host {
+fn host(
+    secret: Secret,
+    controller_secret: Option<Secret>,
+    group: Group,
+    hash: Hash,
+) -> HostExchange {
     let options = HostOptions {
         names: names(),
         secret,
@@ -53,25 +58,28 @@ fn host(secret: Secret, controller_secret: Option<Secret>, group: Group, hash: H
         groups: vec![group],
         concatenation: Concatenation::None,
     };
-    Host::new(options, 77, randomness(2))
+    HostExchange::new(options, 77, randomness(2))
 }
 
 /// Runs an exchange; the controller's and the host's view of its end.
-fn run(host: &mut Host, controller: &mut Controller) -> (Progress, Result<(), HostFailure>) {
+fn run(
+    host: &mut HostExchange,
+    controller: &mut ControllerExchange,
+) -> (Progress, Result<(), HostFailure>) {
     controller.send(&host.negotiate());
     let outcome = loop {
         let message = controller.fetch(MESSAGE_BYTES).expect("a message to fetch");
         match host.fetched(&message) {
             Ok(HostStep::Reply(reply)) => controller.send(&reply),
-            Ok(HostStep::Authenticated(farewell)) => {
-                if let Some(farewell) = farewell {
-                    controller.send(&farewell);
+            Ok(HostStep::Authenticated(final_reply)) => {
+                if let Some(final_reply) = final_reply {
+                    controller.send(&final_reply);
                 }
                 break Ok(());
             }
             Err(failure) => {
-                if let HostFailure::Distrusted { farewell, .. } = &failure {
-                    controller.send(farewell);
+                if let HostFailure::Distrusted { final_reply, .. } = &failure {
+                    controller.send(final_reply);
                 }
                 break Err(failure);
             }
@@ -214,7 +222,7 @@ fn replayed_reply_is_refused() {
     first.send(&host.negotiate());
     let challenge = first.fetch(MESSAGE_BYTES).unwrap();
     let Ok(HostStep::Reply(reply)) = host.fetched(&challenge) else { panic!("a reply") };
-    let mut second = Controller::new(
+    let mut second = ControllerExchange::new(
         ControllerOptions {
             names: names(),
             host_secrets: vec![secret(7)],
@@ -244,7 +252,7 @@ fn selection_outside_the_offer_is_refused() {
             groups,
             concatenation: Concatenation::None,
         };
-        Host::new(options, 77, randomness(2))
+        HostExchange::new(options, 77, randomness(2))
     };
     let weak = Body::Challenge {
         hash: Hash::Sha384,
@@ -278,7 +286,7 @@ fn message_that_does_not_fit_stays_to_be_fetched() {
 }
 
 /// Host that asks for concatenation, and offers `hashes`.
-fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> Host {
+fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> HostExchange {
     let options = HostOptions {
         names: names(),
         secret: secret(7),
@@ -287,7 +295,7 @@ fn concatenating(hashes: &[Hash], controller_secrets: Vec<Secret>) -> Host {
         groups: vec![Group::Null, Group::Ffdhe2048],
         concatenation: Concatenation::NewPsk,
     };
-    Host::new(options, 77, randomness(2))
+    HostExchange::new(options, 77, randomness(2))
 }
 
 #[test]
@@ -313,8 +321,8 @@ fn concatenation_gives_both_sides_the_same_psk() {
     assert!(!controller.has_proven());
 }
 
-/// Somebody in between who has no key: nothing of the host's secret is in the PSK, so a host that took
-/// the PSK without a proof would give this side its data.
+/// Somebody in between who has no key: nothing of the host's secret is in the PSK, so a host that
+/// took the PSK without a proof would give this side its data.
 #[test]
 fn host_without_a_controller_key_does_not_concatenate() {
     let mut impostor = controller(vec![secret(1)], Some(secret(2)));
@@ -323,7 +331,7 @@ fn host_without_a_controller_key_does_not_concatenate() {
     let refused = host.fetched(&impostor.fetch(MESSAGE_BYTES).unwrap()).unwrap_err();
     let unproven = HostFailure::Distrusted {
         explanation: Explanation::ConcatenationMismatch,
-        farewell: Message {
+        final_reply: Message {
             transaction: 77,
             body: Body::Failure2(Explanation::ConcatenationMismatch),
         }
@@ -425,7 +433,7 @@ fn refused_psk_is_a_failure_to_both_sides() {
 }
 
 /// The reply of a host, which has to accept the challenge.
-fn reply_to(host: &mut Host, challenge: &[u8]) -> Vec<u8> {
+fn reply_to(host: &mut HostExchange, challenge: &[u8]) -> Vec<u8> {
     match host.fetched(challenge) {
         Ok(HostStep::Reply(reply)) => reply,
         other => panic!("a reply: {other:?}"),

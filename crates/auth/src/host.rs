@@ -27,7 +27,8 @@ pub struct HostOptions {
     pub hashes: Vec<Hash>,
     /// Groups that are offered, the preferred first.
     pub groups: Vec<Group>,
-    /// PSK that is asked for. It needs controller secrets, and rules out SHA-512 and the null group.
+    /// PSK that is asked for. It needs controller secrets, and rules out SHA-512 and the null
+    /// group.
     pub concatenation: Concatenation,
 }
 
@@ -44,7 +45,7 @@ pub enum HostFailure {
         /// Reason of the failure.
         explanation: Explanation,
         /// Message to send before the connection is closed.
-        farewell: Vec<u8>,
+        final_reply: Vec<u8>,
     },
 }
 
@@ -70,16 +71,17 @@ pub enum HostStep {
     Authenticated(Option<Vec<u8>>),
 }
 
-/// One exchange: send [`Host::negotiate`], then give each fetched message to [`Host::fetched`].
+/// One exchange: send [`HostExchange::negotiate`], then give each fetched message to
+/// [`HostExchange::fetched`].
 #[derive(Debug)]
-pub struct Host {
+pub struct HostExchange {
     options: HostOptions,
     randomness: Randomness,
     transaction: u16,
     state: State,
 }
 
-impl Host {
+impl HostExchange {
     /// Exchange with identifier `transaction`, which no other exchange of the queue has.
     pub fn new(mut options: HostOptions, transaction: u16, randomness: Randomness) -> Self {
         let kind = options.concatenation;
@@ -156,8 +158,8 @@ impl Host {
                 if !known {
                     return Err(Explanation::Failed);
                 }
-                let farewell = self.encode(Body::Success2);
-                Ok((State::Authenticated(psk), HostStep::Authenticated(Some(farewell))))
+                let final_reply = self.encode(Body::Success2);
+                Ok((State::Authenticated(psk), HostStep::Authenticated(Some(final_reply))))
             }
             _ => Err(Explanation::IncorrectMessage),
         }
@@ -215,6 +217,9 @@ impl Host {
     }
 
     fn distrust(&self, explanation: Explanation) -> HostFailure {
-        HostFailure::Distrusted { explanation, farewell: self.encode(Body::Failure2(explanation)) }
+        HostFailure::Distrusted {
+            explanation,
+            final_reply: self.encode(Body::Failure2(explanation)),
+        }
     }
 }

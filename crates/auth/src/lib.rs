@@ -1,13 +1,13 @@
-//! DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (Base 8.3.5): secrets, messages and
-//! both sides of the exchange, without I/O, clocks or randomness of their own. Beside it, the
+//! DH-HMAC-CHAP, the in-band authentication of NVMe over Fabrics (Base 8.3.5): secrets, messages
+//! and both sides of the exchange, without I/O, clocks or randomness of their own. Beside it, the
 //! pre-shared keys of TLS ([`tls`]).
 //!
 //! Invariants: secrets and what is derived from them are erased when dropped and never printed.
 //! Responses are compared in constant time. Every message is bounded by [`message::MESSAGE_BYTES`]
 //! and checked before it is used. An exchange succeeds once; anything unexpected ends it.
 //!
-//! The exponentiations in [`Controller`] and [`Host`] take up to some tens of milliseconds of CPU,
-//! so callers run them off the data path.
+//! The exponentiations in [`ControllerExchange`] and [`HostExchange`] take up to some tens of
+//! milliseconds of CPU, so callers run them off the data path.
 //!
 //! Reading order: [`secret`], `ring`, `hash`, [`group`], `response` and
 //! `concatenation` (the formulas), [`message`], [`controller`] and [`host`] (the exchange).
@@ -29,10 +29,10 @@ mod exchange_tests;
 mod relay_tests;
 
 pub use concatenation::Concatenation;
-pub use controller::{Controller, ControllerOptions, Progress, Randomness};
+pub use controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
 pub use group::Group;
 pub use hash::Hash;
-pub use host::{Host, HostFailure, HostStep};
+pub use host::{HostExchange, HostFailure, HostStep};
 pub use message::{Explanation, Message};
 pub use response::Names;
 pub use ring::{KeyPair, KeyRing, KeyVersion, RING_SECRETS, Ring, TlsRing};

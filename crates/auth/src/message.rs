@@ -1,7 +1,7 @@
 //! Messages of authentication (Base 8.3.5.3, 8.3.5.5): what AUTH Send and AUTH Receive carry.
 //!
-//! Invariant: [`Message::parse`] accepts what [`Message::encode`] makes; lengths inside a message are
-//! checked against its bytes before anything is read.
+//! Invariant: [`Message::parse`] accepts what [`Message::encode`] makes; lengths inside a message
+//! are checked against its bytes before anything is read.
 
 use crate::group::Group;
 use crate::hash::Hash;

@@ -4,10 +4,10 @@
 //! Left out: altered SC_C and challenges, which `exchange_tests` has.
 
 use crate::concatenation::Concatenation;
-use crate::controller::{Controller, ControllerOptions, Progress, Randomness};
+use crate::controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
 use crate::group::Group;
 use crate::hash::Hash;
-use crate::host::{Host, HostFailure, HostOptions, HostStep};
+use crate::host::{HostExchange, HostFailure, HostOptions, HostStep};
 use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
 use crate::response::Names;
 use crate::secret::Secret;
@@ -33,7 +33,7 @@ fn randomness(seed: u8) -> Randomness {
 }
 
 /// Number `seed` of the hosts of one name, which all have the same secrets.
-fn host(seed: u8, names: Names, groups: &[Group]) -> Host {
+fn host(seed: u8, names: Names, groups: &[Group]) -> HostExchange {
     let options = HostOptions {
         names,
         secret: secret(7),
@@ -42,10 +42,10 @@ fn host(seed: u8, names: Names, groups: &[Group]) -> Host {
         groups: groups.into(),
         concatenation: Concatenation::NewPsk,
     };
-    Host::new(options, TRANSACTION, randomness(seed))
+    HostExchange::new(options, TRANSACTION, randomness(seed))
 }
 
-fn controller(seed: u8, names: Names) -> Controller {
+fn controller(seed: u8, names: Names) -> ControllerExchange {
     let options = ControllerOptions {
         names,
         host_secrets: vec![secret(7)],
@@ -54,15 +54,15 @@ fn controller(seed: u8, names: Names) -> Controller {
         groups: Group::ALL.into(),
         concatenation: Concatenation::NewPsk,
     };
-    Controller::new(options, randomness(seed))
+    ControllerExchange::new(options, randomness(seed))
 }
 
-fn fetch(controller: &mut Controller) -> Message {
+fn fetch(controller: &mut ControllerExchange) -> Message {
     Message::parse(&controller.fetch(MESSAGE_BYTES).expect("a message")).unwrap()
 }
 
 /// The host's reply, as it has to accept the challenge.
-fn reply_to(host: &mut Host, challenge: &Message) -> Message {
+fn reply_to(host: &mut HostExchange, challenge: &Message) -> Message {
     match host.fetched(&challenge.encode()) {
         Ok(HostStep::Reply(reply)) => Message::parse(&reply).unwrap(),
         other => panic!("a reply: {other:?}"),
@@ -71,8 +71,8 @@ fn reply_to(host: &mut Host, challenge: &Message) -> Message {
 
 /// An exchange after its challenge, or after its reply.
 struct Exchange {
-    host: Host,
-    controller: Controller,
+    host: HostExchange,
+    controller: ControllerExchange,
     message: Message,
 }
 
@@ -153,9 +153,9 @@ fn challenges_swapped_between_groups_are_refused() {
     std::mem::swap(&mut one.message, &mut other.message);
     for mut exchange in [one, other] {
         let refused = exchange.host.fetched(&exchange.message.encode()).unwrap_err();
-        let HostFailure::Distrusted { explanation, farewell } = refused else { panic!() };
+        let HostFailure::Distrusted { explanation, final_reply } = refused else { panic!() };
         assert_eq!(explanation, Explanation::GroupNotUsable);
-        exchange.controller.send(&farewell);
+        exchange.controller.send(&final_reply);
         assert_eq!(exchange.controller.progress(), Progress::Failed(Explanation::GroupNotUsable));
         assert_eq!((exchange.controller.take_psk(), exchange.host.take_psk()), (None, None));
     }
@@ -190,8 +190,8 @@ fn succeed(host_names: Names, controller_names: Names) -> Result<crate::tls::Psk
     let reply = reply_to(&mut host, &fetch(&mut controller));
     controller.send(&reply.encode());
     let success = fetch(&mut controller).encode();
-    let HostStep::Authenticated(Some(farewell)) = host.fetched(&success)? else { panic!() };
-    controller.send(&farewell);
+    let HostStep::Authenticated(Some(final_reply)) = host.fetched(&success)? else { panic!() };
+    controller.send(&final_reply);
     let psk = host.take_psk().expect("a PSK");
     assert_eq!(controller.take_psk().as_ref(), Some(&psk));
     Ok(psk)

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use flagstone_config::device_spec::{Host, HostPort};
+use flagstone_config::device_spec::{HostPort, UriHost};
 
 /// Reads a text file of at most `most_bytes`.
 ///
@@ -62,8 +62,8 @@ const STAT_SECTORS_WRITTEN: usize = 6;
 /// IP addresses of a host; none if its name cannot be resolved.
 pub(crate) fn addresses(address: &HostPort) -> Vec<IpAddr> {
     match &address.host {
-        Host::Ip(ip) => vec![*ip],
-        Host::Name(name) => {
+        UriHost::Ip(ip) => vec![*ip],
+        UriHost::Name(name) => {
             let found = (name.as_str(), address.port).to_socket_addrs();
             found.into_iter().flatten().map(|address| address.ip()).collect()
         }

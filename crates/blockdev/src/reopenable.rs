@@ -18,7 +18,7 @@ use parking_lot::RwLock;
 use crate::{BlockDevice, Extent, Geometry, IoError, IoFuture, SharedDevice, ZeroFlags};
 
 /// A device that can be closed and opened again.
-pub struct ReopenableDevice(RwLock<Held>);
+pub struct ReopenableDevice(RwLock<OpenDevice>);
 
 impl std::fmt::Debug for ReopenableDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -26,7 +26,7 @@ impl std::fmt::Debug for ReopenableDevice {
     }
 }
 
-struct Held {
+struct OpenDevice {
     /// While closed: the geometry of the last device.
     geometry: Geometry,
     device: Option<SharedDevice>,
@@ -36,7 +36,7 @@ impl ReopenableDevice {
     /// Starts with an open device.
     pub fn new(device: SharedDevice) -> Arc<ReopenableDevice> {
         let geometry = device.geometry();
-        Arc::new(ReopenableDevice(RwLock::new(Held { geometry, device: Some(device) })))
+        Arc::new(ReopenableDevice(RwLock::new(OpenDevice { geometry, device: Some(device) })))
     }
 
     /// Releases the inner device.

@@ -2,7 +2,8 @@
 //! knows.
 //!
 //! The script asks this program at each completion (`FLAGSTONE_COMPLETE` in the environment). The
-//! server's answer is awaited for [`COMPLETION_TIMEOUT`] at most; without an answer, no names are completed.
+//! server's answer is awaited for [`COMPLETION_TIMEOUT`] at most; without an answer, no names are
+//! completed.
 
 use std::path::PathBuf;
 use std::sync::mpsc;

@@ -10,7 +10,7 @@ use std::fmt;
 
 use super::check::{RawConfig, RawLayer};
 use super::diagnostic::{Located, Report, SourceLocation};
-use super::model::{Config, Host, Nbd, Peer, Subsystem};
+use super::model::{Config, HostAccess, Nbd, Peer, Subsystem};
 use crate::listen_spec::{ListenSpec, ListenTls, Listener};
 use crate::uri;
 
@@ -37,9 +37,9 @@ impl fmt::Display for Exposure {
 
 /// The hosts that may connect to a subsystem with their keys.
 pub(crate) fn hosts_of<'a>(
-    hosts: impl Iterator<Item = &'a Host>,
+    hosts: impl Iterator<Item = &'a HostAccess>,
     subsystem: &Subsystem,
-) -> impl Iterator<Item = &'a Host> {
+) -> impl Iterator<Item = &'a HostAccess> {
     let allowed = subsystem.allow_hosts.as_ref();
     hosts.filter(move |host| allowed.is_none_or(|list| list.contains(&host.nqn)))
 }
@@ -48,7 +48,7 @@ pub(crate) fn hosts_of<'a>(
 fn exposure<'a>(
     listen: &ListenSpec,
     mut subsystems: impl Iterator<Item = &'a Subsystem>,
-    (hosts, nbd): (&[&Host], &Nbd),
+    (hosts, nbd): (&[&HostAccess], &Nbd),
     has_pools: bool,
 ) -> Option<Exposure> {
     if listen.is_local() {
@@ -73,7 +73,7 @@ fn exposure<'a>(
 }
 
 /// Returns true if hosts without TLS have to prove a key for authentication.
-fn authenticates<'a>(hosts: impl Iterator<Item = &'a Host>, subsystem: &Subsystem) -> bool {
+fn authenticates<'a>(hosts: impl Iterator<Item = &'a HostAccess>, subsystem: &Subsystem) -> bool {
     hosts_of(hosts, subsystem).any(|host| host.key_file.is_some())
 }
 
@@ -138,12 +138,12 @@ fn forbids_peer(peer: &Peer, guards_replicas: bool) -> bool {
     !accepts && (guards_replicas || !peer.address.host.is_loopback())
 }
 
-impl uri::Host {
+impl uri::UriHost {
     /// Returns true for an address or name that only this machine reaches.
     pub fn is_loopback(&self) -> bool {
         match self {
-            uri::Host::Ip(ip) => ip.to_canonical().is_loopback(),
-            uri::Host::Name(name) => name == "localhost",
+            uri::UriHost::Ip(ip) => ip.to_canonical().is_loopback(),
+            uri::UriHost::Name(name) => name == "localhost",
         }
     }
 }
@@ -156,7 +156,7 @@ pub(crate) fn check(
     peers: &BTreeMap<String, usize>,
     report: &Report,
 ) {
-    let hosts: Vec<&Host> = raw.hosts.iter().filter_map(|(_, host)| host.as_ref()).collect();
+    let hosts: Vec<&HostAccess> = raw.hosts.iter().filter_map(|(_, host)| host.as_ref()).collect();
     let nbd = &raw.server.nbd;
     for Located { value: listener, place } in listen {
         let Listener { spec, insecure } = listener;

@@ -8,7 +8,7 @@ use super::model::{ApiRole, ApiTls, ApiUser};
 use super::read::file_path;
 use super::reader::Reader;
 use crate::api_spec::parse_api_tls;
-use crate::uri::{Host, parse_authority};
+use crate::uri::{UriHost, parse_authority};
 
 /// `[server.api_tls]`. One with a mistake has no value.
 pub(crate) struct RawApiTls {
@@ -77,8 +77,8 @@ pub(crate) fn read_api_user(
 fn dns_name(text: &str) -> Result<String, &'static str> {
     match parse_authority(text, 0) {
         Ok(address) if !text.contains(':') => match address.host {
-            Host::Name(name) => Ok(name),
-            Host::Ip(_) => Err("write a DNS name, such as alice.example.com"),
+            UriHost::Name(name) => Ok(name),
+            UriHost::Ip(_) => Err("write a DNS name, such as alice.example.com"),
         },
         _ => Err("write a DNS name, such as alice.example.com"),
     }

@@ -2,15 +2,15 @@
 //! start.
 
 use crate::{
-    ArbiterStore, BucketStore, Config, EtcdStore, Host, Layer, Mirror, Nbd, Nvme, Peer, Server,
-    Subsystem, Volume,
+    ArbiterStore, BucketStore, Config, EtcdStore, HostAccess, Layer, Mirror, Nbd, Nvme, Peer,
+    Server, Subsystem, Volume,
 };
 
 /// Adds `PREFIX.KEY` for each field that differs; a field is called like its key, or `field: key`.
 /// Every field is named, so that the compiler finds a forgotten field.
 macro_rules! compare {
     ($out:ident, $prefix:expr, $type:ident, $old:expr, $new:expr,
-     { $($field:ident $(: $key:ident)?),* }, elsewhere { $($other:ident),* }) => {
+     { $($field:ident $(: $key:ident)?),* }, compared_separately { $($other:ident),* }) => {
         let $type { $($field,)* $($other: _,)* } = $old;
         $(if *$field != $new.$field {
             let key = [$(stringify!($key),)? stringify!($field)][0];
@@ -54,20 +54,20 @@ impl Config {
         add_or_removed(&names(self), &names(read), &mut keys);
         for old in &self.hosts {
             if let Some(new) = read.hosts.iter().find(|new| new.name == old.name) {
-                compare!(keys, format!("host.{}", old.name), Host, old, new, {
+                compare!(keys, format!("host.{}", old.name), HostAccess, old, new, {
                     nqn, key_file, controller_key_file, tls_key_file
-                }, elsewhere { name });
+                }, compared_separately { name });
             }
         }
         match (&self.arbiter, &read.arbiter) {
             (Some(ArbiterStore::Etcd(old)), Some(ArbiterStore::Etcd(new))) => {
                 compare!(keys, "arbiter", EtcdStore, old, new, { etcd, tls, prefix, user },
-                    elsewhere {});
+                    compared_separately {});
             }
             (Some(ArbiterStore::Bucket(old)), Some(ArbiterStore::Bucket(new))) => {
                 compare!(keys, "arbiter", BucketStore, old, new, {
                     object_store, region, account, endpoint, ca_file, credentials_file
-                }, elsewhere {});
+                }, compared_separately {});
             }
             (None, None) => {}
             _ => keys.push("arbiter".to_owned()),
@@ -87,7 +87,7 @@ fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
     compare!(keys, "server", Server, old, new, {
         listen, cores, buffer_memory_bytes: buffer_memory, node, io_engine, busy_poll, api,
         metrics, state
-    }, elsewhere { nvme, nbd, api_tls });
+    }, compared_separately { nvme, nbd, api_tls });
     // A reload applies its files.
     let listen = |server: &Server| server.api_tls.as_ref().map(|tls| tls.listen);
     if listen(old) != listen(new) {
@@ -96,11 +96,11 @@ fn compare_servers(old: &Server, new: &Server, keys: &mut Vec<String>) {
     compare!(keys, "server.nvme", Nvme, &old.nvme, new.nvme, {
         nqn_prefix, in_capsule_bytes: in_capsule, max_queues, queue_depth, mdts_bytes: mdts,
         max_connections, header_digest, data_digest, handshake_timeout, stall_timeout
-    }, elsewhere {});
+    }, compared_separately {});
     compare!(keys, "server.nbd", Nbd, &old.nbd, new.nbd, {
         max_connections, handshake_timeout, stall_timeout, tls_certificates, tls_verify_clients,
         tls_psk_file
-    }, elsewhere {});
+    }, compared_separately {});
 }
 
 fn compare_volumes(
@@ -111,7 +111,7 @@ fn compare_volumes(
     let table = format!("volume.{}", old.name);
     compare!(keys, table, Volume, old, new, {
         backing: device, block_size_bytes: block_size, read_only, uuid, nbd_export, nbd_clients
-    }, elsewhere { name, layers });
+    }, compared_separately { name, layers });
     let before = keys.len();
     let layers = |config: &Config, volume: &Volume| -> Vec<(&'static str, LayerValue)> {
         volume.layers.iter().map(|layer| comparable(config, layer)).collect()
@@ -164,7 +164,7 @@ fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
         address, key_file, insecure, tls_key_file, tls_optional: tls, host_addresses, connections,
         timeout, compression,
         max_bytes_per_s: bandwidth_max, fence_command, fence_timeout
-    }, elsewhere { name });
+    }, compared_separately { name });
 }
 
 /// A volume's own subsystem has the keys of the volume.
@@ -188,7 +188,7 @@ fn compare_subsystems(running: &Config, read: &Config, keys: &mut Vec<String>) {
         let new = &read.subsystems[index];
         compare!(keys, table, Subsystem, old, new, {
             nqn, serial, allow_hosts
-        }, elsewhere { name, namespaces });
+        }, compared_separately { name, namespaces });
         let names = |config: &Config, subsystem: &Subsystem| -> Vec<String> {
             subsystem.namespaces.iter().map(|index| config.volumes[*index].name.clone()).collect()
         };

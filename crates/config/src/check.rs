@@ -15,8 +15,8 @@ use super::api::{self, RawApiTls};
 use super::diagnostic::{Located, Message, Report, SourceLocation};
 use super::mirror::RawMirror;
 use super::model::{
-    ApiUser, ArbiterStore, Backing, Config, Host, Layer, Nbd, Nvme, Peer, Provisioned, Server,
-    SharedLimit, Subsystem, Volume,
+    ApiUser, ArbiterStore, Backing, Config, HostAccess, Layer, Nbd, Nvme, Peer, Provisioned,
+    Server, SharedLimit, Subsystem, Volume,
 };
 use super::reader::suggestion;
 use crate::api_spec::ApiSpec;
@@ -36,7 +36,7 @@ pub(crate) struct RawConfig {
     pub(crate) limits: Vec<(Located<String>, Provisioned)>,
     pub(crate) subsystems: Vec<RawSubsystem>,
     /// A host with a mistake keeps its name.
-    pub(crate) hosts: Vec<(Located<String>, Option<Host>)>,
+    pub(crate) hosts: Vec<(Located<String>, Option<HostAccess>)>,
     pub(crate) peers: Vec<(Located<String>, Option<Peer>)>,
     pub(crate) api_users: Vec<(Located<String>, Option<ApiUser>)>,
     /// `Some(None)` for one with a mistake.

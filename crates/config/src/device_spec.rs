@@ -27,7 +27,7 @@ use crate::limits::{
 };
 use crate::names::{self, NameError};
 use crate::read::key_path;
-pub use crate::uri::{AuthorityError, Host, HostPort};
+pub use crate::uri::{AuthorityError, HostPort, UriHost};
 use crate::uri::{encoded, parse_authority, percent_decode, split_scheme};
 use flagstone_units::{SizeError, format_size, missing_size_unit, parse_size};
 

@@ -143,9 +143,9 @@ fn mistakes_are_explained() {
 
 fn host_port() -> impl Strategy<Value = HostPort> {
     let host = prop_oneof![
-        any::<[u8; 4]>().prop_map(|ip| Host::Ip(ip.into())),
-        any::<[u16; 8]>().prop_map(|ip| Host::Ip(ip.into())),
-        "[a-z][a-z0-9-]{0,20}(\\.[a-z0-9]{1,10}){0,3}".prop_map(Host::Name),
+        any::<[u8; 4]>().prop_map(|ip| UriHost::Ip(ip.into())),
+        any::<[u16; 8]>().prop_map(|ip| UriHost::Ip(ip.into())),
+        "[a-z][a-z0-9-]{0,20}(\\.[a-z0-9]{1,10}){0,3}".prop_map(UriHost::Name),
     ];
     (host, 1..=u16::MAX).prop_map(|(host, port)| HostPort { host, port })
 }

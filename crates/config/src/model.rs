@@ -28,7 +28,7 @@ pub struct Config {
     pub limits: Vec<SharedLimit>,
     pub peers: Vec<Peer>,
     /// The hosts that have keys, in the order of the file.
-    pub hosts: Vec<Host>,
+    pub hosts: Vec<HostAccess>,
     /// The users of the API over TCP, in the order of the file.
     pub api_users: Vec<ApiUser>,
     /// The arbiter; present if a mirror fails over by itself.
@@ -217,7 +217,7 @@ pub enum Layer {
 
 /// `[host.NAME]`: a host that has to authenticate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Host {
+pub struct HostAccess {
     /// Its name in the file.
     pub name: String,
     /// Its NQN; no two are the same.
@@ -459,7 +459,7 @@ pub struct Subsystem {
 
 impl Config {
     /// The hosts that may connect to a subsystem with their keys; if there are any, no others may.
-    pub fn hosts_of(&self, subsystem: &Subsystem) -> impl Iterator<Item = &Host> {
+    pub fn hosts_of(&self, subsystem: &Subsystem) -> impl Iterator<Item = &HostAccess> {
         access::hosts_of(self.hosts.iter(), subsystem)
     }
 

@@ -13,7 +13,7 @@ use super::arbiter;
 use super::diagnostic::{Located, Report, SourceLocation, shown};
 use super::layers;
 use super::mirror;
-use super::model::{Host, Nbd, Nvme};
+use super::model::{HostAccess, Nbd, Nvme};
 use super::performance;
 use super::profile::Catalogs;
 use super::reader::{Entries, Entry, Reader, bare, place_of, suggestion};
@@ -252,7 +252,7 @@ fn read_hosts(reader: &Reader<'_>) -> Option<Located<Vec<String>>> {
     })
 }
 
-fn read_host(name: Located<String>, reader: &Reader<'_>) -> (Located<String>, Option<Host>) {
+fn read_host(name: Located<String>, reader: &Reader<'_>) -> (Located<String>, Option<HostAccess>) {
     let has_key = reader.has("key_file") || reader.has("tls_key_file");
     for (key, has, help) in [
         ("nqn", reader.has("nqn"), "nqn = \"NQN\""),
@@ -272,7 +272,7 @@ fn read_host(name: Located<String>, reader: &Reader<'_>) -> (Located<String>, Op
         reader.report().error(reader.place(), "controller_key_file without key_file", help);
     }
     let own_name = name.value.clone();
-    let host = nqn.filter(|_| has_key).map(|nqn| Host {
+    let host = nqn.filter(|_| has_key).map(|nqn| HostAccess {
         name: own_name,
         nqn: nqn.value,
         key_file,

@@ -12,7 +12,7 @@ use crate::limits::MAX_HOST_NAME_BYTES;
 
 /// A host of an address: a literal address, or a name to be resolved when connecting.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Host {
+pub enum UriHost {
     Ip(IpAddr),
     /// A DNS name, letters, digits, `-`, `_` and `.`, at most 253 bytes.
     Name(String),
@@ -21,17 +21,17 @@ pub enum Host {
 /// A host and a port. Prints as `HOST:PORT`, IPv6 in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
-    pub host: Host,
+    pub host: UriHost,
     /// TCP port; 0 only in a listen address, where it means any free one.
     pub port: u16,
 }
 
-impl fmt::Display for Host {
+impl fmt::Display for UriHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Host::Ip(IpAddr::V4(ip)) => write!(f, "{ip}"),
-            Host::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]"),
-            Host::Name(name) => f.write_str(name),
+            UriHost::Ip(IpAddr::V4(ip)) => write!(f, "{ip}"),
+            UriHost::Ip(IpAddr::V6(ip)) => write!(f, "[{ip}]"),
+            UriHost::Name(name) => f.write_str(name),
         }
     }
 }
@@ -45,8 +45,8 @@ impl fmt::Display for HostPort {
 impl HostPort {
     pub fn socket_addr(&self) -> Option<SocketAddr> {
         match self.host {
-            Host::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
-            Host::Name(_) => None,
+            UriHost::Ip(ip) => Some(SocketAddr::new(ip, self.port)),
+            UriHost::Name(_) => None,
         }
     }
 }
@@ -84,7 +84,7 @@ pub fn parse_authority(text: &str, default_port: u16) -> Result<HostPort, Author
             None if port.is_empty() => default_port,
             None => return Err(AuthorityError::BadPort(default_port)),
         };
-        return Ok(HostPort { host: Host::Ip(ip.into()), port });
+        return Ok(HostPort { host: UriHost::Ip(ip.into()), port });
     }
     if text.matches(':').count() > 1 {
         return Err(AuthorityError::BareIpv6(default_port));
@@ -104,12 +104,12 @@ fn parse_port(text: &str, default_port: u16) -> Result<u16, AuthorityError> {
     text.parse().map_err(|_| AuthorityError::BadPort(default_port))
 }
 
-fn parse_host(text: &str, default_port: u16) -> Result<Host, AuthorityError> {
+fn parse_host(text: &str, default_port: u16) -> Result<UriHost, AuthorityError> {
     if text.is_empty() {
         return Err(AuthorityError::NoHost(default_port));
     }
     if let Ok(ip) = text.parse::<Ipv4Addr>() {
-        return Ok(Host::Ip(ip.into()));
+        return Ok(UriHost::Ip(ip.into()));
     }
     let letters = text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     // A name of only digits and dots is a mistyped address (RFC 1123, section 2.1).
@@ -121,7 +121,7 @@ fn parse_host(text: &str, default_port: u16) -> Result<Host, AuthorityError> {
     if !letters || an_address || !shaped {
         return Err(AuthorityError::BadHost);
     }
-    Ok(Host::Name(text.to_ascii_lowercase()))
+    Ok(UriHost::Name(text.to_ascii_lowercase()))
 }
 
 /// Splits `scheme:rest`, if `text` has a scheme (RFC 3986, section 3.1).

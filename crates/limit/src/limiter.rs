@@ -22,7 +22,7 @@ use crate::limits::{OUTSIDE_PAUSE, OUTSIDE_PAUSE_MAX, WAKE_BATCH};
 use crate::meter::{Class, Ticks, nanos, ticks};
 use crate::rates::{Limit, LimitError};
 use crate::schedule::{Entered, Schedule};
-use crate::waiting::{Request, Ticket};
+use crate::waiting::{LimitRequest, Ticket};
 
 /// A limit in force, for any number of volumes, on any number of cores.
 #[derive(Debug)]
@@ -104,7 +104,7 @@ impl Limiter {
 
     /// Lets a command of the current flow start now (`None`), or returns its place in the queue.
     pub(crate) fn enter(self: &Arc<Self>, class: Class, bytes: usize) -> Option<QueuedCommand> {
-        let request = Request { class, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
+        let request = LimitRequest { class, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
         let flow = task::flow();
         let ticket = self.ask(flow, request)?;
         Some(QueuedCommand { limiter: self.clone(), flow, request, ticket })
@@ -112,7 +112,7 @@ impl Limiter {
 
     /// `None` if the command starts; otherwise its ticket, or none if it must wait outside the
     /// queue.
-    fn ask(self: &Arc<Self>, flow: u64, request: Request) -> Option<Option<Ticket>> {
+    fn ask(self: &Arc<Self>, flow: u64, request: LimitRequest) -> Option<Option<Ticket>> {
         let now = now();
         let mut state = self.state.lock();
         let ticket = match state.schedule.enter(now, flow, request) {
@@ -286,7 +286,7 @@ impl Drop for Duty {
 pub(crate) struct QueuedCommand {
     limiter: Arc<Limiter>,
     flow: u64,
-    request: Request,
+    request: LimitRequest,
     /// None while outside the queue, and after the start.
     ticket: Option<Ticket>,
 }

@@ -66,7 +66,7 @@ pub(crate) const DOMAINS: usize = 3;
 
 /// Identity of a meter within a limit, stable across changes of the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Role {
+struct MeterRole {
     resource: Resource,
     domain: Domain,
     /// Read and write shares of one budget, instead of a total.
@@ -78,7 +78,7 @@ struct Role {
 /// Clock of one rate.
 #[derive(Clone, Debug)]
 pub(crate) struct Meter {
-    role: Role,
+    role: MeterRole,
     /// Cost of one I/O or byte of a read and of a write; 0 if this meter does not count it.
     cost: [Ticks; 2],
     tolerance: Ticks,
@@ -88,7 +88,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    fn new(role: Role, cost: [Ticks; 2], tolerance: Option<Ticks>) -> Meter {
+    fn new(role: MeterRole, cost: [Ticks; 2], tolerance: Option<Ticks>) -> Meter {
         Meter {
             role,
             cost,
@@ -163,7 +163,7 @@ fn catch_up() -> Ticks {
 pub(crate) fn meters(limit: &Limit) -> Vec<Meter> {
     let mut meters = Vec::new();
     for (resource, budget) in [(Resource::Ios, &limit.ios), (Resource::Bytes, &limit.bytes)] {
-        let role = |domain, mixed| Role { resource, domain, mixed, peak: false };
+        let role = |domain, mixed| MeterRole { resource, domain, mixed, peak: false };
         let Budget { total, read, write, mix } = *budget;
         add(&mut meters, role(Domain::Both, false), total, total);
         if mix == Mix::Shared {
@@ -178,7 +178,7 @@ pub(crate) fn meters(limit: &Limit) -> Vec<Meter> {
 
 /// Adds the meter of a rate, and for a burst a second one for its highest rate. The tolerance of
 /// the first is the bucket.
-fn add(meters: &mut Vec<Meter>, role: Role, read: Option<Rate>, write: Option<Rate>) {
+fn add(meters: &mut Vec<Meter>, role: MeterRole, read: Option<Rate>, write: Option<Rate>) {
     let rates = [read, write];
     if rates.iter().all(Option::is_none) {
         return;
@@ -192,7 +192,7 @@ fn add(meters: &mut Vec<Meter>, role: Role, read: Option<Rate>, write: Option<Ra
     meters.push(Meter::new(role, sustained, buckets.min()));
     if bursts.iter().any(Option::is_some) {
         let peak = bursts.map(|burst| burst.map_or(0, |burst| cost_of_one(burst.per_second)));
-        meters.push(Meter::new(Role { peak: true, ..role }, peak, None));
+        meters.push(Meter::new(MeterRole { peak: true, ..role }, peak, None));
     }
 }
 

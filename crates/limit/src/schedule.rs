@@ -18,7 +18,7 @@ use crate::flows::Flows;
 use crate::limits::{FLOW_WAITING_MAX, FLOWS_MAX, GATHER, LATE_MAX, LATE_SPAN, WAITING_MAX};
 use crate::meter::{self, CLASSES, Class, DOMAINS, Domain, Meter, Ticks, ticks};
 use crate::rates::{IoSize, Limit, ONE_IO};
-use crate::waiting::{Request, Ticket, Waiting};
+use crate::waiting::{LimitRequest, Ticket, Waiting};
 
 /// Result of an arriving command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) enum Entered {
 
 /// Turn queue entry of a lane: the virtual start time of its first command, the number of that
 /// command, and its flow.
-type Turn = Reverse<(Ticks, u64, u32)>;
+type LaneEntry = Reverse<(Ticks, u64, u32)>;
 
 /// Meters and waiting commands of one limit.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) struct Schedule {
     late: [(Ticks, Ticks); CLASSES.len()],
     /// Cost of the latest command of a class on its most expensive meter.
     latest_cost: [Ticks; CLASSES.len()],
-    turns: [BinaryHeap<Turn>; CLASSES.len()],
+    turns: [BinaryHeap<LaneEntry>; CLASSES.len()],
     /// Per domain: the virtual start of the last started command, and the latest virtual end.
     virtual_now: [Ticks; DOMAINS],
     furthest: [Ticks; DOMAINS],
@@ -75,7 +75,7 @@ impl Schedule {
     }
 
     /// Adds an arriving command.
-    pub(crate) fn enter(&mut self, now: Ticks, flow: u64, request: Request) -> Entered {
+    pub(crate) fn enter(&mut self, now: Ticks, flow: u64, request: LimitRequest) -> Entered {
         if self.meters.is_empty() && self.waiting.count() == 0 {
             return Entered::Go;
         }
@@ -217,7 +217,7 @@ impl Schedule {
     }
 
     /// Weight of a command, in millionths of an I/O.
-    fn ios(&self, request: Request) -> u64 {
+    fn ios(&self, request: LimitRequest) -> u64 {
         match request.class {
             Class::Read => self.sizes[0].millionths(request.bytes),
             Class::Write => self.sizes[1].millionths(request.bytes),
@@ -227,7 +227,7 @@ impl Schedule {
 
     /// Charges the meters for a command, and records the usage of its flow: per domain, of the
     /// scarcest resource.
-    fn charge(&mut self, flow: u32, request: Request) {
+    fn charge(&mut self, flow: u32, request: LimitRequest) {
         let (ios, late) = (self.ios(request), self.late(request.class));
         let mut share = [0; DOMAINS];
         let mut behind = true;

@@ -19,7 +19,7 @@ impl Ticket {
 
 /// Properties of a command that matter to a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct LimitRequest {
     pub(crate) class: Class,
     /// Payload in bytes, at most 32 MiB.
     pub(crate) bytes: u32,
@@ -35,7 +35,7 @@ enum State {
 #[derive(Debug)]
 struct Slot {
     state: State,
-    request: Request,
+    request: LimitRequest,
     flow: u32,
     /// Position in the order of arrival, over all flows.
     number: u64,
@@ -77,7 +77,7 @@ impl Waiting {
     }
 
     /// Appends a command to its lane.
-    pub(crate) fn push(&mut self, lane: &mut Lane, flow: u32, request: Request) -> Ticket {
+    pub(crate) fn push(&mut self, lane: &mut Lane, flow: u32, request: LimitRequest) -> Ticket {
         let number = self.next_number;
         self.next_number += 1;
         let state = State::Waiting;
@@ -146,7 +146,7 @@ impl Waiting {
         self.slots[ticket.0 as usize].state == State::Granted
     }
 
-    pub(crate) fn request(&self, ticket: Ticket) -> Request {
+    pub(crate) fn request(&self, ticket: Ticket) -> LimitRequest {
         self.slots[ticket.0 as usize].request
     }
 
@@ -181,7 +181,7 @@ mod tests {
     fn lanes_keep_order_after_removal() {
         let mut waiting = Waiting::new();
         let (mut one, mut other) = (Lane::default(), Lane::default());
-        let request = Request { class: Class::Read, bytes: 512 };
+        let request = LimitRequest { class: Class::Read, bytes: 512 };
         let tickets: Vec<Ticket> = (0..6).map(|_| waiting.push(&mut one, 0, request)).collect();
         let far = waiting.push(&mut other, 1, request);
         for gone in [2, 0, 5] {

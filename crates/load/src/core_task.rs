@@ -133,8 +133,8 @@ impl CoreTask {
         let verifier = Verifier::new(config);
         let mut work = Verified::new(plan, verifier, journal, self.job.fua, self.depth());
         let (mut end, mut stats) = self.lane(&mut work, self.bounds(), &kinds(&self.job)).await?;
-        let given_up = self.links.signals.abandon.load(Ordering::Relaxed);
-        let read_back = end == LaneEnd::Complete && !given_up;
+        let abandoned = self.links.signals.abandon.load(Ordering::Relaxed);
+        let read_back = end == LaneEnd::Complete && !abandoned;
         if read_back {
             self.links.gauge.reads_back.store(true, Ordering::Relaxed);
             let ticket = work.flush_begins();

@@ -158,12 +158,12 @@ pub(crate) struct Lane<'a, W> {
     /// Slots to poll in this turn or the next.
     due: VecDeque<u32>,
     /// Slots that must wait to start an I/O, because of the rate, a pause or the workload.
-    parked: Vec<u32>,
+    idle: Vec<u32>,
     in_flight: usize,
     pace: Option<Pace>,
     paused_until_ns: u64,
     pause_timer: Option<time::Sleep>,
-    /// A slot was parked in this poll, so any other idle slot would be too.
+    /// A slot was waiting in this poll, so any other idle slot would be too.
     blocked: bool,
     /// A slot waits for background work of the workload.
     waiting: bool,
@@ -205,7 +205,7 @@ impl<'a, W: Workload> Lane<'a, W> {
             links,
             slots,
             due: (0..bounds.depth as u32).collect(),
-            parked: Vec::with_capacity(bounds.depth),
+            idle: Vec::with_capacity(bounds.depth),
             in_flight: 0,
             pace: bounds.rate_iops.map(|rate| Pace::new(rate, now_ns)),
             paused_until_ns: 0,
@@ -238,7 +238,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         } else if self.end.is_some() {
             return false;
         } else if self.blocked {
-            self.parked.push(slot);
+            self.idle.push(slot);
             return false;
         } else {
             time::now().as_nanos()
@@ -288,7 +288,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         self.poll_slot(index)
     }
 
-    /// The next I/O of the slot. If there is none, the slot is parked or the lane ends.
+    /// The next I/O of the slot. If there is none, the slot is waiting or the lane ends.
     fn choose(&mut self, slot: u32, now_ns: u64) -> Option<PlannedIo> {
         let counts = now_ns >= self.bounds.measure_from_ns;
         if now_ns >= self.bounds.end_at_ns || self.ios_left == 0 || self.bytes_left == 0 {
@@ -298,7 +298,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         let may = now_ns >= self.paused_until_ns
             && self.pace.as_mut().is_none_or(|pace| pace.take(now_ns));
         if !may {
-            self.park(slot);
+            self.set_idle(slot);
             return None;
         }
         match self.workload.next(slot as usize) {
@@ -311,7 +311,7 @@ impl<'a, W: Workload> Lane<'a, W> {
             }
             Next::Wait => {
                 self.waiting = true;
-                self.park(slot);
+                self.set_idle(slot);
                 None
             }
             Next::End => {
@@ -321,9 +321,9 @@ impl<'a, W: Workload> Lane<'a, W> {
         }
     }
 
-    fn park(&mut self, slot: u32) {
+    fn set_idle(&mut self, slot: u32) {
         self.blocked = true;
-        self.parked.push(slot);
+        self.idle.push(slot);
     }
 
     fn begin(&mut self, index: usize, op: PlannedIo, now_ns: u64) {
@@ -418,7 +418,7 @@ impl<'a, W: Workload> Lane<'a, W> {
     }
 
     fn poll_timers(&mut self, cx: &mut Context<'_>) {
-        if self.parked.is_empty() {
+        if self.idle.is_empty() {
             return;
         }
         let now_ns = time::now().as_nanos();
@@ -437,7 +437,7 @@ impl<'a, W: Workload> Lane<'a, W> {
         self.links.woken.drain(|slot| due.push_back(slot as u32));
         let _ = self.workload.poll_side(cx);
         (self.blocked, self.waiting) = (false, false);
-        self.due.extend(self.parked.drain(..));
+        self.due.extend(self.idle.drain(..));
         if self.bounds.end_at_ns != u64::MAX && self.links.signals.time_up.load(Ordering::Relaxed) {
             self.finish(LaneEnd::Complete);
         }

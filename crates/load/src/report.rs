@@ -17,7 +17,7 @@ pub(crate) fn write(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result
             cpu.user_us_per_io, cpu.system_us_per_io, cpu.cpus
         )?;
     }
-    troubles(results, f)?;
+    errors(results, f)?;
     results.verify.as_ref().map_or(Ok(()), |verify| verified(verify, f))
 }
 
@@ -89,7 +89,7 @@ fn latencies(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn troubles(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
+fn errors(results: &LoadResults, f: &mut Formatter<'_>) -> fmt::Result {
     for error in &results.errors {
         writeln!(f, "  errors     {} {}: {}", error.count, error.operation.name(), error.error)?;
     }

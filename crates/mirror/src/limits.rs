@@ -192,8 +192,8 @@ pub const LEAVE_MS: u64 = 10_000;
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;
 /// Time within which a target reads what its source has just recorded, for a
-/// [`Proof`](crate::failover::Proof) of one store, in milliseconds: one call, and the durable
-/// record of what the source said.
+/// [`StoreProof`](crate::failover::StoreProof) of one store, in milliseconds: one call, and the
+/// durable record of what the source said.
 pub const PROOF_MS: u64 = 2 * flagstone_arbiter::limits::CALL_MS;
 /// Pause before the arbiter is asked again after it granted nothing, in milliseconds: below the
 /// shortest lease.

@@ -12,7 +12,7 @@
 //! that receive writes, and the blocked calls. Every host call inspects it, or its core's view of
 //! it, once when it is admitted ([`crate::io::admission`]) and keeps what it found. A change of
 //! that state (a disconnect, a change of role, the end of a resync) waits for calls that were
-//! admitted earlier ([`crate::io::call_gate`]).
+//! admitted earlier ([`crate::io::call_admission`]).
 //!
 //! Continue with [`crate::io::admission`], [`crate::io::write`], [`crate::io::new_generation`],
 //! [`crate::session::connect`] and [`crate::session::resync`]. [`crate::session::target`] is the
@@ -39,7 +39,7 @@ use crate::group::{Membership, follow_leader};
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::out_of_sync::OutOfSync;
 use crate::io::admission::AdmissionView;
-use crate::io::call_gate::{CallGate, Counted};
+use crate::io::call_admission::{CallAdmission, Counted};
 use crate::io::fifo_lock::FifoLock;
 use crate::io::queue::WriteQueue;
 use crate::io::range_lock::RangeLock;
@@ -68,7 +68,7 @@ pub(crate) struct Inner {
     pub(crate) suspect: Bitmap,
     pub(crate) counters: Counters,
     state: Mutex<(State, Vec<Waker>)>,
-    pub(crate) calls: CallGate<AdmissionView>,
+    pub(crate) calls: CallAdmission<AdmissionView>,
     pub(crate) desired_state_lock: Arc<FifoLock>,
     pub(crate) failover: Failover,
     /// Held while bits of the log change together with bits of a leg's bitmap.
@@ -232,7 +232,7 @@ impl Mirror {
             suspect: bitmap(),
             counters: Counters::default(),
             state: Mutex::new((state, Vec::new())),
-            calls: CallGate::default(),
+            calls: CallAdmission::default(),
             desired_state_lock: Arc::default(),
             failover: Failover::new(failover.clone(), superblock.arbiter),
             marks: Mutex::new(()),
@@ -306,7 +306,7 @@ impl std::fmt::Debug for Mirror {
 
 impl Inner {
     pub(crate) fn lock(&self) -> StateGuard<'_> {
-        StateGuard { gate: &self.calls, locked: self.state.lock(), is_changing: false }
+        StateGuard { calls: &self.calls, locked: self.state.lock(), is_changing: false }
     }
 
     /// Changes the state and wakes every task that waits for a change.

@@ -24,7 +24,7 @@ pub(super) enum CallOrder {
 
 /// First come, first served queue of waiting calls.
 #[derive(Default)]
-pub(super) struct Admission {
+pub(super) struct CommandQueue {
     /// By ticket.
     waiting: RefCell<VecDeque<(u64, Waker)>>,
     tickets: Cell<u64>,
@@ -32,7 +32,7 @@ pub(super) struct Admission {
     in_order: RefCell<VecDeque<u64>>,
 }
 
-impl Admission {
+impl CommandQueue {
     /// Wakes the longest waiter.
     #[inline]
     pub(super) fn wake_one(&self) {
@@ -55,7 +55,8 @@ impl Admission {
     }
 
     /// Waits until `ready` returns a value; it is evaluated immediately and after each wake-up. An
-    /// admitted call that leaves more capacity passes the wake-up on with [`Admission::wake_one`].
+    /// admitted call that leaves more capacity passes the wake-up on with
+    /// [`CommandQueue::wake_one`].
     pub(super) fn wait<T, F: FnMut() -> Option<T> + Unpin>(
         &self,
         order: CallOrder,
@@ -65,9 +66,9 @@ impl Admission {
     }
 }
 
-/// Future of [`Admission::wait`].
+/// Future of [`CommandQueue::wait`].
 pub(super) struct AdmissionWait<'a, F> {
-    admission: &'a Admission,
+    admission: &'a CommandQueue,
     order: CallOrder,
     ready: F,
     /// Set while waiting.
@@ -164,11 +165,11 @@ mod tests {
     }
 
     impl<'a> Waiter<'a> {
-        fn new(admission: &'a Admission, free: &Rc<Cell<u32>>) -> Waiter<'a> {
+        fn new(admission: &'a CommandQueue, free: &Rc<Cell<u32>>) -> Waiter<'a> {
             Waiter::of(CallOrder::Any, admission, free)
         }
 
-        fn of(order: CallOrder, admission: &'a Admission, free: &Rc<Cell<u32>>) -> Waiter<'a> {
+        fn of(order: CallOrder, admission: &'a CommandQueue, free: &Rc<Cell<u32>>) -> Waiter<'a> {
             let free = free.clone();
             let take = move || free.get().checked_sub(1).map(|left| free.set(left));
             Waiter { wait: Box::pin(admission.wait(order, take)), count: Arc::default() }
@@ -186,7 +187,7 @@ mod tests {
 
     #[test]
     fn wake_up_goes_to_first_waiter() {
-        let (admission, free) = (Admission::default(), Rc::new(Cell::new(0)));
+        let (admission, free) = (CommandQueue::default(), Rc::new(Cell::new(0)));
         let (mut first, mut second) =
             (Waiter::new(&admission, &free), Waiter::new(&admission, &free));
         assert!(!first.is_ready() && !second.is_ready());
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn wake_up_of_canceled_waiter_passes_on() {
-        let (admission, free) = (Admission::default(), Rc::new(Cell::new(0)));
+        let (admission, free) = (CommandQueue::default(), Rc::new(Cell::new(0)));
         let (mut first, mut second) =
             (Waiter::new(&admission, &free), Waiter::new(&admission, &free));
         assert!(!first.is_ready() && !second.is_ready());
@@ -217,7 +218,7 @@ mod tests {
 
     #[test]
     fn unwoken_waiter_leaves_silently() {
-        let (admission, free) = (Admission::default(), Rc::new(Cell::new(0)));
+        let (admission, free) = (CommandQueue::default(), Rc::new(Cell::new(0)));
         let (mut first, mut second) =
             (Waiter::new(&admission, &free), Waiter::new(&admission, &free));
         assert!(!first.is_ready() && !second.is_ready());
@@ -230,7 +231,7 @@ mod tests {
     /// A later waiter that is polled before an earlier, already woken one must not take its place.
     #[test]
     fn ordered_calls_do_not_overtake() {
-        let (admission, free) = (Admission::default(), Rc::new(Cell::new(0)));
+        let (admission, free) = (CommandQueue::default(), Rc::new(Cell::new(0)));
         let of = |order| Waiter::of(order, &admission, &free);
         let (mut first, mut second) = (of(CallOrder::InOrder), of(CallOrder::InOrder));
         assert!(!first.is_ready() && !second.is_ready());
@@ -257,7 +258,7 @@ mod tests {
         fn no_lost_wake_ups_and_order_kept(
             steps in prop::collection::vec((0u8..6, any::<usize>()), 0..200),
         ) {
-            let (admission, free) = (Admission::default(), Rc::new(Cell::new(3u32)));
+            let (admission, free) = (CommandQueue::default(), Rc::new(Cell::new(3u32)));
             let mut waiters: Vec<(u32, CallOrder, Waiter<'_>, u32)> = Vec::new();
             let (mut number, mut served) = (0, Vec::new());
             let mut poll = |waiters: &mut Vec<(u32, CallOrder, Waiter<'_>, u32)>, at: usize| {

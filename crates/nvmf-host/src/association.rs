@@ -18,7 +18,7 @@ use flagstone_runtime::time::Instant;
 use flagstone_runtime::{spawn, time};
 
 use super::HostError;
-use super::admission::{Admission, CallOrder};
+use super::admission::{CallOrder, CommandQueue};
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, ConnectParams};
 use super::durability::{CacheInstance, Durability};
@@ -46,7 +46,7 @@ enum State {
 /// One core's association with a subsystem.
 pub(super) struct Association {
     params: Arc<ConnectParams>,
-    admission: Rc<Admission>,
+    admission: Rc<CommandQueue>,
     state: Cell<State>,
     /// The current connection has completed a command.
     served: Cell<bool>,

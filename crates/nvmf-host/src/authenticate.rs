@@ -8,8 +8,8 @@ use flagstone_auth::host::HostOptions as Exchange;
 use flagstone_auth::message::MESSAGE_BYTES;
 use flagstone_auth::tls::Psk;
 use flagstone_auth::{
-    Concatenation, Explanation, Group, Hash, Host, HostFailure, HostStep, KeyPair, KeyRing, Names,
-    Randomness,
+    Concatenation, Explanation, Group, Hash, HostExchange, HostFailure, HostStep, KeyPair, KeyRing,
+    Names, Randomness,
 };
 use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_runtime::{buf, compute, random_u64};
@@ -39,16 +39,16 @@ pub(super) async fn authenticate(
         host = kept;
         match step {
             Ok(HostStep::Reply(reply)) => send(queue, reply).await?,
-            Ok(HostStep::Authenticated(farewell)) => {
-                if let Some(farewell) = farewell {
-                    send(queue, farewell).await?;
+            Ok(HostStep::Authenticated(final_reply)) => {
+                if let Some(final_reply) = final_reply {
+                    send(queue, final_reply).await?;
                 }
                 return Ok(host.take_psk());
             }
             Err(failure) => {
-                if let HostFailure::Distrusted { farewell, .. } = &failure {
+                if let HostFailure::Distrusted { final_reply, .. } = &failure {
                     // The connection ends anyway.
-                    let _ = send(queue, farewell.clone()).await;
+                    let _ = send(queue, final_reply.clone()).await;
                 }
                 let mismatch = HostFailure::Refused(Explanation::ConcatenationMismatch);
                 return Err(match concatenation {
@@ -65,7 +65,7 @@ fn exchange(
     keys: &KeyPair,
     params: &ConnectParams,
     concatenation: Concatenation,
-) -> Result<Host, HostError> {
+) -> Result<HostExchange, HostError> {
     let options = Exchange {
         names: Names { host: params.host_nqn.to_string(), subsystem: params.subnqn.to_string() },
         secret: keys.host.first().ok_or(HostError::KeyRequired)?,
@@ -76,7 +76,7 @@ fn exchange(
         groups: Group::ALL.into(),
         concatenation,
     };
-    Ok(Host::new(options, random_u64() as u16, Randomness::from_words(random_u64)))
+    Ok(HostExchange::new(options, random_u64() as u16, Randomness::from_words(random_u64)))
 }
 
 async fn send(queue: &Rc<HostQueue>, message: Vec<u8>) -> Result<(), HostError> {

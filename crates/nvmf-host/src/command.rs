@@ -231,7 +231,7 @@ impl CommandSlots {
     }
 
     /// Ends every command as lost. Commands with a lent buffer end when it is returned.
-    pub(super) fn lose_all(&mut self) {
+    pub(super) fn fail_all(&mut self) {
         for cid in 0..self.slots.len() as u16 {
             match self.get(cid) {
                 Some(pending) if pending.lent => pending.lost = true,
@@ -302,7 +302,7 @@ mod tests {
         assert!(slots.insert(&mut place(), false, Some(0)).is_none(), "the slot is in use");
         assert!(slots.get(cid).is_none(), "the target has no command there to answer");
         assert!(!slots.any_started_before(9), "nor is it late with one");
-        slots.lose_all();
+        slots.fail_all();
         slots.refill(cid, &mut data, false, Some(5));
         assert!(poll(&mut slots, cid).is_pending() && slots.any_started_before(6));
         slots.end(cid, CommandOutcome::Lost);
@@ -328,7 +328,7 @@ mod tests {
         let cid = slots.insert(&mut place(), false, Some(0)).unwrap();
         let lent = slots.lend(cid).unwrap();
         assert!(slots.lend(cid).is_none(), "it is lent once");
-        slots.lose_all();
+        slots.fail_all();
         assert!(poll(&mut slots, cid).is_pending());
         assert!(!slots.give_back(cid, lent));
         let Poll::Ready((CommandOutcome::Lost, CommandData::In(place))) = poll(&mut slots, cid)

@@ -27,7 +27,7 @@ use flagstone_nvme::{Cqe, Nqn, Sqe};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{buf, random_u64, sync, time};
 
-use super::admission::Admission;
+use super::admission::CommandQueue;
 use super::authenticate::authenticate;
 use super::command::{CommandData, CommandOutcome};
 use super::initialize::{OnDrop, initialize};
@@ -119,7 +119,7 @@ impl AssociationEnd {
 pub(super) struct AdminController {
     pub(super) queue: Rc<HostQueue>,
     pub(super) end: Rc<AssociationEnd>,
-    admission: Rc<Admission>,
+    admission: Rc<CommandQueue>,
     /// PSK for the I/O queues, from concatenation, until they are connected.
     generated: RefCell<Option<Psk>>,
     controller_id: u16,
@@ -179,8 +179,8 @@ async fn concatenate(params: &ConnectParams) -> Result<Psk, HostError> {
     connected.psk.ok_or(HostError::NoConcatenation)
 }
 
-/// Why a plain connection was not initialized. A target that closes it requires TLS, if it answers a
-/// ClientHello, and closes the next one too: it has not just restarted.
+/// Why a plain connection was not initialized. A target that closes it requires TLS, if it answers
+/// a ClientHello, and closes the next one too: it has not just restarted.
 async fn cause_of_refusal(params: &ConnectParams, error: HostError) -> HostError {
     let is_closed = |error: &HostError| matches!(error, HostError::Closed | HostError::Broken(_));
     if !is_closed(&error) || !tls::is_spoken(params).await {
@@ -206,7 +206,7 @@ struct ConnectedQueue {
 async fn connect_queue(
     params: &ConnectParams,
     channel: Channel<'_>,
-    admission: &Rc<Admission>,
+    admission: &Rc<CommandQueue>,
     end: &Rc<AssociationEnd>,
     (qid, entries, controller_id): (u16, u16, u16),
 ) -> Result<ConnectedQueue, HostError> {
@@ -255,7 +255,7 @@ impl AdminController {
     /// Connects to a controller and enables it.
     pub(super) async fn connect(
         params: &ConnectParams,
-        admission: Rc<Admission>,
+        admission: Rc<CommandQueue>,
     ) -> Result<AdminController, HostError> {
         let end = Rc::new(AssociationEnd::default());
         let as_admin = (0, ADMIN_ENTRIES, CONTROLLER_ID_DYNAMIC);

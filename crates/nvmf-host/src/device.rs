@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_nvme::command::io::{BlockRange, DsmRange, IoOptions};
-use flagstone_nvme::replica::{Codec, CompressedWrite, Order, OrderedWrite, OrderedZeroes};
+use flagstone_nvme::replica::{Codec, CompressedWrite, OrderedWrite, OrderedZeroes, WritePosition};
 use flagstone_nvme::sgl::SglDescriptor;
 use flagstone_nvme::status::sct;
 use flagstone_nvme::wire::Wire;
@@ -452,7 +452,7 @@ impl RemoteIo {
         offset: u64,
         data: Buf,
         fua: bool,
-        order: Order,
+        order: WritePosition,
     ) -> IoFuture<()> {
         if let Err(error) = self.check_write(offset, data.len()) {
             return IoFuture::ready(Err(error));
@@ -465,7 +465,7 @@ impl RemoteIo {
 
     /// Writes at most one transfer, in order.
     #[inline]
-    fn ordered(&self, offset: u64, data: Buf, fua: bool, order: Order) -> IoFuture<()> {
+    fn ordered(&self, offset: u64, data: Buf, fua: bool, order: WritePosition) -> IoFuture<()> {
         let range = self.range(offset, data.len() as u64);
         let sgl = SglDescriptor::transport(data.len() as u32);
         let command = OrderedWrite { range, fua, order }.command(0, self.shape.nsid, sgl);
@@ -479,7 +479,7 @@ impl RemoteIo {
         offset: u64,
         data: Buf,
         fua: bool,
-        order: Order,
+        order: WritePosition,
     ) -> Result<(), IoError> {
         let transfer = u64::from(self.shape.transfer_bytes);
         let mut pieces = (0..).zip(pieces(offset, data.len() as u64, transfer));
@@ -499,7 +499,7 @@ impl RemoteIo {
         len: u64,
         compressed: Compressed,
         fua: bool,
-        order: Option<Order>,
+        order: Option<WritePosition>,
     ) -> IoFuture<()> {
         let Compressed { data, bytes, codec } = compressed;
         if let Err(error) = self.check_write(offset, len as usize) {
@@ -525,7 +525,7 @@ impl RemoteIo {
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Order,
+        order: WritePosition,
     ) -> IoFuture<()> {
         if let Err(error) = self.shape.geometry.check_change(offset, len) {
             return IoFuture::ready(Err(error));

@@ -10,7 +10,7 @@ use flagstone_nvme::wire::Wire;
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{BufMut, buf, time};
 
-use super::admission::Admission;
+use super::admission::CommandQueue;
 use super::command::CommandData;
 use super::connect::{AdminController, ConnectParams, ask};
 use super::{HostError, HostOptions};
@@ -50,7 +50,7 @@ pub async fn discover(
 }
 
 async fn read(params: &ConnectParams) -> Result<Vec<DiscoveredSubsystem>, HostError> {
-    let admin = AdminController::connect(params, Rc::<Admission>::default()).await?;
+    let admin = AdminController::connect(params, Rc::<CommandQueue>::default()).await?;
     read_all(&admin).await.map_err(|error| admin.end.explain(error))
 }
 

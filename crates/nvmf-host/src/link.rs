@@ -14,7 +14,7 @@ use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{buf, spawn, time};
 
 use super::HostError;
-use super::admission::Admission;
+use super::admission::CommandQueue;
 use super::command::{CommandData, CommandOutcome};
 use super::connect::{AdminController, ConnectParams, IoQueues, ask};
 use super::durability::CacheInstance;
@@ -36,7 +36,7 @@ impl ControllerLink {
     /// Connects, bounded by the caller's timeout.
     pub(super) async fn connect(
         params: &ConnectParams,
-        admission: Rc<Admission>,
+        admission: Rc<CommandQueue>,
     ) -> Result<ControllerLink, HostError> {
         let admin = Rc::new(AdminController::connect(params, admission).await?);
         let link = ControllerLink::set_up(params, &admin).await;

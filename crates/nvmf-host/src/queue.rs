@@ -17,7 +17,7 @@ use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::{Buf, spawn, spawn_detached, sync, time};
 
 use super::HostError;
-use super::admission::Admission;
+use super::admission::CommandQueue;
 use super::command::{CommandData, CommandOutcome, CommandSlots};
 use super::connect::AssociationEnd;
 use super::durability::CacheInstance;
@@ -54,7 +54,7 @@ pub(super) struct HostQueue {
     /// Counts the checks for overdue commands.
     tick: Cell<u32>,
     /// Notified of each freed slot.
-    admission: Rc<Admission>,
+    admission: Rc<CommandQueue>,
     /// End state of the whole link: if one queue breaks, all end.
     end: Rc<AssociationEnd>,
     broken: Cell<bool>,
@@ -69,7 +69,7 @@ impl HostQueue {
     pub(super) fn start(
         connection: InitializedConnection,
         depth: u16,
-        admission: Rc<Admission>,
+        admission: Rc<CommandQueue>,
         end: Rc<AssociationEnd>,
         timeout: Duration,
     ) -> Rc<HostQueue> {
@@ -169,7 +169,7 @@ impl HostQueue {
         self.tx.close();
         self.stream.shutdown_sending();
         self.rung.notify();
-        self.slots.borrow_mut().lose_all();
+        self.slots.borrow_mut().fail_all();
     }
 
     /// Number of slots in use.

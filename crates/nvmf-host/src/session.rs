@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Poll, Waker};
 
 use flagstone_blockdev::{Geometry, IoError, IoFuture, ZeroFlags};
-use flagstone_nvme::replica::Order;
+use flagstone_nvme::replica::WritePosition;
 use flagstone_nvme::{Nqn, Sqe, Status};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, cores, spawn_detached};
@@ -70,7 +70,7 @@ async fn tend(
     // Close first: calls that lose their completion must not find another connection.
     association.close();
     link.end();
-    state.lose();
+    state.disconnect();
 }
 
 /// Connects another core. A failure ends the session.
@@ -95,7 +95,7 @@ async fn join(
     };
     tracing::warn!(address = %params.address, "session lost: {refused}");
     association.close();
-    state.lose();
+    state.disconnect();
 }
 
 /// Session state: lost or not, as seen by all cores.
@@ -110,7 +110,7 @@ impl SessionState {
         self.lost.load(Ordering::Acquire)
     }
 
-    fn lose(&self) {
+    fn disconnect(&self) {
         self.lost.store(true, Ordering::Release);
         let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.into_iter().for_each(Waker::wake);
@@ -206,7 +206,13 @@ impl RemoteSession {
 
     /// Writes in order. More than [`RemoteSession::transfer_bytes`] is split, and each part counts
     /// as one in the order; the last part may be shorter.
-    pub fn write_ordered(&self, offset: u64, data: Buf, fua: bool, order: Order) -> IoFuture<()> {
+    pub fn write_ordered(
+        &self,
+        offset: u64,
+        data: Buf,
+        fua: bool,
+        order: WritePosition,
+    ) -> IoFuture<()> {
         self.call(move |io| io.submit_ordered(offset, data, fua, order))
     }
 
@@ -218,7 +224,7 @@ impl RemoteSession {
         len: u64,
         compressed: Compressed,
         fua: bool,
-        order: Option<Order>,
+        order: Option<WritePosition>,
     ) -> IoFuture<()> {
         self.call(move |io| io.submit_compressed(offset, len, compressed, fua, order))
     }
@@ -239,7 +245,7 @@ impl RemoteSession {
         offset: u64,
         len: u64,
         flags: ZeroFlags,
-        order: Order,
+        order: WritePosition,
     ) -> IoFuture<()> {
         self.call(move |io| io.submit_ordered_zeroes(offset, len, flags, order))
     }
@@ -280,7 +286,7 @@ impl RemoteSession {
 
     /// Ends the session, which counts as lost from now on.
     pub fn close(&self) {
-        self.state.lose();
+        self.state.disconnect();
     }
 
     /// Makes a call on this core's association, which is created on demand.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use flagstone_runtime::time;
 
 use super::HostError;
-use super::admission::Admission;
+use super::admission::CommandQueue;
 use super::association::Association;
 use super::connect::ConnectParams;
 use super::link::ControllerLink;
@@ -20,7 +20,7 @@ use super::shape::NamespaceShape;
 pub(super) struct Supervisor {
     association: Weak<Association>,
     params: Arc<ConnectParams>,
-    admission: Rc<Admission>,
+    admission: Rc<CommandQueue>,
     shape: NamespaceShape,
     /// Pause before the next attempt.
     pause: Duration,
@@ -30,7 +30,7 @@ impl Supervisor {
     pub(super) fn new(
         association: Weak<Association>,
         params: Arc<ConnectParams>,
-        admission: Rc<Admission>,
+        admission: Rc<CommandQueue>,
         shape: NamespaceShape,
     ) -> Supervisor {
         Supervisor { association, params, admission, shape, pause: Duration::ZERO }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use common::{Server, any_port, memory, options};
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice};
-use flagstone_nvme::replica::{Order, OrderedWrite, io};
+use flagstone_nvme::replica::{OrderedWrite, WritePosition, io};
 use flagstone_nvme::{Nqn, Sqe, Status};
 use flagstone_nvmf_host::{HostOptions, RemoteSession};
 use flagstone_nvmf_target::{
@@ -46,7 +46,7 @@ struct There {
     waiting: BTreeMap<u32, Waker>,
     refusals: Refusals,
     /// Writes that were refused parking.
-    unparked: u32,
+    refused: u32,
 }
 
 struct Handler {
@@ -95,8 +95,8 @@ impl VendorSession for Handler {
         IoFuture::later(async move {
             let early = there.lock().done + 1 < number;
             if early {
-                let Some(_parked) = charge.park() else {
-                    there.lock().unparked += 1;
+                let Some(_waiting) = charge.queue() else {
+                    there.lock().refused += 1;
                     return Err(IoError::NoMemory);
                 };
                 poll_fn(|cx| {
@@ -157,7 +157,7 @@ async fn write_all(
     for number in 1..=WRITES {
         let mut data = buf::alloc_small(len);
         data.fill(number as u8);
-        let order = Order { number, concurrent: 0 };
+        let order = WritePosition { number, concurrent: 0 };
         let offset = u64::from(number - 1) * len as u64;
         let mut write = session.write_ordered(offset, data.freeze(), false, order);
         // Poll here: tasks would start in arbitrary order.
@@ -170,10 +170,10 @@ async fn write_all(
     }
     let took = began.elapsed();
     assert!(took < TIMEOUT / 2, "they stood still: {took:?}");
-    let unparked = {
+    let refused = {
         let there = there.lock();
         assert_eq!(there.done, WRITES);
-        there.unparked
+        there.refused
     };
     let read = session.read(0, buf::alloc(WRITES as usize * len).await).await.unwrap();
     for (number, part) in (1..).zip(read.chunks(len)) {
@@ -182,7 +182,7 @@ async fn write_all(
     drop(read);
     session.close();
     server.until_deserted().await;
-    unparked
+    refused
 }
 
 fn host(queues: u16, queue_depth: u16) -> HostOptions {
@@ -233,7 +233,7 @@ fn retried_ordered_write_keeps_order() {
             let refusals = BTreeMap::from([(1, (6, status))]);
             let (server, there) = start(TargetConfig::default(), refusals);
             let session = connect(&server, host(1, 1)).await;
-            let (data, order) = (buf::zeroes(4096), Order { number: 1, concurrent: 0 });
+            let (data, order) = (buf::zeroes(4096), WritePosition { number: 1, concurrent: 0 });
             let failed = session.write_ordered(0, data.clone(), false, order).await;
             assert_eq!(failed, Err(IoError::WriteFault), "{status}");
             assert_eq!(there.lock().refusals[&1].0, 0, "sent six times");
@@ -280,14 +280,14 @@ fn random_retries_all_complete() {
 
 /// Waiting writes may hold only a part of all memory, so that the awaited one gets some.
 #[test]
-fn parked_writes_leave_memory_for_awaited() {
+fn waiting_writes_leave_memory_for_awaited() {
     in_simulation(1, async || {
         let limit = buf::memory_limit();
         // Both ends run in one process: the source's data, and a little more.
         buf::set_memory_limit(memory_in_use() + (1 << 20));
         let refusals = BTreeMap::from([(1, (3, Status::TRANSIENT_TRANSPORT_ERROR))]);
-        let unparked = write_all(narrow(0), host(2, 32), 4096, refusals).await;
-        assert!(unparked > 0, "there was memory for all of them");
+        let refused = write_all(narrow(0), host(2, 32), 4096, refusals).await;
+        assert!(refused > 0, "there was memory for all of them");
         buf::set_memory_limit(limit);
     });
 }
@@ -300,7 +300,7 @@ fn long_refused_write_fails() {
         let (server, _) = start(TargetConfig::default(), refusals);
         let options = HostOptions { loss_timeout: Duration::from_secs(1), ..host(1, 1) };
         let session = connect(&server, options).await;
-        let (data, order) = (buf::zeroes(4096), Order { number: 1, concurrent: 0 });
+        let (data, order) = (buf::zeroes(4096), WritePosition { number: 1, concurrent: 0 });
         let refused = session.write_ordered(0, data.clone(), false, order).await;
         assert_eq!(refused, Err(IoError::Unreachable));
         assert_eq!(session.write(0, data, false).await, Ok(()), "its slot is free again");

@@ -155,8 +155,8 @@ fn wrong_keys_hosts_and_plain_connections_are_refused() {
         let plain = secured.connect(None).await.unwrap_err();
         assert!(matches!(plain, HostError::Closed | HostError::Broken(_)), "{plain}");
         secured.wait_for_failures(TlsFailureReason::Plain, 1).await;
-        let stranger = offered(&key(1), "nqn.2026-01.example:other", subnqn().as_str());
-        assert!(!secured.handshake(stranger).await);
+        let unknown_host = offered(&key(1), "nqn.2026-01.example:other", subnqn().as_str());
+        assert!(!secured.handshake(unknown_host).await);
         secured.wait_for_failures(TlsFailureReason::UnknownIdentity, 1).await;
         let elsewhere = offered(&key(1), host().as_str(), "nqn.2026-01.example:elsewhere");
         assert!(!secured.handshake(elsewhere).await);

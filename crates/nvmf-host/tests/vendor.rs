@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::{Server, any_port, memory, options, subnqn};
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_nvme::replica::{
-    Attach, Order, OrderedWrite, OrderedZeroes, Refusal, Request, State, admin, io,
+    Attach, OrderedWrite, OrderedZeroes, ReplicaRefusal, ReplicaRequest, StateChange,
+    WritePosition, admin, io,
 };
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use flagstone_nvmf_host::{
@@ -39,8 +40,8 @@ fn peer() -> Nqn {
 #[derive(Default)]
 struct Seen {
     open: AtomicU32,
-    asked: Mutex<Vec<Request>>,
-    orders: Mutex<Vec<Order>>,
+    asked: Mutex<Vec<ReplicaRequest>>,
+    orders: Mutex<Vec<WritePosition>>,
 }
 
 /// Answers from a device, and records the requests.
@@ -82,34 +83,34 @@ impl VendorSession for Session {
     fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
         match AdminOpcode(command.opcode) {
             admin::ATTACH => Ok(0),
-            _ => Request::parse(command, &[]).map(|request| request.reply_bytes()),
+            _ => ReplicaRequest::parse(command, &[]).map(|request| request.reply_bytes()),
         }
     }
 
     fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<CommandReply> {
-        let request = match Request::parse(command, data) {
+        let request = match ReplicaRequest::parse(command, data) {
             Ok(request) => request,
             Err(status) => return IoFuture::ready(Ok(CommandReply::failure(status, 0))),
         };
         self.seen.asked.lock().push(request);
         match request {
-            Request::Identify { asker } => {
+            ReplicaRequest::Identify { asker } => {
                 let mut place = place.unwrap();
                 place[..16].copy_from_slice(&asker);
                 IoFuture::ready(Ok(CommandReply::success(Some(place))))
             }
             // Asynchronous, as if it waited for a disk.
-            Request::Bitmap { page } => IoFuture::later(async move {
+            ReplicaRequest::Bitmap { page } => IoFuture::later(async move {
                 time::sleep(std::time::Duration::from_millis(1)).await;
                 let mut place = place.unwrap();
                 place.fill(page as u8);
                 Ok(CommandReply::success(Some(place)))
             }),
-            Request::Promote { .. } => {
-                let (status, result) = (Refusal::FENCED.status(), u64::MAX - 1);
+            ReplicaRequest::Promote { .. } => {
+                let (status, result) = (ReplicaRefusal::FENCED.status(), u64::MAX - 1);
                 IoFuture::ready(Ok(CommandReply::failure(status, result)))
             }
-            Request::SetState { .. } => IoFuture::ready(Err(IoError::WriteFault)),
+            ReplicaRequest::SetState { .. } => IoFuture::ready(Err(IoError::WriteFault)),
             _ => IoFuture::ready(Ok(CommandReply::success(None))),
         }
     }
@@ -165,7 +166,7 @@ async fn connect(server: &Server) -> Arc<RemoteSession> {
     RemoteSession::connect(server.address.clone(), &replica_nqn(), as_peer()).await.unwrap()
 }
 
-async fn ask(session: &RemoteSession, request: Request) -> Result<AdminCompletion, IoError> {
+async fn ask(session: &RemoteSession, request: ReplicaRequest) -> Result<AdminCompletion, IoError> {
     let data = match (request.data(), request.reply_bytes()) {
         ([], 0) => CommandData::None,
         ([], bytes) => CommandData::In(buf::alloc_small(bytes)),
@@ -188,31 +189,32 @@ async fn conversation() {
     let (server, seen) = start(TargetConfig::default());
     let session = connect(&server).await;
     let asker = [5; 16];
-    let answer = ask(&session, Request::Identify { asker }).await.unwrap();
+    let answer = ask(&session, ReplicaRequest::Identify { asker }).await.unwrap();
     assert!(answer.status.is_success());
     let data = answer.data.unwrap();
     assert_eq!((data.len(), &data[..16], data[16]), (512, &asker[..], 0));
-    let attach = Request::Attach(Attach::new([1; 16], asker, 3, 4, true));
+    let attach = ReplicaRequest::Attach(Attach::new([1; 16], asker, 3, 4, true));
     assert!(ask(&session, attach).await.unwrap().status.is_success());
-    let pages = (1..=60u8).map(|page| ask(&session, Request::Bitmap { page: page.into() }));
+    let pages = (1..=60u8).map(|page| ask(&session, ReplicaRequest::Bitmap { page: page.into() }));
     for (page, answer) in (1..=60u8).zip(pages.collect::<Vec<_>>()) {
         assert!(answer.await.unwrap().data.unwrap().iter().all(|&byte| byte == page));
     }
-    let fenced =
-        ask(&session, Request::Promote { epoch: 9, revision: 0, leaves: false }).await.unwrap();
-    let expected = Refusal::FENCED.status().more();
+    let fenced = ask(&session, ReplicaRequest::Promote { epoch: 9, revision: 0, leaves: false })
+        .await
+        .unwrap();
+    let expected = ReplicaRefusal::FENCED.status().more();
     assert_eq!((fenced.status, fenced.result), (expected, u64::MAX - 1));
-    let broken = Request::SetState { state: State::EndResync, generation: 1 };
+    let broken = ReplicaRequest::SetState { state: StateChange::EndResync, generation: 1 };
     assert_eq!(ask(&session, broken).await.unwrap().status.code(), Status::WRITE_FAULT);
     let asked = seen.asked.lock().clone();
-    assert_eq!((asked[0], asked[1]), (Request::Identify { asker }, attach));
+    assert_eq!((asked[0], asked[1]), (ReplicaRequest::Identify { asker }, attach));
 
     // In the capsule, and requested with R2T.
-    let first = Order { number: 1, concurrent: 0 };
+    let first = WritePosition { number: 1, concurrent: 0 };
     session.write_ordered(8192, pattern(7), false, first).await.unwrap();
     let long = buf::zeroes(64 << 10);
     session.write_ordered(1 << 20, long.clone(), true, first).await.unwrap();
-    let second = Order { number: 3, concurrent: 1 << 127 };
+    let second = WritePosition { number: 3, concurrent: 1 << 127 };
     let flags = ZeroFlags::default();
     session.write_zeroes_ordered(0, SIZE_BYTES / 2, flags, second).await.unwrap();
     session.write_ordered(4096, pattern(9), true, second).await.unwrap();
@@ -226,7 +228,7 @@ async fn conversation() {
 
     session.close();
     session.lost().await.unwrap();
-    let after = ask(&session, Request::HandOver).await;
+    let after = ask(&session, ReplicaRequest::HandOver).await;
     assert!(matches!(after, Err(IoError::Unreachable)), "{after:?}");
     server.until_deserted().await;
     assert_eq!(seen.open.load(Ordering::Relaxed), 0, "the handler learns that the host is gone");
@@ -264,10 +266,11 @@ fn long_ordered_write_is_split() {
         for (index, part) in data.chunks_mut(8192).enumerate() {
             part.fill(index as u8 + 1);
         }
-        let (data, order) = (data.freeze(), Order { number: 5, concurrent: 0b100 });
+        let (data, order) = (data.freeze(), WritePosition { number: 5, concurrent: 0b100 });
         session.write_ordered(4096, data.clone(), true, order).await.unwrap();
-        let numbered = |part| Order { number: 5 + part, concurrent: (0b101u128 << part) - 1 };
-        let expected: Vec<Order> = (0..parts as u32).map(numbered).collect();
+        let numbered =
+            |part| WritePosition { number: 5 + part, concurrent: (0b101u128 << part) - 1 };
+        let expected: Vec<WritePosition> = (0..parts as u32).map(numbered).collect();
         // Over several queues they arrive in arbitrary order.
         let mut seen = seen.orders.lock().clone();
         seen.sort_by_key(|order| order.number);
@@ -287,10 +290,10 @@ fn unsupported_vendor_commands_are_refused() {
         let (server, seen) = start(TargetConfig::default());
         let session = connect(&server).await;
         // The handler does not support this command.
-        let answer = ask(&session, Request::HandOver).await.unwrap();
+        let answer = ask(&session, ReplicaRequest::HandOver).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
         // Too much data, in either direction, is refused before it is fetched or allocated.
-        let command = Request::Attach(Attach::default()).command(0, session.nsid());
+        let command = ReplicaRequest::Attach(Attach::default()).command(0, session.nsid());
         let long = CommandData::Out(buf::zeroes(64 << 10));
         let answer = session.admin(command, long).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_FIELD);
@@ -299,9 +302,9 @@ fn unsupported_vendor_commands_are_refused() {
         // Namespace without a handler.
         let (at, name) = (server.address.clone(), subnqn());
         let plain = RemoteSession::connect(at, &name, options()).await.unwrap();
-        let answer = ask(&plain, Request::Identify { asker: [1; 16] }).await.unwrap();
+        let answer = ask(&plain, ReplicaRequest::Identify { asker: [1; 16] }).await.unwrap();
         assert_eq!(answer.status.code(), Status::INVALID_OPCODE);
-        let order = Order { number: 1, concurrent: 0 };
+        let order = WritePosition { number: 1, concurrent: 0 };
         let refused = plain.write_ordered(0, pattern(1), false, order).await;
         assert_eq!(refused, Err(IoError::Unsupported));
         plain.close();
@@ -315,9 +318,9 @@ fn hidden_subsystem_is_not_discovered() {
         let (server, _) = start(TargetConfig::default());
         let found = discover(server.address.clone(), &as_peer()).await.unwrap();
         assert_eq!(found.iter().map(|one| one.subnqn).collect::<Vec<_>>(), [subnqn()]);
-        let stranger =
+        let unknown_host =
             RemoteDevice::connect(server.address.clone(), &replica_nqn(), options()).await;
-        assert!(matches!(stranger, Err(HostError::FabricsRefused { .. })), "{stranger:?}");
+        assert!(matches!(unknown_host, Err(HostError::FabricsRefused { .. })), "{unknown_host:?}");
         server.until_deserted().await;
     });
 }
@@ -340,7 +343,7 @@ fn lost_session_stays_lost() {
     on_each_driver(async || {
         let (server, seen) = start(TargetConfig::default());
         let session = connect(&server).await;
-        ask(&session, Request::Identify { asker: [1; 16] }).await.unwrap();
+        ask(&session, ReplicaRequest::Identify { asker: [1; 16] }).await.unwrap();
         server.target.disconnect_all();
         session.lost().await.unwrap();
         let read = session.read(0, buf::alloc_small(512)).await;

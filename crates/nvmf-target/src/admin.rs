@@ -30,14 +30,14 @@ pub(crate) fn admin_data_bytes(command: &Sqe) -> u32 {
 
 impl Controller {
     /// Answers an admin command. `data` is the host's data; bytes beyond [`admin_data_bytes`] are
-    /// ignored. Fabrics commands go to [`Controller::fabrics`]. `None` for a parked Asynchronous
+    /// ignored. Fabrics commands go to [`Controller::fabrics`]. `None` for a waiting Asynchronous
     /// Event Request: [`Controller::wait_event`] returns its completion later.
     pub(crate) fn admin(&self, command: &Sqe, data: &[u8]) -> Option<CommandReply> {
         self.saw_traffic();
         if self.is_ready() && command.opcode == AdminOpcode::ASYNC_EVENT_REQUEST.0 {
             let checked = command.check_flags().map_err(Status::dnr);
-            let parked = checked.and_then(|()| self.events.park(command.cid.get()));
-            return parked.err().map(|status| self.reply(0, command, Err(status)));
+            let waits = checked.and_then(|()| self.events.wait_for_event(command.cid.get()));
+            return waits.err().map(|status| self.reply(0, command, Err(status)));
         }
         Some(self.reply(0, command, self.admin_outcome(command, data)))
     }
@@ -74,8 +74,8 @@ impl Controller {
         }
     }
 
-    /// Abort is best effort (Base 5.1.1). A parked Asynchronous Event Request is aborted. Any other
-    /// command has already started, so the reply says that it was not aborted.
+    /// Abort is best effort (Base 5.1.1). A waiting Asynchronous Event Request is aborted. Any
+    /// other command has already started, so the reply says that it was not aborted.
     fn abort(&self, abort: Abort) -> CommandReply {
         let aborted = abort.sqid == 0 && self.events.abort(abort.cid);
         CommandReply::result(if aborted { 0 } else { Abort::NOT_ABORTED })

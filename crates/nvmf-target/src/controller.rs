@@ -154,8 +154,8 @@ impl Controller {
         }
     }
 
-    /// Promises to keep the PSK of an exchange on the admin queue, before its host is told of it. No
-    /// I/O queue without TLS joins any more.
+    /// Promises to keep the PSK of an exchange on the admin queue, before its host is told of it.
+    /// No I/O queue without TLS joins any more.
     ///
     /// # Errors
     /// The PSK would open nothing.
@@ -220,7 +220,7 @@ impl Controller {
         self.destroy("keep alive timeout expired");
     }
 
-    /// Waits for the next completion of a parked Asynchronous Event Request. Only the admin
+    /// Waits for the next completion of a waiting Asynchronous Event Request. Only the admin
     /// connection may call it, once at a time, on any core.
     pub(crate) async fn wait_event(&self) -> Cqe {
         self.events.next().await

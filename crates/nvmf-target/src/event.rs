@@ -1,4 +1,4 @@
-//! Asynchronous events of one controller (Base 5.1.2): parked requests, pending events, and events
+//! Asynchronous events of one controller (Base 5.1.2): waiting requests, pending events, and events
 //! masked until the host reads their log page.
 //!
 //! An event that the host has not enabled is discarded. A reported event stays masked until the
@@ -29,9 +29,9 @@ pub(super) struct Events(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     enabled: EventMask,
-    /// Identifiers of parked Asynchronous Event Requests; together with `done` at most
+    /// Identifiers of waiting Asynchronous Event Requests; together with `done` at most
     /// EVENT_REQUESTS.
-    parked: VecDeque<u16>,
+    requests: VecDeque<u16>,
     /// Completions that the admin connection has yet to send.
     done: VecDeque<Cqe>,
     /// Raised and unsent events, at most one of each kind.
@@ -64,27 +64,29 @@ impl Events {
     ///
     /// # Errors
     /// Asynchronous Event Request Limit Exceeded; Command ID Conflict.
-    pub(super) fn park(&self, cid: u16) -> Result<(), Status> {
+    pub(super) fn wait_for_event(&self, cid: u16) -> Result<(), Status> {
         let mut state = self.0.lock();
-        if state.parked.contains(&cid) {
+        if state.requests.contains(&cid) {
             return Err(Status::COMMAND_ID_CONFLICT.dnr());
         }
-        if state.parked.len() + state.done.len() >= EVENT_REQUESTS {
+        if state.requests.len() + state.done.len() >= EVENT_REQUESTS {
             return Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr());
         }
-        state.parked.push_back(cid);
+        state.requests.push_back(cid);
         let waker = state.deliver();
         drop(state);
         waker.into_iter().for_each(Waker::wake);
         Ok(())
     }
 
-    /// Completes a parked request with Command Abort Requested. Returns false when it is not
-    /// parked.
+    /// Completes a waiting request with Command Abort Requested. Returns false when it is not
+    /// waiting.
     pub(super) fn abort(&self, cid: u16) -> bool {
         let mut state = self.0.lock();
-        let Some(at) = state.parked.iter().position(|&parked| parked == cid) else { return false };
-        state.parked.remove(at);
+        let Some(at) = state.requests.iter().position(|&requests| requests == cid) else {
+            return false;
+        };
+        state.requests.remove(at);
         state.done.push_back(Cqe::new(cid, Status::ABORT_REQUESTED));
         let waker = state.waiting.take();
         drop(state);
@@ -209,13 +211,13 @@ impl State {
         self.deliver()
     }
 
-    /// Pairs events with parked requests, and returns the waiting task to wake.
+    /// Pairs events with waiting requests, and returns the waiting task to wake.
     fn deliver(&mut self) -> Option<Waker> {
-        while let (Some(event), Some(cid)) = (self.pending.front(), self.parked.front()) {
+        while let (Some(event), Some(cid)) = (self.pending.front(), self.requests.front()) {
             let result = u64::from(event.to_result());
             self.done.push_back(Cqe::with_result(*cid, Status::SUCCESS, result));
             self.pending.pop_front();
-            self.parked.pop_front();
+            self.requests.pop_front();
         }
         if self.done.is_empty() { None } else { self.waiting.take() }
     }
@@ -240,7 +242,7 @@ mod tests {
     #[test]
     fn event_and_request_pair_in_either_order() {
         let events = all();
-        events.park(7).unwrap();
+        events.wait_for_event(7).unwrap();
         assert_eq!(events.try_next(), None);
         events.namespace_changed(3);
         let sent = events.try_next().unwrap();
@@ -248,15 +250,15 @@ mod tests {
 
         events.raise(AsyncEvent::ANA_CHANGED);
         assert_eq!(events.try_next(), None);
-        events.park(8).unwrap();
+        events.wait_for_event(8).unwrap();
         assert_eq!(events.try_next().unwrap().async_event(), AsyncEvent::ANA_CHANGED);
     }
 
     #[test]
     fn event_masked_until_log_read() {
         let events = all();
-        events.park(1).unwrap();
-        events.park(2).unwrap();
+        events.wait_for_event(1).unwrap();
+        events.wait_for_event(2).unwrap();
         events.namespace_changed(3);
         assert_eq!(events.try_next().unwrap().cid.get(), 1);
         events.namespace_changed(4);
@@ -275,14 +277,14 @@ mod tests {
         let events = all();
         events.raise(AsyncEvent::DISCOVERY_CHANGED);
         events.log_read(LogId::DISCOVERY);
-        events.park(1).unwrap();
+        events.wait_for_event(1).unwrap();
         assert_eq!(events.try_next(), None);
     }
 
     #[test]
     fn disabled_events_are_dropped() {
         let events = Events::default();
-        events.park(1).unwrap();
+        events.wait_for_event(1).unwrap();
         events.namespace_changed(1);
         assert_eq!(events.try_next(), None);
         assert_eq!(events.changed_namespaces(true), [1]);
@@ -291,7 +293,7 @@ mod tests {
         let events = all();
         events.raise(AsyncEvent::ANA_CHANGED);
         events.enable(EventMask::default());
-        events.park(1).unwrap();
+        events.wait_for_event(1).unwrap();
         assert_eq!(events.try_next(), None);
     }
 
@@ -299,15 +301,15 @@ mod tests {
     fn event_requests_limited_and_abortable() {
         let events = all();
         for cid in 0..EVENT_REQUESTS as u16 {
-            events.park(cid).unwrap();
+            events.wait_for_event(cid).unwrap();
         }
-        assert_eq!(events.park(99), Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr()));
-        assert_eq!(events.park(0), Err(Status::COMMAND_ID_CONFLICT.dnr()));
+        assert_eq!(events.wait_for_event(99), Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr()));
+        assert_eq!(events.wait_for_event(0), Err(Status::COMMAND_ID_CONFLICT.dnr()));
         assert!(events.abort(2) && !events.abort(2));
-        assert_eq!(events.park(99), Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr()));
+        assert_eq!(events.wait_for_event(99), Err(Status::ASYNC_EVENT_LIMIT_EXCEEDED.dnr()));
         let aborted = events.try_next().unwrap();
         assert_eq!((aborted.cid.get(), aborted.status()), (2, Status::ABORT_REQUESTED));
-        events.park(99).unwrap();
+        events.wait_for_event(99).unwrap();
         events.reset();
         assert!(!events.abort(99));
     }
@@ -316,7 +318,7 @@ mod tests {
     fn reservation_event_repeats_until_log_is_empty() {
         let events = Events::default();
         for cid in 1..=3 {
-            events.park(cid).unwrap();
+            events.wait_for_event(cid).unwrap();
         }
         events.reservation_changed(1, NotificationType::REGISTRATION_PREEMPTED);
         events.reservation_changed(2, NotificationType::RESERVATION_RELEASED);

@@ -61,8 +61,8 @@ impl GeneratedPsks {
         own.push_back(Generated { psk, keys, since: now });
     }
 
-    /// A queue of the PSK with this identity is being attached. False if the PSK has ended, in which
-    /// case the queue must not be.
+    /// A queue of the PSK with this identity is being attached. False if the PSK has ended, in
+    /// which case the queue must not be.
     pub(crate) fn begin_use(&self, identity: &[u8], now: Instant) -> bool {
         let Some(names) = ProvenNames::of(identity) else { return false };
         let mut hosts = self.0.write();

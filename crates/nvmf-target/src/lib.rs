@@ -77,7 +77,8 @@ use subsystem::{Subsystem, SubsystemKind};
 use tls::{HandshakeKeys, TlsKeys};
 pub use tls::{HostTls, TlsFailureReason, TlsMode, TlsTotals};
 pub use vendor::{
-    Charge, CommandReply, ParkedCommand, VendorCommands, VendorHandler, VendorHost, VendorSession,
+    Charge, CommandReply, DependentCommand, VendorCommands, VendorHandler, VendorHost,
+    VendorSession,
 };
 
 /// Error of a change to the target's configuration.

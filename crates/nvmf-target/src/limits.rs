@@ -34,7 +34,7 @@ pub(crate) const COPY_BYTES: u32 = 1 << 20;
 pub(crate) const COPY_RANGES: usize = 128;
 
 /// Data of each half of a Compare and Write, in bytes. ACWU promises one block; a larger block than
-/// this cannot be compared. Each connection may park one half of it, outside the pool.
+/// this cannot be compared. Each connection may keep one first half of it, outside the pool.
 pub(crate) const FUSED_BYTES: usize = 4 << 10;
 
 /// CPDA: data in PDUs to the controller may start at any multiple of 4 bytes.
@@ -113,7 +113,7 @@ pub(crate) const NAMESPACE_LEAF: usize = 256;
 /// FFF0h are reserved.
 pub(crate) const CONTROLLERS_MAX: u32 = 65_519;
 
-/// Asynchronous Event Requests parked by one controller (AERL + 1), which also bounds their unsent
+/// Asynchronous Event Requests waiting by one controller (AERL + 1), which also bounds their unsent
 /// completions.
 pub(crate) const EVENT_REQUESTS: usize = 4;
 

@@ -122,17 +122,17 @@ impl std::fmt::Debug for ControllerQueue {
 }
 
 /// Admitted command of a queue, from admission to completion.
-pub(crate) struct Admitted(Arc<ControllerQueue>, Phase);
+pub(crate) struct CommandInFlight(Arc<ControllerQueue>, Phase);
 
-impl Admitted {
+impl CommandInFlight {
     /// Call it, and drop the result, on the queue's core.
-    pub(super) fn new(queue: Arc<ControllerQueue>) -> Admitted {
+    pub(super) fn new(queue: Arc<ControllerQueue>) -> CommandInFlight {
         let phase = queue.enter();
-        Admitted(queue, phase)
+        CommandInFlight(queue, phase)
     }
 }
 
-impl Drop for Admitted {
+impl Drop for CommandInFlight {
     fn drop(&mut self) {
         self.0.leave(self.1);
     }

@@ -64,7 +64,7 @@ pub trait VendorSession: Send + Sync + 'static {
     /// success.
     fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<CommandReply>;
 
-    /// Executes an I/O command. A command that waits for other commands of its host must park
+    /// Executes an I/O command. A command that waits for other commands of its host must wait
     /// itself with `charge`.
     fn io(&self, command: &Sqe, data: Option<Buf>, charge: Charge) -> IoFuture<CommandReply>;
 }
@@ -83,30 +83,30 @@ impl Charge {
 
     /// Hold the result while the command waits for commands that its host has yet to send. Its data
     /// then neither keeps the connection from receiving them nor other commands from memory. `None`
-    /// when too much is parked already: complete the command with [`Status::COMMAND_INTERRUPTED`],
+    /// when too much is waiting already: complete the command with [`Status::COMMAND_INTERRUPTED`],
     /// and the host resends it. Only a command that must wait may call this, so that the awaited
     /// commands are never turned away.
-    pub fn park(self) -> Option<ParkedCommand> {
+    pub fn queue(self) -> Option<DependentCommand> {
         let memory = match &self.data {
-            Some(data) => Some(buf::ParkedMemory::keep(data)?),
+            Some(data) => Some(buf::WaitingMemory::keep(data)?),
             None => None,
         };
         let Charge { connection, payload, .. } = self;
-        connection.park(payload);
-        Some(ParkedCommand { connection, payload, _memory: memory })
+        connection.begin_waiting(payload);
+        Some(DependentCommand { connection, payload, _memory: memory })
     }
 }
 
 /// Command that waits for other commands of its host.
-pub struct ParkedCommand {
+pub struct DependentCommand {
     connection: Rc<Connection>,
     payload: usize,
-    _memory: Option<buf::ParkedMemory>,
+    _memory: Option<buf::WaitingMemory>,
 }
 
-impl Drop for ParkedCommand {
+impl Drop for DependentCommand {
     fn drop(&mut self) {
-        self.connection.unpark(self.payload);
+        self.connection.end_waiting(self.payload);
     }
 }
 

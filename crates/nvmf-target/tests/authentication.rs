@@ -26,7 +26,9 @@ use flagstone_nvmf_target::{FailureReason, NamespaceConfig, SubsystemConfig, Tar
 use flagstone_runtime::{random_u64, spawn, time};
 
 use support::client::enabled;
-use support::{Client, Gate, Options, Server, eventually, in_simulation, on_each_driver, pattern};
+use support::{
+    BlockingDevice, Client, Options, Server, eventually, in_simulation, on_each_driver, pattern,
+};
 
 const REQUIRED: Status = Status::AUTHENTICATION_REQUIRED;
 
@@ -51,7 +53,7 @@ fn server(config: TargetConfig, keys: KeyPair) -> Server {
         .target
         .add_subsystem(SubsystemConfig { nqn, serial, allow_hosts: Vec::new(), keys })
         .unwrap();
-    let device = Gate::memory();
+    let device = BlockingDevice::memory();
     let namespace = NamespaceConfig { nsid: None, device, uuid: [3; 16], read_only: false };
     server.target.add_namespace(&locked(), namespace).unwrap();
     server
@@ -72,7 +74,7 @@ fn failures(server: &Server, reason: FailureReason) -> u64 {
 }
 
 /// Exchange of a host with `secret`, which demands a proof of `controller`.
-fn exchange(secret: Secret, controller: Option<Secret>, group: Group) -> auth::Host {
+fn exchange(secret: Secret, controller: Option<Secret>, group: Group) -> auth::HostExchange {
     let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
     let options = auth::host::HostOptions {
         names,
@@ -82,7 +84,7 @@ fn exchange(secret: Secret, controller: Option<Secret>, group: Group) -> auth::H
         groups: vec![group],
         concatenation: Concatenation::None,
     };
-    auth::Host::new(options, 7, Randomness::from_words(random_u64))
+    auth::HostExchange::new(options, 7, Randomness::from_words(random_u64))
 }
 
 /// Connects a queue, which has to authenticate.
@@ -108,23 +110,23 @@ async fn fetch(client: &mut Client) -> Result<Vec<u8>, Status> {
 /// Runs an exchange; the messages that the host sent.
 async fn authenticate(
     client: &mut Client,
-    mut host: auth::Host,
+    mut host: auth::HostExchange,
 ) -> Result<Vec<Vec<u8>>, HostFailure> {
     let mut sent = vec![host.negotiate()];
     loop {
         assert_eq!(send(client, sent.last().unwrap()).await, Status::SUCCESS);
         match host.fetched(&fetch(client).await.unwrap()) {
             Ok(HostStep::Reply(reply)) => sent.push(reply),
-            Ok(HostStep::Authenticated(farewell)) => {
-                if let Some(farewell) = farewell {
-                    assert_eq!(send(client, &farewell).await, Status::SUCCESS);
-                    sent.push(farewell);
+            Ok(HostStep::Authenticated(final_reply)) => {
+                if let Some(final_reply) = final_reply {
+                    assert_eq!(send(client, &final_reply).await, Status::SUCCESS);
+                    sent.push(final_reply);
                 }
                 return Ok(sent);
             }
             Err(failure) => {
-                if let HostFailure::Distrusted { farewell, .. } = &failure {
-                    assert_eq!(send(client, farewell).await, Status::SUCCESS);
+                if let HostFailure::Distrusted { final_reply, .. } = &failure {
+                    assert_eq!(send(client, final_reply).await, Status::SUCCESS);
                 }
                 return Err(failure);
             }
@@ -208,9 +210,9 @@ fn wrong_and_missing_keys_are_refused_and_counted() {
         let host = exchange(secret(1), Some(secret(3)), Group::Null);
         assert!(authenticate(&mut client, host).await.is_err());
         client.closed().await;
-        let stranger = Options { host: Nqn::from_uuid([8; 16]), ..options() };
-        let mut client = Client::initialized(&server, &stranger).await;
-        let refused = client.connect(&stranger, 0, CONTROLLER_ID_DYNAMIC).await;
+        let unknown_host = Options { host: Nqn::from_uuid([8; 16]), ..options() };
+        let mut client = Client::initialized(&server, &unknown_host).await;
+        let refused = client.connect(&unknown_host, 0, CONTROLLER_ID_DYNAMIC).await;
         assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.dnr());
         assert_eq!(failures(&server, FailureReason::NoKey), 1);
         drop(client);

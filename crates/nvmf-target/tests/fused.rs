@@ -20,7 +20,8 @@ use flagstone_runtime::{Buf, buf, spawn, spawn_detached, time};
 
 use support::client::range;
 use support::{
-    Client, Gate, Host, Options, Pdu, Server, eventually, in_simulation, on_each_driver, pattern,
+    BlockingDevice, Client, Host, Options, Pdu, Server, eventually, in_simulation, on_each_driver,
+    pattern,
 };
 
 const BLOCK: usize = 512;
@@ -290,7 +291,7 @@ async fn block(fill: u8) -> Buf {
 fn nbd_write_is_never_between_compare_and_write() {
     on_each_driver(async || {
         let server = Server::new();
-        let gate = Gate::memory();
+        let gate = BlockingDevice::memory();
         let volume: SharedDevice = Arc::new(StatsLayer::new(gate.clone()).0);
         let nsid = server.add(volume.clone());
         let mut host = Host::attach(&server, &Options::default()).await;

@@ -13,7 +13,8 @@ use flagstone_runtime::{buf, time};
 
 use support::client::range;
 use support::{
-    Client, Gate, Host, Options, Server, eventually, memory_in_use, on_each_driver, pattern,
+    BlockingDevice, Client, Host, Options, Server, eventually, memory_in_use, on_each_driver,
+    pattern,
 };
 
 const BLOCK: u64 = 4096;
@@ -39,7 +40,7 @@ async fn answered(io: &mut Client, count: usize) {
 }
 
 /// Checks the memory of 16 connections that are idle after some traffic.
-fn idle_connections_hold_little(gate: fn() -> Arc<Gate>) {
+fn idle_connections_hold_little(gate: fn() -> Arc<BlockingDevice>) {
     on_each_driver(async || {
         let server = Server::of(TargetConfig::default(), gate());
         let host = Host::attach(&server, &Options::default()).await;
@@ -62,18 +63,18 @@ fn idle_connections_hold_little(gate: fn() -> Arc<Gate>) {
 
 #[test]
 fn idle_connection_memory() {
-    idle_connections_hold_little(Gate::memory);
+    idle_connections_hold_little(BlockingDevice::memory);
 }
 
 #[test]
 fn idle_disk_connection_memory() {
-    idle_connections_hold_little(Gate::disk);
+    idle_connections_hold_little(BlockingDevice::disk);
 }
 
 #[test]
 fn busy_connection_memory() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         let mut host = Host::attach(&server, &Options::default()).await;
         let before = memory_in_use();
         for _ in 0..20 {
@@ -94,7 +95,7 @@ fn busy_connection_memory() {
 #[test]
 fn commands_complete_without_memory() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         // More responses than one header block holds.
         let options = Options { entries: 600, flow_control: true, ..Options::default() };
         let mut host = Host::attach(&server, &options).await;
@@ -136,7 +137,7 @@ fn connections_share_exhausted_memory() {
             slow_peer_timeout: std::time::Duration::from_secs(5),
             ..TargetConfig::default()
         };
-        let server = Server::of(config, Gate::disk());
+        let server = Server::of(config, BlockingDevice::disk());
         let host = Host::attach(&server, &Options::default()).await;
         let (mut queues, mut places) = (Vec::new(), Vec::new());
         for qid in 2..8 {
@@ -208,7 +209,7 @@ fn requested_data_behind_other_commands() {
             slow_peer_timeout: std::time::Duration::from_secs(5),
             ..TargetConfig::default()
         };
-        let server = Server::of(config, Gate::disk());
+        let server = Server::of(config, BlockingDevice::disk());
         let host = Host::attach(&server, &Options::default()).await;
         let mut queue = host.queue(&server, 2).await;
         queue.set_memory_aside().await;
@@ -261,7 +262,7 @@ fn requested_data_behind_other_commands() {
 #[test]
 fn compare_and_verify_without_memory() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         let mut host = Host::attach(&server, &Options::default()).await;
         let data = pattern(3, 64 << 10);
         host.io.write(1, 0, BLOCK, &data).await.unwrap();
@@ -295,7 +296,7 @@ fn compare_and_verify_without_memory() {
 #[test]
 fn command_larger_than_ceiling_is_refused() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         let host = Host::attach(&server, &Options::default()).await;
         let mut queue = host.queue(&server, 2).await;
         queue.set_memory_aside().await;
@@ -324,7 +325,7 @@ fn command_larger_than_ceiling_is_refused() {
 #[test]
 fn host_connects_without_memory() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         let mut host = Host::attach(&server, &Options::default()).await;
         host.admin.set_memory_aside().await;
         let mut place = buf::alloc(8 << 10).await;
@@ -351,7 +352,7 @@ fn overfilled_queue_before_data_disconnects() {
             slow_peer_timeout: std::time::Duration::from_secs(1),
             ..TargetConfig::default()
         };
-        let server = Server::of(config, Gate::disk());
+        let server = Server::of(config, BlockingDevice::disk());
         let options = Options { entries: 32, ..Options::default() };
         let mut greedy = Host::attach(&server, &options).await;
         let mut pdus = Vec::new();

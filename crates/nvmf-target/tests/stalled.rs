@@ -15,7 +15,7 @@ use flagstone_runtime::{buf, spawn, time};
 use parking_lot::Mutex;
 
 use support::client::range;
-use support::{Client, Gate, Host, Options, Server};
+use support::{BlockingDevice, Client, Host, Options, Server};
 
 /// The memory limit is process-wide.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -138,7 +138,7 @@ fn with_each_count(kind: Stalled) {
         for count in [4, 32, HOSTS_MAX] {
             let (sim, config) = world(buffer_memory);
             sim.block_on(async {
-                let server = Server::of(config, Gate::disk());
+                let server = Server::of(config, BlockingDevice::disk());
                 let (host, queues) = good_host(&server).await;
                 let (quiet, queues) = measure(queues).await;
                 let stalled = stalled_hosts(&server, count, kind).await;
@@ -175,7 +175,7 @@ fn late_host_is_served_beside_stalled_ones() {
     for kind in [Stalled::Reader, Stalled::Writer, Stalled::CapsuleWriter] {
         let (sim, config) = world(64 << 20);
         sim.block_on(async {
-            let server = Server::of(config, Gate::disk());
+            let server = Server::of(config, BlockingDevice::disk());
             let stalled = stalled_hosts(&server, HOSTS_MAX, kind).await;
             let begun = time::now();
             let (host, queues) = good_host(&server).await;

@@ -18,7 +18,7 @@ use flagstone_nvmf_target::{
 };
 use flagstone_runtime::{Buf, BufMut};
 use support::client::enabled;
-use support::{Gate, Host, Options, Server, on_each_driver, subsystem};
+use support::{BlockingDevice, Host, Options, Server, on_each_driver, subsystem};
 
 const ADMIN: AdminOpcode = AdminOpcode(0xc8);
 const IO: IoOpcode = IoOpcode(0x84);
@@ -76,14 +76,14 @@ struct World {
     server: Server,
     nsid: u32,
     /// Devices of the namespace and of its sessions.
-    devices: [Arc<Gate>; 2],
+    devices: [Arc<BlockingDevice>; 2],
     control: FaultControl,
     cut_off: Arc<AtomicBool>,
 }
 
 fn world() -> World {
     let server = Server::new();
-    let devices = [Gate::disk(), Gate::disk()];
+    let devices = [BlockingDevice::disk(), BlockingDevice::disk()];
     let (device, control) = FaultLayer::new(devices[1].clone(), FaultConfig::default()).unwrap();
     let cut_off = Arc::<AtomicBool>::default();
     let handler = Handler { device: Arc::new(device), cut_off: cut_off.clone() };

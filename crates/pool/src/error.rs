@@ -309,12 +309,12 @@ pub enum VolumeError {
         crate::limits::VOLUMES_MAX
     )]
     TooMany,
-    /// The catalog has its greatest length.
+    /// The volume table has its greatest length.
     #[error(
         "the settings of all volumes and snapshots need more than the {bytes_max} bytes that a pool \
          of this size has for them; delete some, or use fewer settings"
     )]
-    CatalogFull {
+    VolumeTableFull {
         /// The greatest length.
         bytes_max: usize,
     },

@@ -3,7 +3,7 @@
 //! `docs/pool-format.md` has the byte maps, the invariants and the recovery argument. Suggested
 //! reading order:
 //!
-//! 1. [`ondisk`]: superblock, chunk, map page and catalog, as pure functions of bytes.
+//! 1. [`ondisk`]: superblock, chunk, map page and volume table, as pure functions of bytes.
 //! 2. [`log`]: the log's position, the chunks in flight, and the writer that gathers the writes of
 //!    a core into chunks.
 //! 3. [`map`]: recent changes in memory, and the tree on the devices below them.

@@ -29,7 +29,7 @@ pub const CHUNK_PAYLOAD_BLOCKS: usize = 255;
 pub const CHUNKS_IN_FLIGHT: usize = 8;
 
 /// Lists of records and checksums of chunks that are kept for the next ones: 16 × 13 KiB.
-pub const SPARES_MAX: usize = 16;
+pub const RECYCLED_MAX: usize = 16;
 
 /// Segments that a log device holds: at least two more than are written to and written out at a
 /// time, at most 16 GiB of 8 MiB.
@@ -87,8 +87,8 @@ pub const VOLUME_NAME_MAX: usize = 128;
 /// Most bytes of a volume's encoded properties. With name and fixed fields they fit a chunk header.
 pub const PROPERTIES_MAX: usize = 2048;
 
-/// Largest catalog, in bytes: 16,384 volumes × 2,280 B, rounded up.
-pub const CATALOG_BYTES_MAX: usize = 36 << 20;
+/// Largest volume table, in bytes: 16,384 volumes × 2,280 B, rounded up.
+pub const VOLUME_TABLE_BYTES_MAX: usize = 36 << 20;
 
 /// Largest volume, in blocks: 16 PiB.
 pub const VOLUME_BLOCKS_MAX: u64 = 1 << 42;
@@ -102,8 +102,8 @@ pub const PAGES_PER_CHUNK: usize = 64;
 /// Segments of the log after which a checkpoint is due: 64 of 8 MiB are 512 MiB to replay.
 pub const LOG_SEGMENTS_MAX: usize = 64;
 
-/// For how long a checkpoint or an opening repeats the read of one block: a controller that is reset,
-/// or a path that changes, answers within seconds.
+/// For how long a checkpoint or an opening repeats the read of one block: a controller that is
+/// reset, or a path that changes, answers within seconds.
 pub const READ_RETRY_TIME: Duration = Duration::from_secs(10);
 
 /// For how long it repeats reads of all blocks.
@@ -122,8 +122,8 @@ pub const FRUITLESS_PASSES: u32 = 8;
 pub const EVACUATION_STEPS: u32 = 1000;
 
 /// Segments from which on the others of a pool can be filled by an evacuation. With fewer, the
-/// checkpoint of a pass may take what the pass frees, and the evacuation ends without room: in tests
-/// from 80 % of the capacity of 32 to 64 segments, and never of 100.
+/// checkpoint of a pass may take what the pass frees, and the evacuation ends without room: in
+/// tests from 80 % of the capacity of 32 to 64 segments, and never of 100.
 pub const EVACUATION_SEGMENTS: u32 = 100;
 
 /// Checkpoints for which a write waits in a full pool: one may be in progress when it begins, one

@@ -1,8 +1,9 @@
-//! Read retries: reads that decide whether data is lost are repeated while the device may come back.
+//! Read retries: reads that decide whether data is lost are repeated while the device may come
+//! back.
 //!
-//! Invariant: a block counts as defective only if reads of it failed for [`READ_RETRY_TIME`], or for what
-//! is left of [`READ_RETRY_TOTAL`], and once more after the device had read a superblock. Every
-//! other failure is one of the device: what is on it may be whole.
+//! Invariant: a block counts as defective only if reads of it failed for [`READ_RETRY_TIME`], or
+//! for what is left of [`READ_RETRY_TOTAL`], and once more after the device had read a superblock.
+//! Every other failure is one of the device: what is on it may be whole.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;

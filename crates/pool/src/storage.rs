@@ -25,8 +25,8 @@ pub struct NamedDevice {
     pub device: SharedDevice,
 }
 
-/// Devices in the order of the device table, to which further ones may be added at any time. Removed
-/// ones keep their positions.
+/// Devices in the order of the device table, to which further ones may be added at any time.
+/// Removed ones keep their positions.
 #[derive(Debug, Default)]
 pub(crate) struct Devices([OnceLock<Slot>; DEVICES_MAX]);
 

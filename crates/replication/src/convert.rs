@@ -10,11 +10,12 @@ use flagstone_mirror::ondisk::bitmap_page::WORDS;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_mirror::wire::peer::{
-    AttachRequest, BadRangeReport, Offer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity,
+    AttachRequest, BadRangeReport, LossPermission, PeerRefusal, PeerReply, PeerRequest,
+    ReplicaIdentity,
 };
 use flagstone_mirror::{LinkVersion, LinkVersions};
 use flagstone_nvme::replica as wire;
-use flagstone_nvme::replica::State;
+use flagstone_nvme::replica::StateChange;
 use flagstone_nvme::wire::{U32, U64};
 use flagstone_nvme::{Status, Wire};
 
@@ -24,68 +25,76 @@ const _: () = assert!(BASES_LEN == wire::reply::BASES && HISTORY_LEN == wire::re
 const _: () = assert!(flagstone_mirror::limits::CHECK_BYTES == wire::CHECK_BYTES);
 
 /// Encodes a request as a command; `None` for a range that no command can express.
-pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::Request> {
+pub(crate) fn to_wire(request: &PeerRequest) -> Option<wire::ReplicaRequest> {
     Some(match *request {
-        PeerRequest::Identify { asker } => wire::Request::Identify { asker: asker.0 },
+        PeerRequest::Identify { asker } => wire::ReplicaRequest::Identify { asker: asker.0 },
         PeerRequest::Attach(attach) => {
             let who = (attach.volume.0, attach.source.0);
             let encoded =
                 wire::Attach::new(who.0, who.1, attach.epoch, attach.expected.0, attach.in_sync);
             let encoded = encoded.of_size(attach.usable_bytes).of_version(attach.version.0);
-            wire::Request::Attach(encoded.of_group(attach.group).asking(attach.asks))
+            wire::ReplicaRequest::Attach(encoded.of_group(attach.group).asking(attach.asks))
         }
         PeerRequest::Ancestors { generations } => {
             let encoded = generations.0.map(|generation| generation.0);
-            wire::Request::Ancestors(wire::Ancestors::new(encoded))
+            wire::ReplicaRequest::Ancestors(wire::Ancestors::new(encoded))
         }
-        PeerRequest::BitmapPage { page } => wire::Request::Bitmap { page },
-        PeerRequest::JoinGroup { session } => wire::Request::JoinGroup { session },
-        PeerRequest::BeginResync { base } => state(State::BeginResync, base),
-        PeerRequest::EndResync { generation } => state(State::EndResync, generation),
-        PeerRequest::NewGeneration { generation } => state(State::NewGeneration, generation),
+        PeerRequest::BitmapPage { page } => wire::ReplicaRequest::Bitmap { page },
+        PeerRequest::JoinGroup { session } => wire::ReplicaRequest::JoinGroup { session },
+        PeerRequest::BeginResync { base } => state(StateChange::BeginResync, base),
+        PeerRequest::EndResync { generation } => state(StateChange::EndResync, generation),
+        PeerRequest::NewGeneration { generation } => state(StateChange::NewGeneration, generation),
         PeerRequest::RunDegraded { generation, lost } => {
-            wire::Request::RunDegraded { lost: lost.0, generation: generation.0 }
+            wire::ReplicaRequest::RunDegraded { lost: lost.0, generation: generation.0 }
         }
         PeerRequest::Promote { epoch, revision, leaves } => {
-            wire::Request::Promote { epoch, revision, leaves }
+            wire::ReplicaRequest::Promote { epoch, revision, leaves }
         }
-        PeerRequest::HandOver => wire::Request::HandOver,
-        PeerRequest::Depose { volume, epoch } => wire::Request::Depose { volume: volume.0, epoch },
-        PeerRequest::Claim { volume, epoch } => wire::Request::Claim { volume: volume.0, epoch },
-        PeerRequest::Remove { volume, epoch } => wire::Request::Remove { volume: volume.0, epoch },
-        PeerRequest::ZeroNewSpace { usable_bytes } => wire::Request::ZeroNewSpace { usable_bytes },
+        PeerRequest::HandOver => wire::ReplicaRequest::HandOver,
+        PeerRequest::Depose { volume, epoch } => {
+            wire::ReplicaRequest::Depose { volume: volume.0, epoch }
+        }
+        PeerRequest::Claim { volume, epoch } => {
+            wire::ReplicaRequest::Claim { volume: volume.0, epoch }
+        }
+        PeerRequest::Remove { volume, epoch } => {
+            wire::ReplicaRequest::Remove { volume: volume.0, epoch }
+        }
+        PeerRequest::ZeroNewSpace { usable_bytes } => {
+            wire::ReplicaRequest::ZeroNewSpace { usable_bytes }
+        }
         PeerRequest::Renew { offer, failover_after_ms } => {
-            wire::Request::Renew { offer: offer_to_wire(offer), failover_after_ms }
+            wire::ReplicaRequest::Renew { offer: offer_to_wire(offer), failover_after_ms }
         }
         PeerRequest::BadRange(BadRangeReport { offset, len, index, count }) => {
-            wire::Request::BadRange { offset, len, index, count }
+            wire::ReplicaRequest::BadRange { offset, len, index, count }
         }
         PeerRequest::Discard { base, expected } => {
-            wire::Request::Discard { base: base.0, expected: expected.0 }
+            wire::ReplicaRequest::Discard { base: base.0, expected: expected.0 }
         }
         PeerRequest::Checksums { offset, len, unit_bytes } => {
             let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= wire::CHECK_BYTES)?;
             if unit_bytes < wire::CHECK_UNIT_MIN_BYTES {
                 return None;
             }
-            wire::Request::Checksum { offset, len, unit_bytes }
+            wire::ReplicaRequest::Checksum { offset, len, unit_bytes }
         }
     })
 }
 
-fn offer_to_wire(offer: Offer) -> wire::Offer {
+fn offer_to_wire(offer: LossPermission) -> wire::LossPermission {
     match offer {
-        Offer::Unrecorded { asks } => wire::Offer::Unrecorded { asks },
-        Offer::Recorded { revision } => wire::Offer::Recorded { revision },
-        Offer::Suspended => wire::Offer::Suspended,
+        LossPermission::Unrecorded { asks } => wire::LossPermission::Unrecorded { asks },
+        LossPermission::Recorded { revision } => wire::LossPermission::Recorded { revision },
+        LossPermission::Suspended => wire::LossPermission::Suspended,
     }
 }
 
-fn offer_from_wire(offer: wire::Offer) -> Offer {
+fn offer_from_wire(offer: wire::LossPermission) -> LossPermission {
     match offer {
-        wire::Offer::Unrecorded { asks } => Offer::Unrecorded { asks },
-        wire::Offer::Recorded { revision } => Offer::Recorded { revision },
-        wire::Offer::Suspended => Offer::Suspended,
+        wire::LossPermission::Unrecorded { asks } => LossPermission::Unrecorded { asks },
+        wire::LossPermission::Recorded { revision } => LossPermission::Recorded { revision },
+        wire::LossPermission::Suspended => LossPermission::Suspended,
     }
 }
 
@@ -110,15 +119,17 @@ fn readiness_from_wire(code: u64) -> Option<Obstacle> {
     known.map_or(Some(Obstacle::Unknown), |(_, obstacle)| *obstacle)
 }
 
-fn state(state: State, generation: Generation) -> wire::Request {
-    wire::Request::SetState { state, generation: generation.0 }
+fn state(state: StateChange, generation: Generation) -> wire::ReplicaRequest {
+    wire::ReplicaRequest::SetState { state, generation: generation.0 }
 }
 
 /// Decodes a command.
-pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
+pub(crate) fn from_wire(request: wire::ReplicaRequest) -> PeerRequest {
     match request {
-        wire::Request::Identify { asker } => PeerRequest::Identify { asker: MirrorId(asker) },
-        wire::Request::Attach(attach) => PeerRequest::Attach(AttachRequest {
+        wire::ReplicaRequest::Identify { asker } => {
+            PeerRequest::Identify { asker: MirrorId(asker) }
+        }
+        wire::ReplicaRequest::Attach(attach) => PeerRequest::Attach(AttachRequest {
             volume: MirrorId(attach.volume),
             source: MirrorId(attach.source),
             epoch: attach.epoch.get(),
@@ -129,58 +140,60 @@ pub(crate) fn from_wire(request: wire::Request) -> PeerRequest {
             group: attach.group.get(),
             asks: attach.asks(),
         }),
-        wire::Request::Ancestors(encoded) => PeerRequest::Ancestors {
+        wire::ReplicaRequest::Ancestors(encoded) => PeerRequest::Ancestors {
             generations: GenerationList(
                 encoded.generations.map(|generation| Generation(generation.get())),
             ),
         },
-        wire::Request::Bitmap { page } => PeerRequest::BitmapPage { page },
-        wire::Request::SetState { state, generation } => {
+        wire::ReplicaRequest::Bitmap { page } => PeerRequest::BitmapPage { page },
+        wire::ReplicaRequest::SetState { state, generation } => {
             let generation = Generation(generation);
             match state {
-                State::BeginResync => PeerRequest::BeginResync { base: generation },
-                State::EndResync => PeerRequest::EndResync { generation },
-                State::NewGeneration => PeerRequest::NewGeneration { generation },
+                StateChange::BeginResync => PeerRequest::BeginResync { base: generation },
+                StateChange::EndResync => PeerRequest::EndResync { generation },
+                StateChange::NewGeneration => PeerRequest::NewGeneration { generation },
             }
         }
-        wire::Request::RunDegraded { lost, generation } => {
+        wire::ReplicaRequest::RunDegraded { lost, generation } => {
             PeerRequest::RunDegraded { generation: Generation(generation), lost: MirrorId(lost) }
         }
-        wire::Request::Promote { epoch, revision, leaves } => {
+        wire::ReplicaRequest::Promote { epoch, revision, leaves } => {
             PeerRequest::Promote { epoch, revision, leaves }
         }
-        wire::Request::HandOver => PeerRequest::HandOver,
-        wire::Request::Depose { volume, epoch } => {
+        wire::ReplicaRequest::HandOver => PeerRequest::HandOver,
+        wire::ReplicaRequest::Depose { volume, epoch } => {
             PeerRequest::Depose { volume: MirrorId(volume), epoch }
         }
-        wire::Request::Claim { volume, epoch } => {
+        wire::ReplicaRequest::Claim { volume, epoch } => {
             PeerRequest::Claim { volume: MirrorId(volume), epoch }
         }
-        wire::Request::Remove { volume, epoch } => {
+        wire::ReplicaRequest::Remove { volume, epoch } => {
             PeerRequest::Remove { volume: MirrorId(volume), epoch }
         }
-        wire::Request::JoinGroup { session } => PeerRequest::JoinGroup { session },
-        wire::Request::ZeroNewSpace { usable_bytes } => PeerRequest::ZeroNewSpace { usable_bytes },
-        wire::Request::Renew { offer, failover_after_ms } => {
+        wire::ReplicaRequest::JoinGroup { session } => PeerRequest::JoinGroup { session },
+        wire::ReplicaRequest::ZeroNewSpace { usable_bytes } => {
+            PeerRequest::ZeroNewSpace { usable_bytes }
+        }
+        wire::ReplicaRequest::Renew { offer, failover_after_ms } => {
             PeerRequest::Renew { offer: offer_from_wire(offer), failover_after_ms }
         }
-        wire::Request::BadRange { offset, len, index, count } => {
+        wire::ReplicaRequest::BadRange { offset, len, index, count } => {
             PeerRequest::BadRange(BadRangeReport { offset, len, index, count })
         }
-        wire::Request::Discard { base, expected } => {
+        wire::ReplicaRequest::Discard { base, expected } => {
             PeerRequest::Discard { base: Generation(base), expected: Generation(expected) }
         }
-        wire::Request::Checksum { offset, len, unit_bytes } => {
+        wire::ReplicaRequest::Checksum { offset, len, unit_bytes } => {
             PeerRequest::Checksums { offset, len: len.into(), unit_bytes }
         }
     }
 }
 
-pub(crate) fn order_to_wire(order: WriteOrder) -> wire::Order {
-    wire::Order { number: order.number, concurrent: order.concurrent }
+pub(crate) fn order_to_wire(order: WriteOrder) -> wire::WritePosition {
+    wire::WritePosition { number: order.number, concurrent: order.concurrent }
 }
 
-pub(crate) fn order_from_wire(order: wire::Order) -> WriteOrder {
+pub(crate) fn order_from_wire(order: wire::WritePosition) -> WriteOrder {
     WriteOrder { number: order.number, concurrent: order.concurrent }
 }
 
@@ -208,11 +221,13 @@ fn put_words(words: &[u64], buffer: &mut [u8]) -> bool {
 }
 
 /// Decodes the reply to `request`; `None` when it is invalid.
-pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<PeerReply> {
+pub(crate) fn reply(request: &wire::ReplicaRequest, data: &[u8]) -> Option<PeerReply> {
     let words = || data.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes));
     Some(match request {
-        wire::Request::Identify { .. } => identity_reply(wire::IdentifyReplica::view(data)?)?,
-        wire::Request::Bitmap { .. } => {
+        wire::ReplicaRequest::Identify { .. } => {
+            identity_reply(wire::IdentifyReplica::view(data)?)?
+        }
+        wire::ReplicaRequest::Bitmap { .. } => {
             let mut page = Box::new([0; WORDS]);
             if words().len() != WORDS {
                 return None;
@@ -220,8 +235,10 @@ pub(crate) fn reply(request: &wire::Request, data: &[u8]) -> Option<PeerReply> {
             page.iter_mut().zip(words()).for_each(|(buffer, word)| *buffer = word);
             PeerReply::BitmapPage(page)
         }
-        wire::Request::Checksum { .. } => PeerReply::Checksums(words().collect()),
-        wire::Request::Renew { .. } => PeerReply::Renewed(readiness_from_wire(words().next()?)),
+        wire::ReplicaRequest::Checksum { .. } => PeerReply::Checksums(words().collect()),
+        wire::ReplicaRequest::Renew { .. } => {
+            PeerReply::Renewed(readiness_from_wire(words().next()?))
+        }
         _ => PeerReply::Done,
     })
 }
@@ -244,8 +261,8 @@ fn identity_to_wire(identity: &ReplicaIdentity) -> wire::IdentifyReplica {
         ..
     } = identity.view;
     let role = match identity.role {
-        ReplicaRole::Target | ReplicaRole::Deposed => wire::Role::Target,
-        ReplicaRole::Source => wire::Role::Source,
+        ReplicaRole::Target | ReplicaRole::Deposed => wire::WireRole::Target,
+        ReplicaRole::Source => wire::WireRole::Source,
     };
     let flags = [
         (identity.view.serving, wire::IdentifyReplica::SERVING),
@@ -291,8 +308,8 @@ fn identity_reply(encoded: &wire::IdentifyReplica) -> Option<PeerReply> {
         return Some(PeerReply::Incompatible(versions));
     }
     let role = match encoded.check().map_err(warn).ok()? {
-        wire::Role::Target => ReplicaRole::Target,
-        wire::Role::Source => ReplicaRole::Source,
+        wire::WireRole::Target => ReplicaRole::Target,
+        wire::WireRole::Source => ReplicaRole::Source,
     };
     Some(PeerReply::Identity(identity_from_wire(encoded, role, versions)))
 }
@@ -335,17 +352,17 @@ fn identity_from_wire(
 /// Encodes a refusal as the status and the result of a completion.
 pub(crate) fn refusal_to_wire(refusal: PeerRefusal) -> (Status, u64) {
     let (code, result) = match refusal {
-        PeerRefusal::Unrelated => (wire::Refusal::UNRELATED, 0),
-        PeerRefusal::Serving => (wire::Refusal::SERVING, 0),
-        PeerRefusal::Fenced(epoch) => (wire::Refusal::FENCED, epoch),
-        PeerRefusal::Changed => (wire::Refusal::CHANGED, 0),
-        PeerRefusal::NotAttached => (wire::Refusal::NOT_ATTACHED, 0),
-        PeerRefusal::Inconsistent => (wire::Refusal::INCONSISTENT, 0),
-        PeerRefusal::Range => (wire::Refusal::RANGE, 0),
-        PeerRefusal::Failed => (wire::Refusal::FAILED, 0),
-        PeerRefusal::NotNow => (wire::Refusal::NOT_NOW, 0),
-        PeerRefusal::Version => (wire::Refusal::VERSION, 0),
-        PeerRefusal::Group => (wire::Refusal::GROUP, 0),
+        PeerRefusal::Unrelated => (wire::ReplicaRefusal::UNRELATED, 0),
+        PeerRefusal::Serving => (wire::ReplicaRefusal::SERVING, 0),
+        PeerRefusal::Fenced(epoch) => (wire::ReplicaRefusal::FENCED, epoch),
+        PeerRefusal::Changed => (wire::ReplicaRefusal::CHANGED, 0),
+        PeerRefusal::NotAttached => (wire::ReplicaRefusal::NOT_ATTACHED, 0),
+        PeerRefusal::Inconsistent => (wire::ReplicaRefusal::INCONSISTENT, 0),
+        PeerRefusal::Range => (wire::ReplicaRefusal::RANGE, 0),
+        PeerRefusal::Failed => (wire::ReplicaRefusal::FAILED, 0),
+        PeerRefusal::NotNow => (wire::ReplicaRefusal::NOT_NOW, 0),
+        PeerRefusal::Version => (wire::ReplicaRefusal::VERSION, 0),
+        PeerRefusal::Group => (wire::ReplicaRefusal::GROUP, 0),
     };
     (code.status(), result)
 }
@@ -379,7 +396,7 @@ mod tests {
         let mut data = [0xff; wire::IDENTIFY_BYTES];
         data[..2].copy_from_slice(&lowest.to_le_bytes());
         data[226..228].copy_from_slice(&highest.to_le_bytes());
-        reply(&wire::Request::Identify { asker: [1; 16] }, &data)
+        reply(&wire::ReplicaRequest::Identify { asker: [1; 16] }, &data)
     }
 
     #[test]
@@ -415,7 +432,7 @@ mod tests {
     #[test]
     fn refusals_round_trip() {
         let all: Vec<_> = (0..=u8::MAX)
-            .filter_map(|code| refusal(wire::Refusal(code).status(), u64::MAX))
+            .filter_map(|code| refusal(wire::ReplicaRefusal(code).status(), u64::MAX))
             .map(|refusal| (refusal, refusal_to_wire(refusal)))
             .collect();
         assert_eq!(all.len(), 11);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_mirror::wire::peer::{LinkCompression, LinkStatus};
 use flagstone_nvme::Nqn;
-use flagstone_nvme::replica::{Codec, Order};
+use flagstone_nvme::replica::{Codec, WritePosition};
 use flagstone_nvmf_host::{Compressed, RemoteSession};
 use flagstone_runtime::{Buf, task, time};
 
@@ -142,7 +142,7 @@ impl PeerLink {
 #[derive(Clone, Copy)]
 pub(crate) struct WriteParameters {
     pub(crate) fua: bool,
-    pub(crate) order: Option<Order>,
+    pub(crate) order: Option<WritePosition>,
     pub(crate) class: TrafficClass,
 }
 

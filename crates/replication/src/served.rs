@@ -8,7 +8,9 @@ use flagstone_mirror::Mirror;
 use flagstone_mirror::session::target::TargetSession;
 use flagstone_nvme::limits::NQN_BYTES;
 use flagstone_nvme::replica::compressed::INFLATED_MAX_BYTES;
-use flagstone_nvme::replica::{CompressedWrite, OrderedWrite, OrderedZeroes, Request, admin, io};
+use flagstone_nvme::replica::{
+    CompressedWrite, OrderedWrite, OrderedZeroes, ReplicaRequest, admin, io,
+};
 use flagstone_nvme::{AdminOpcode, IoOpcode, Nqn, Sqe, Status};
 use flagstone_nvmf_target::{
     Charge, CommandReply, NamespaceConfig, SubsystemConfig, Target, TargetError, VendorCommands,
@@ -115,7 +117,7 @@ impl ControllerSession {
         let order = Some(convert::order_from_wire(order));
         let offset = range.start() << shift;
         let write = move |leg: &SharedDevice, durable| leg.write(offset, data, fua || durable);
-        Ok(self.session.submit_in_order(order, || charge.park(), write))
+        Ok(self.session.submit_in_order(order, || charge.queue(), write))
     }
 
     /// The inflated size is known in advance, and bounded.
@@ -139,7 +141,7 @@ impl ControllerSession {
         // Inflate only when the order permits it: waiting writes hold as little memory as possible.
         Ok(self.session.submit_in_order(
             order,
-            || charge.park(),
+            || charge.queue(),
             move |leg, durable| {
                 let leg = leg.clone();
                 IoFuture::later(async move {
@@ -165,7 +167,7 @@ impl ControllerSession {
             let (fua, may_deallocate) = (zeroes.fua || durable, zeroes.deallocate);
             leg.write_zeroes(offset, len, ZeroFlags { fua, may_deallocate, fast_only: false })
         };
-        Ok(self.session.submit_in_order(order, || charge.park(), zero))
+        Ok(self.session.submit_in_order(order, || charge.queue(), zero))
     }
 }
 
@@ -181,14 +183,14 @@ impl VendorSession for ControllerSession {
 
     fn reply_bytes(&self, command: &Sqe) -> Result<usize, Status> {
         // Data goes in one direction: a request with data is parsed together with it.
-        match Request::sent_bytes(AdminOpcode(command.opcode)) {
+        match ReplicaRequest::sent_bytes(AdminOpcode(command.opcode)) {
             Some(1..) => Ok(0),
-            _ => Request::parse(command, &[]).map(|request| request.reply_bytes()),
+            _ => ReplicaRequest::parse(command, &[]).map(|request| request.reply_bytes()),
         }
     }
 
     fn admin(&self, command: &Sqe, data: &[u8], place: Option<BufMut>) -> IoFuture<CommandReply> {
-        let request = match Request::parse(command, data) {
+        let request = match ReplicaRequest::parse(command, data) {
             Ok(request) => convert::from_wire(request),
             Err(status) => return IoFuture::ready(Ok(CommandReply::failure(status, 0))),
         };

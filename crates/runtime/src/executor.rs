@@ -30,15 +30,15 @@ pub(crate) type Remote = Box<dyn FnOnce() + Send>;
 
 /// The part of an executor that other threads may access.
 pub(crate) struct Shared {
-    inbox: Mutex<Inbox>,
-    /// Set while anything is in the inbox.
+    remote: Mutex<RemoteQueue>,
+    /// Set while anything is in the remote queue.
     pending: AtomicBool,
-    /// Set while the driver sleeps or is about to: senders must then ring the bell.
+    /// Set while the driver sleeps or is about to: senders must then write to the eventfd.
     asleep: AtomicBool,
     /// The main future, which the thread drives in addition to its tasks, wants to be polled.
     main_woken: AtomicBool,
     /// An eventfd that ends the driver's sleep.
-    bell: std::os::fd::OwnedFd,
+    wake_fd: std::os::fd::OwnedFd,
     /// Written once per turn, by the executor only.
     pub(crate) work: WorkCounters,
 }
@@ -53,7 +53,7 @@ pub(crate) struct WorkCounters {
 }
 
 #[derive(Default)]
-struct Inbox {
+struct RemoteQueue {
     woken: Vec<u32>,
     work: Vec<Remote>,
 }
@@ -61,25 +61,25 @@ struct Inbox {
 impl Shared {
     pub(crate) fn new() -> std::io::Result<Arc<Shared>> {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let bell = rustix::event::eventfd(0, flags)?;
+        let wake_fd = rustix::event::eventfd(0, flags)?;
         Ok(Arc::new(Shared {
-            inbox: Mutex::new(Inbox::default()),
+            remote: Mutex::new(RemoteQueue::default()),
             pending: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             main_woken: AtomicBool::new(false),
-            bell,
+            wake_fd,
             work: WorkCounters::default(),
         }))
     }
 
     /// Runs `work` on the executor's thread.
     pub(crate) fn send(&self, work: Remote) {
-        self.inbox.lock().work.push(work);
+        self.remote.lock().work.push(work);
         self.ring();
     }
 
     fn wake_slot(&self, slot: u32) {
-        self.inbox.lock().woken.push(slot);
+        self.remote.lock().woken.push(slot);
         self.ring();
     }
 
@@ -98,8 +98,8 @@ impl Shared {
     fn ring(&self) {
         self.pending.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) {
-            // The write fails only if the counter is full, and then the bell is already ringing.
-            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+            // The write fails only if the counter is full, and then the executor is already woken.
+            let _ = rustix::io::write(&self.wake_fd, &1_u64.to_ne_bytes());
         }
     }
 
@@ -113,12 +113,12 @@ impl Shared {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn has_mail(&self) -> bool {
+    pub(crate) fn has_remote_work(&self) -> bool {
         self.pending.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn bell(&self) -> &std::os::fd::OwnedFd {
-        &self.bell
+    pub(crate) fn wake_fd(&self) -> &std::os::fd::OwnedFd {
+        &self.wake_fd
     }
 }
 
@@ -436,7 +436,7 @@ impl Executor {
 
     /// One turn: runs ready tasks, drives I/O (waiting only if no task is ready), fires timers.
     pub(crate) fn turn(&self) {
-        self.read_mail();
+        self.take_remote_work();
         let polls = self.run_ready();
         self.count_turn(polls);
         let wait = if self.is_idle() { Wait::Until(self.next_timer()) } else { Wait::No };
@@ -461,14 +461,14 @@ impl Executor {
     }
 
     /// Takes in work that other threads, or this one through its handle, have sent.
-    pub(crate) fn read_mail(&self) {
+    pub(crate) fn take_remote_work(&self) {
         if !self.shared.pending.swap(false, Ordering::SeqCst) {
             return;
         }
-        let mut inbox = self.shared.inbox.lock();
-        let woken = std::mem::take(&mut inbox.woken);
-        let work = std::mem::take(&mut inbox.work);
-        drop(inbox);
+        let mut remote = self.shared.remote.lock();
+        let woken = std::mem::take(&mut remote.woken);
+        let work = std::mem::take(&mut remote.work);
+        drop(remote);
         self.ready.borrow_mut().extend(woken);
         for work in work {
             work();
@@ -569,7 +569,7 @@ impl Executor {
         loop {
             // Unread messages would keep the driver from waiting, and so from completing
             // operations.
-            self.read_mail();
+            self.take_remote_work();
             while let Some(victim) = self.find_task(|_| true) {
                 self.abort(victim);
             }

@@ -90,17 +90,18 @@ pub const SIM_EVENTS_REMEMBERED: usize = 64;
 /// With 64 MiB it is 8 KiB.
 pub const SHARE_BYTES_MIN: usize = BUF_MIN_BYTES;
 
-/// Largest guaranteed share of a connection, in bytes. Few connections have the pot instead.
+/// Largest guaranteed share of a connection, in bytes. Few connections have the shared part
+/// instead.
 pub const SHARE_BYTES_MAX: usize = 64 << 10;
 
 /// Step in which a share grows while memory is not short, in bytes.
 pub const SHARE_STEP_BYTES: usize = 256 << 10;
 
-/// Part of the pot for connections that make progress: a quarter. Of 256 MiB the pot is 48 MiB and
-/// this is 12 MiB; of 64 MiB, 12 and 3 MiB.
+/// Part of the shared part for connections that make progress: a quarter. Of 256 MiB the shared
+/// part is 48 MiB and this is 12 MiB; of 64 MiB, 12 and 3 MiB.
 pub const RESERVE_PART: usize = 4;
 
-/// Part of the pot that the connections of one protocol may hold: 3 of 4.
+/// Part of the shared part that the connections of one protocol may hold: 3 of 4.
 pub const PROTOCOL_PARTS: (usize, usize) = (3, 4);
 
 /// Bytes that a peer has to read and send before its connection gets memory from the reserve: more

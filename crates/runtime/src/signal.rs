@@ -13,11 +13,11 @@ use crate::op::{Op, OpFuture};
 
 /// A socket pair from the signal handler to the listener, because every driver can receive from a
 /// socket.
-static BELL: AtomicI32 = AtomicI32::new(-1);
-static EAR: AtomicI32 = AtomicI32::new(-1);
+static SIGNAL_WRITE: AtomicI32 = AtomicI32::new(-1);
+static SIGNAL_READ: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn on_signal(signal: libc::c_int) {
-    let fd = BELL.load(Ordering::Relaxed);
+    let fd = SIGNAL_WRITE.load(Ordering::Relaxed);
     // SAFETY: write(2) is async-signal-safe, and the socket is never closed.
     unsafe { libc::write(fd, (&raw const signal).cast(), 4) };
 }
@@ -39,7 +39,7 @@ pub fn catch_reload() -> std::io::Result<()> {
 }
 
 fn catch(signals: &[libc::c_int]) -> std::io::Result<()> {
-    open_bell()?;
+    open_pipe()?;
     for signal in signals {
         // SAFETY: `sigaction` is plain data for which zeroes are valid; the handler is
         // async-signal-safe and stays for the life of the process.
@@ -54,16 +54,16 @@ fn catch(signals: &[libc::c_int]) -> std::io::Result<()> {
 }
 
 /// Opens both ends, once.
-fn open_bell() -> std::io::Result<()> {
-    if BELL.load(Ordering::Relaxed) >= 0 {
+fn open_pipe() -> std::io::Result<()> {
+    if SIGNAL_WRITE.load(Ordering::Relaxed) >= 0 {
         return Ok(());
     }
     let flags = SocketFlags::CLOEXEC;
-    let (bell, ear) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let (write_end, read_end) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // If the program does not read its signals, the handler must not block.
-    rustix::io::ioctl_fionbio(&bell, true)?;
-    BELL.store(bell.into_raw_fd(), Ordering::Relaxed);
-    EAR.store(ear.into_raw_fd(), Ordering::Relaxed);
+    rustix::io::ioctl_fionbio(&write_end, true)?;
+    SIGNAL_WRITE.store(write_end.into_raw_fd(), Ordering::Relaxed);
+    SIGNAL_READ.store(read_end.into_raw_fd(), Ordering::Relaxed);
     Ok(())
 }
 
@@ -73,9 +73,9 @@ fn open_bell() -> std::io::Result<()> {
 /// # Panics
 /// If [`catch_termination`] was not called before.
 pub async fn terminated() -> i32 {
-    let ear = EAR.load(Ordering::Relaxed);
-    assert!(ear >= 0, "catch_termination comes first");
-    let duplicate = match rustix::io::dup(os::borrow(ear)) {
+    let read_end = SIGNAL_READ.load(Ordering::Relaxed);
+    assert!(read_end >= 0, "catch_termination comes first");
+    let duplicate = match rustix::io::dup(os::borrow(read_end)) {
         Ok(duplicate) => duplicate.into_raw_fd(),
         Err(_) => return libc::SIGTERM,
     };

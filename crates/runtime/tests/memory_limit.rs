@@ -106,26 +106,26 @@ fn cancelled_waiter_leaves_the_queue() {
     });
 }
 
-/// A parked command must leave memory to receive the commands it waits for, and a command that
-/// blocks its receiver must not be parked.
+/// A waiting command must leave memory to receive the commands it waits for, and a command that
+/// blocks its receiver must not wait with its memory.
 #[test]
-fn parked_memory_is_bounded_and_excludes_reserves() {
+fn waiting_memory_is_bounded_and_excludes_reserves() {
     alone(16 * MIB, 1, async || {
         let data: Vec<_> = (0..3).map(|_| buf::try_alloc(MIB).unwrap().freeze()).collect();
-        let first = buf::ParkedMemory::keep(&data[0]).unwrap();
-        let _second = buf::ParkedMemory::keep(&data[1]).unwrap();
-        assert!(buf::ParkedMemory::keep(&data[2]).is_none());
+        let first = buf::WaitingMemory::keep(&data[0]).unwrap();
+        let _second = buf::WaitingMemory::keep(&data[1]).unwrap();
+        assert!(buf::WaitingMemory::keep(&data[2]).is_none());
         drop(first);
-        let _third = buf::ParkedMemory::keep(&data[2]).unwrap();
-        assert!(buf::ParkedMemory::keep(&data[0]).is_none());
+        let _third = buf::WaitingMemory::keep(&data[2]).unwrap();
+        assert!(buf::WaitingMemory::keep(&data[0]).is_none());
         // This is already counted against another budget.
         let received = buf::ReceiveBudget::new(MIB).try_alloc(MIB).unwrap().freeze();
-        assert!(buf::ParkedMemory::keep(&received).is_some());
+        assert!(buf::WaitingMemory::keep(&received).is_some());
         drop((data, received));
         let reserve = buf::Reserve::new(Rc::default());
         drop(buf::acquire_with_reserve(4096, &reserve, 4096).await.unwrap());
         let reserved = reserve.try_alloc(4096).unwrap().freeze();
-        assert!(buf::ParkedMemory::keep(&reserved).is_none());
+        assert!(buf::WaitingMemory::keep(&reserved).is_none());
         drop(reserved);
         assert!(reserve.try_alloc(4096).is_some(), "it is the owner's still");
     });
@@ -136,15 +136,15 @@ fn parked_memory_is_bounded_and_excludes_reserves() {
 fn held_memory_is_bounded() {
     alone(16 * MIB, 1, async || {
         let data: Vec<_> = (0..3).map(|_| buf::try_alloc(MIB).unwrap().freeze()).collect();
-        let held = buf::ParkedMemory::hold(&data[0]).unwrap();
-        assert!(buf::ParkedMemory::hold(&data[1]).is_none());
-        let waits = buf::ParkedMemory::keep(&data[1]).unwrap();
-        assert!(buf::ParkedMemory::keep(&data[2]).is_none());
+        let held = buf::WaitingMemory::hold(&data[0]).unwrap();
+        assert!(buf::WaitingMemory::hold(&data[1]).is_none());
+        let waits = buf::WaitingMemory::keep(&data[1]).unwrap();
+        assert!(buf::WaitingMemory::keep(&data[2]).is_none());
         drop(held);
-        let another = buf::ParkedMemory::keep(&data[2]).unwrap();
-        assert!(buf::ParkedMemory::hold(&data[0]).is_none(), "the others have all of it");
+        let another = buf::WaitingMemory::keep(&data[2]).unwrap();
+        assert!(buf::WaitingMemory::hold(&data[0]).is_none(), "the others have all of it");
         drop(waits);
-        assert!(buf::ParkedMemory::hold(&data[0]).is_some());
+        assert!(buf::WaitingMemory::hold(&data[0]).is_some());
         drop(another);
     });
 }
@@ -212,8 +212,8 @@ fn request_beyond_limit_is_refused_at_once() {
 #[test]
 fn reserve_returns_to_its_owner() {
     alone(5 * MIB, 1, async || {
-        let bell = Rc::new(Notify::new());
-        let reserve = buf::Reserve::new(bell.clone());
+        let notify = Rc::new(Notify::new());
+        let reserve = buf::Reserve::new(notify.clone());
         let data = buf::acquire_with_reserve(2 * MIB, &reserve, MIB).await.unwrap();
         let rest = buf::try_alloc(2 * MIB).unwrap();
         let waiting = spawn(buf::acquire(4096));
@@ -225,7 +225,7 @@ fn reserve_returns_to_its_owner() {
         let back = spawn({
             let reserve = Rc::new(reserve);
             let again = reserve.clone();
-            async move { (bell.wait_for(|| again.try_alloc(MIB)).await, reserve) }
+            async move { (notify.wait_for(|| again.try_alloc(MIB)).await, reserve) }
         });
         drop(used);
         task::yield_now().await;
@@ -342,7 +342,7 @@ fn dice(bound: u64) -> u64 {
 }
 
 /// Requests, holds for a while, returns; many times.
-async fn member(crowd: Rc<Crowd>, bell: Rc<Notify>) {
+async fn member(crowd: Rc<Crowd>, notify: Rc<Notify>) {
     for _ in 0..20 {
         let len = 1 << (9 + dice(13));
         crowd.look();
@@ -357,7 +357,7 @@ async fn member(crowd: Rc<Crowd>, bell: Rc<Notify>) {
                 drop(time::timeout(pause, buf::acquire(len)).await);
             }
             2 => {
-                let reserve = buf::Reserve::new(bell.clone());
+                let reserve = buf::Reserve::new(notify.clone());
                 let data = buf::acquire_with_reserve(len, &reserve, 64 << 10).await.unwrap();
                 crowd.look();
                 let used = reserve.try_alloc(100);
@@ -386,9 +386,9 @@ fn mixed_sizes_are_all_served_within_limit() {
     for seed in 1..=20 {
         alone(5 * MIB, 1, async || {
             let crowd = async || {
-                let (crowd, bell) = (Rc::new(Crowd::default()), Rc::new(Notify::new()));
+                let (crowd, notify) = (Rc::new(Crowd::default()), Rc::new(Notify::new()));
                 for _ in 0..MEMBERS {
-                    spawn_detached(member(crowd.clone(), bell.clone()));
+                    spawn_detached(member(crowd.clone(), notify.clone()));
                 }
                 while crowd.done.get() < MEMBERS {
                     time::sleep(Duration::from_millis(1)).await;
@@ -417,9 +417,9 @@ fn two_cores_share_one_memory_limit() {
         for core in cores() {
             let finished = finished.clone();
             core.spawn(move || async move {
-                let (crowd, bell) = (Rc::new(Crowd::default()), Rc::new(Notify::new()));
+                let (crowd, notify) = (Rc::new(Crowd::default()), Rc::new(Notify::new()));
                 let members: Vec<_> =
-                    (0..MEMBERS).map(|_| spawn(member(crowd.clone(), bell.clone()))).collect();
+                    (0..MEMBERS).map(|_| spawn(member(crowd.clone(), notify.clone()))).collect();
                 for member in members {
                     member.await.unwrap();
                 }

@@ -10,7 +10,7 @@ use crate::http::Exposition;
 use crate::serve::Server;
 
 /// A listener, or a peer of a mirror.
-pub(crate) struct Access {
+pub(crate) struct InsecureEntry {
     kind: InsecureKind,
     name: String,
     /// Access that it gives without a key; `None`: no access.
@@ -19,13 +19,13 @@ pub(crate) struct Access {
 
 impl Server {
     /// All listeners, then the peers of mirrors.
-    pub(crate) fn access(&self) -> Vec<Access> {
+    pub(crate) fn access(&self) -> Vec<InsecureEntry> {
         let volumes = self.volumes();
         let config = &self.config;
         let made: Vec<_> = volumes.iter().filter(|one| one.pool.is_some()).collect();
         let listeners = self.bound().iter().map(|spec| {
             let exposed = config.exposure(spec, made.iter().map(|one| &one.subsystem));
-            Access {
+            InsecureEntry {
                 kind: InsecureKind::Listener,
                 name: spec.to_string(),
                 insecure: exposed.map(|what| format!("anyone who reaches {spec} can use {what}")),
@@ -48,7 +48,7 @@ impl Server {
     /// The listeners and peers that need no key.
     pub(crate) fn insecure_access(&self) -> Vec<InsecureDocument> {
         let insecure = self.access().into_iter().filter_map(|access| {
-            let Access { kind, name, insecure } = access;
+            let InsecureEntry { kind, name, insecure } = access;
             Some(InsecureDocument { kind, name, consequence: insecure? })
         });
         insecure.collect()
@@ -62,7 +62,7 @@ impl Server {
 }
 
 /// Access of a peer of a mirror, configured or added at run time.
-fn peer_access(peer: Peer) -> Access {
+fn peer_access(peer: Peer) -> InsecureEntry {
     let consequence = || {
         format!(
             "anyone who takes the name or address of peer {} ({}) can read and overwrite its mirrors",
@@ -72,13 +72,13 @@ fn peer_access(peer: Peer) -> Access {
     let is_reached = peer.insecure || !peer.address.host.is_loopback();
     let is_insecure = !peer.is_keyed() && is_reached;
     let insecure = is_insecure.then(consequence);
-    Access { kind: InsecureKind::Peer, name: peer.name, insecure }
+    InsecureEntry { kind: InsecureKind::Peer, name: peer.name, insecure }
 }
 
 pub(crate) fn metrics(server: &Server, out: &mut Exposition) {
     let help = "1 for a listener or peer of a mirror that needs no key.";
     let mut family = out.family("flagstone_insecure", help);
-    for Access { kind, name, insecure } in server.access() {
+    for InsecureEntry { kind, name, insecure } in server.access() {
         family.count(&[("kind", kind.name()), ("name", &name)], insecure.is_some().into());
     }
 }

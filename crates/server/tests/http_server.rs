@@ -12,7 +12,7 @@ use flagstone_runtime::net::{Address, Listener};
 use flagstone_runtime::{alive, block_on, task, time};
 use flagstone_server::http::limits::{MAX_BODY_BYTES, MAX_HEAD_BYTES, MAX_HEADERS};
 use flagstone_server::http::{
-    Access, Caller, Client, ClientError, HttpServer, Method, Router, ServerOptions, Site,
+    Caller, Client, ClientError, HttpServer, ListenerAccess, Method, Router, ServerOptions, Site,
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -64,7 +64,8 @@ fn with_servers(addresses: &[Address], options: ServerOptions, test: impl FnOnce
             let bind = |address| Listener::bind_private(address).unwrap();
             let listeners: Vec<_> = addresses.iter().map(bind).collect();
             let bound = listeners.iter().map(|listener| listener.address().clone()).collect();
-            let site = |listener| Site { listener, router: router(), access: Access::Local };
+            let site =
+                |listener| Site { listener, router: router(), access: ListenerAccess::Local };
             let sites = listeners.into_iter().map(site).collect();
             let server = HttpServer::start(sites, options).unwrap();
             tell.send(bound).unwrap();

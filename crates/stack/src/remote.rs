@@ -14,7 +14,7 @@ use flagstone_runtime::net::{self, Address};
 use crate::keys;
 use crate::open::OpenOptions;
 use crate::tls_files;
-use flagstone_config::device_spec::{Host, HostPort, NbdAddress, NbdSpec, NvmeTcpSpec};
+use flagstone_config::device_spec::{HostPort, NbdAddress, NbdSpec, NvmeTcpSpec, UriHost};
 
 /// How long calls wait for one of several paths, and for an answer by each.
 const PATHS_TIMEOUT: Duration = Duration::from_secs(60);
@@ -111,8 +111,8 @@ fn explain_nbd(error: &ConnectError) -> String {
 /// name servers come up no sooner than others.
 async fn look_up(host: &HostPort) -> Result<Address, Failure> {
     let name = match &host.host {
-        Host::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
-        Host::Name(name) => name,
+        UriHost::Ip(ip) => return Ok(Address::Tcp(SocketAddr::new(*ip, host.port))),
+        UriHost::Name(name) => name,
     };
     let found = chosen(name, net::lookup(name, host.port).await);
     found.map_err(|problem| Failure { problem, may_pass: true })

@@ -14,7 +14,7 @@ pub(crate) const RX_MAX_BYTES: usize = 256 << 10;
 /// Receive buffers that payloads of one connection may keep alive, in bytes. With 128 writes of 4
 /// KiB, half of it is headers and gaps. Beyond it payloads are copied out of buffers of
 /// [`RX_PASSING_BYTES`].
-pub(crate) const RX_AHEAD_BYTES: usize = 1 << 20;
+pub(crate) const RECEIVE_AHEAD_BYTES: usize = 1 << 20;
 
 /// Receive buffer whose payloads are copied out, in bytes: 15 writes of 4 KiB per receive.
 pub(crate) const RX_PASSING_BYTES: usize = 64 << 10;

@@ -12,8 +12,8 @@
 //!   A wrong prediction costs a copy, never correctness.
 //!
 //! The receive buffer doubles when it is filled and shrinks when traffic is light, so an idle
-//! connection holds little. Payloads may keep at most [`RX_AHEAD_BYTES`] of receive buffers alive.
-//! Beyond that, and at the memory ceiling, payloads are copied out.
+//! connection holds little. Payloads may keep at most [`RECEIVE_AHEAD_BYTES`] of receive buffers
+//! alive. Beyond that, and at the memory ceiling, payloads are copied out.
 //!
 //! Receiving never waits for memory, because memory is freed by receiving. The exception is
 //! [`Rx::more_pooled`], for setup messages whose length the peer chooses.
@@ -28,7 +28,7 @@ use flagstone_runtime::net::Socket;
 use flagstone_runtime::{Buf, BufMut, RecvList, time};
 
 use crate::limits::{
-    LOOK_AHEAD_BYTES, POOLED_PAUSE, PREDICT_AFTER, RX_AHEAD_BYTES, RX_EXPECTED_BYTES,
+    LOOK_AHEAD_BYTES, POOLED_PAUSE, PREDICT_AFTER, RECEIVE_AHEAD_BYTES, RX_EXPECTED_BYTES,
     RX_LEAST_BYTES, RX_MAX_BYTES, RX_MIN_BYTES, RX_PASSING_BYTES, RX_SHRINK_AFTER,
 };
 
@@ -105,7 +105,7 @@ impl Rx {
             data_bytes: 0,
             free: VecDeque::with_capacity(64),
             list: Some(RecvList::new()),
-            ahead: ReceiveBudget::new(RX_AHEAD_BYTES),
+            ahead: ReceiveBudget::new(RECEIVE_AHEAD_BYTES),
             size: RX_MIN_BYTES,
             small_rounds: 0,
             expected: None,

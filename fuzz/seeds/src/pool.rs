@@ -5,8 +5,8 @@ use std::io;
 use flagstone_pool::PoolId;
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::ondisk::Block;
-use flagstone_pool::ondisk::catalog::{Catalog, VolumeRecord};
-use flagstone_pool::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
+use flagstone_pool::ondisk::volume_table::{VolumeTable, VolumeRecord};
+use flagstone_pool::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
 use flagstone_pool::ondisk::entry::Entry;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{
@@ -48,14 +48,14 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         block: 17,
         following: 3,
         records: vec![
-            Record::Volume(Box::new(volume.clone())),
-            Record::Data { volume: 1, block: 9, count: 2 },
-            Record::Zero { volume: 1, block: 100, count: 1 << 20 },
-            Record::Moved { volume: 1, block: 8, old: 300, birth: 2 },
-            Record::Page { place, birth: 3 },
-            Record::Delete { volume: 1 },
-            Record::Rollback { volume: 1, snapshot: 2 },
-            Record::Promote { volume: 3 },
+            ChunkRecord::Volume(Box::new(volume.clone())),
+            ChunkRecord::Data { volume: 1, block: 9, count: 2 },
+            ChunkRecord::Zero { volume: 1, block: 100, count: 1 << 20 },
+            ChunkRecord::Moved { volume: 1, block: 8, old: 300, birth: 2 },
+            ChunkRecord::Page { place, birth: 3 },
+            ChunkRecord::Delete { volume: 1 },
+            ChunkRecord::Rollback { volume: 1, snapshot: 2 },
+            ChunkRecord::Promote { volume: 3 },
         ],
         checksums: vec![1, 2, 3, 4],
     };
@@ -68,19 +68,19 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
         uuid: PoolId([3; 16]),
         created_s: 1_790_000_000,
     };
-    let alone = Record::Snapshot(Box::new(order.clone()));
+    let alone = ChunkRecord::Snapshot(Box::new(order.clone()));
     ChunkHeader { records: vec![alone], checksums: vec![], ..header }.encode(&mut block);
     put(corpus, "snapshot", 1, 17, &block)?;
     let mut page = MapPage { volume: 1, ..MapPage::default() };
     page.entries[0] = root;
     page.encode(place.level, place.index, &mut block);
     put(corpus, "page", 2, 7, &block)?;
-    let mut catalog = Catalog::default();
-    catalog.upsert(&volume).map_err(io::Error::other)?;
-    catalog.snapshot(&order, 9).map_err(io::Error::other)?;
+    let mut volume_table = VolumeTable::default();
+    volume_table.upsert(&volume).map_err(io::Error::other)?;
+    volume_table.snapshot(&order, 9).map_err(io::Error::other)?;
     let clone = VolumeRecord { id: 3, name: "test".to_owned(), parent: 2, ..volume };
-    catalog.upsert(&clone).map_err(io::Error::other)?;
-    put(corpus, "catalog", 3, 0, &catalog.encode())
+    volume_table.upsert(&clone).map_err(io::Error::other)?;
+    put(corpus, "volume table", 3, 0, &volume_table.encode())
 }
 
 fn put(corpus: &Corpus, name: &str, kind: u8, place: u8, bytes: &[u8]) -> io::Result<()> {

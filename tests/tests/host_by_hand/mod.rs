@@ -13,8 +13,8 @@ use flagstone_nvme::command::fabrics::AuthenticationCommand;
 use flagstone_nvme::wire::Wire as _;
 use flagstone_tests::wire;
 
-/// PSK of the host [`wire::NVME_HOST`], made with `key` (of both sides) on a plain connection, which
-/// then ends.
+/// PSK of the host [`wire::NVME_HOST`], made with `key` (of both sides) on a plain connection,
+/// which then ends.
 pub fn generate_psk(port: u16, subsystem: &str, key: &str) -> Psk {
     let secret = Secret::parse(key.trim()).expect("a key");
     let options = HostOptions {

@@ -1,7 +1,7 @@
 //! Diffie-Hellman groups of DH-HMAC-CHAP: none, or a finite field of RFC 7919.
 //!
-//! Invariant: a public value from a peer is used only if it is in 2 ..= p - 2, which leaves no small
-//! subgroup but the one of order (p - 1) / 2 and the whole group, as p is a safe prime.
+//! Invariant: a public value from a peer is used only if it is in 2 ..= p - 2, which leaves no
+//! small subgroup but the one of order (p - 1) / 2 and the whole group, as p is a safe prime.
 
 mod primes;
 

@@ -31,8 +31,8 @@ fn expand(hash: Hash, key: &[u8], info: &[&[u8]], length: usize) -> Zeroizing<Ve
     out
 }
 
-/// HKDF-Expand-Label; `label` without the prefix `tls13 `. `None` if the context is too long for the
-/// label, which counts it in one byte.
+/// HKDF-Expand-Label; `label` without the prefix `tls13 `. `None` if the context is too long for
+/// the label, which counts it in one byte.
 pub(super) fn expand_label(
     hash: Hash,
     key: &[u8],

@@ -110,8 +110,8 @@ pub fn offered(key: &TlsKey, host: &str, subsystem: &str) -> Vec<Psk> {
     offered.collect()
 }
 
-/// The PSK with an identity of version 1 for the retained PSK `retained`. `None` if the names are too
-/// long for its derivation.
+/// The PSK with an identity of version 1 for the retained PSK `retained`. `None` if the names are
+/// too long for its derivation.
 pub(crate) fn of_retained(
     retained: &[u8],
     hash: PskHash,

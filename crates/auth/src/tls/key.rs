@@ -1,7 +1,7 @@
 //! Configured PSK in its interchange format `NVMeTLSkey-1:HH:BASE64:` (NVMe/TCP 3.6.1.5).
 //!
-//! The text holds 32 or 48 bytes and their CRC-32. HH says how the bytes become the retained PSK: 00,
-//! as they are; 01 and 02, by HKDF with SHA-256 and SHA-384 over the host's name.
+//! The text holds 32 or 48 bytes and their CRC-32. HH says how the bytes become the retained PSK:
+//! 00, as they are; 01 and 02, by HKDF with SHA-256 and SHA-384 over the host's name.
 
 use base64ct::{Base64, Encoding};
 use subtle::ConstantTimeEq;

@@ -1,5 +1,5 @@
-//! Pre-shared keys of NVMe/TCP with TLS 1.3 (NVMe/TCP 3.6.1), without I/O: their interchange format,
-//! the derivation of TLS PSKs and identities, and the choice of a PSK for a ClientHello.
+//! Pre-shared keys of NVMe/TCP with TLS 1.3 (NVMe/TCP 3.6.1), without I/O: their interchange
+//! format, the derivation of TLS PSKs and identities, and the choice of a PSK for a ClientHello.
 //!
 //! Invariants: keys and what is derived from them are erased when dropped and never printed.
 //! Digests and binders are compared in constant time. A ClientHello is checked before it is used.

@@ -12,7 +12,7 @@ pub enum Cache {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum DiskspdAccess {
     Sequential {
         /// Bytes between the starts of consecutive requests; the block size if `None`.
         stride_bytes: Option<u64>,
@@ -117,7 +117,7 @@ pub struct Profile {
     /// `-Nv`: mapped views are flushed.
     pub(crate) flush_views: bool,
     /// `-r`, `-rs`, `-s`
-    pub access: Access,
+    pub access: DiskspdAccess,
     /// `-rd`
     pub distribution: Option<Distribution>,
     /// `-R`
@@ -169,7 +169,7 @@ impl Default for Profile {
             large_pages: false,
             latency: false,
             flush_views: false,
-            access: Access::Sequential { stride_bytes: None },
+            access: DiskspdAccess::Sequential { stride_bytes: None },
             distribution: None,
             format: DiskspdFormat::Text,
             profile_only: false,
@@ -189,7 +189,7 @@ impl Default for Profile {
 
 impl Profile {
     pub fn is_random(&self) -> bool {
-        matches!(self.access, Access::Random { .. })
+        matches!(self.access, DiskspdAccess::Random { .. })
     }
 
     /// `-F` and `-O` as reports print them; 0 if not given.
@@ -206,8 +206,8 @@ impl Profile {
     /// Alignment of random requests, or stride of sequential ones, in bytes.
     pub(crate) fn align_bytes(&self) -> u64 {
         match self.access {
-            Access::Sequential { stride_bytes: bytes }
-            | Access::Random { align_bytes: bytes, .. } => bytes.unwrap_or(self.block_bytes),
+            DiskspdAccess::Sequential { stride_bytes: bytes }
+            | DiskspdAccess::Random { align_bytes: bytes, .. } => bytes.unwrap_or(self.block_bytes),
         }
     }
 }

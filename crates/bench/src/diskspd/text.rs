@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use super::distribution::{self, by_threads, listed};
-use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
+use super::profile::{
+    Affinity, Cache, DiskspdAccess, DiskspdRate, Distribution, Profile, WriteContent,
+};
 use super::report::{Count, DiskspdReport, Section, count, deviation};
 use crate::cpu::CpuUse;
 use crate::measurement::LatencySum;
@@ -139,11 +141,13 @@ fn requests(profile: &Profile, line: &mut impl FnMut(String)) {
     line(format!("block size: {}", size(profile.block_bytes)));
     let align = size(profile.align_bytes());
     line(match profile.access {
-        Access::Random { percent: 100, .. } => format!("using random I/O (alignment: {align})"),
-        Access::Random { percent, .. } => format!(
+        DiskspdAccess::Random { percent: 100, .. } => {
+            format!("using random I/O (alignment: {align})")
+        }
+        DiskspdAccess::Random { percent, .. } => format!(
             "using mixed random/sequential I/O ({percent}% random) (alignment/stride: {align})"
         ),
-        Access::Sequential { .. } => format!("using sequential I/O (stride: {align})"),
+        DiskspdAccess::Sequential { .. } => format!("using sequential I/O (stride: {align})"),
     });
     line(match profile.total_outstanding {
         false => {

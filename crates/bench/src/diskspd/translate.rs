@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::profile::{Access, Affinity, Cache, DiskspdRate, Distribution, Profile, WriteContent};
+use super::profile::{
+    Affinity, Cache, DiskspdAccess, DiskspdRate, Distribution, Profile, WriteContent,
+};
 use crate::error::Error;
 use crate::job::{AccessPattern, BenchJob, Buffers};
 use crate::target::{BenchTarget, DiskAddress};
@@ -115,13 +117,13 @@ fn access(
     extra: &mut Vec<(&str, String)>,
 ) -> Result<(), Error> {
     match profile.access {
-        Access::Sequential { stride_bytes } => {
+        DiskspdAccess::Sequential { stride_bytes } => {
             let stride = stride_bytes.unwrap_or(profile.block_bytes);
             job.skip_bytes = stride.checked_sub(profile.block_bytes).ok_or_else(|| {
                 Error::usage("-s: strides smaller than a block cannot be done with fio")
             })?;
         }
-        Access::Random { align_bytes, percent } => {
+        DiskspdAccess::Random { align_bytes, percent } => {
             if let Some(align) = align_bytes.filter(|align| *align != profile.block_bytes) {
                 extra.push(("blockalign", align.to_string()));
             }

@@ -6,7 +6,7 @@ use quick_xml::events::{BytesEnd, BytesStart, BytesText, Event};
 
 use super::distribution::{self, Range};
 use super::profile::{
-    Access, Affinity, Cache, DiskspdFormat, DiskspdRate, Distribution, Profile, WriteContent,
+    Affinity, Cache, DiskspdAccess, DiskspdFormat, DiskspdRate, Distribution, Profile, WriteContent,
 };
 use super::report::{DiskspdReport, Section, Thread, count, deviation};
 use crate::cpu::CpuUse;
@@ -180,11 +180,11 @@ fn target(xml: &mut Writer, profile: &Profile, path: &str) {
 
 fn access(xml: &mut Writer, profile: &Profile) {
     match profile.access {
-        Access::Sequential { .. } => {
+        DiskspdAccess::Sequential { .. } => {
             xml.leaf("StrideSize", profile.align_bytes());
             xml.leaf("InterlockedSequential", false);
         }
-        Access::Random { percent, .. } => {
+        DiskspdAccess::Random { percent, .. } => {
             xml.leaf("Random", profile.align_bytes());
             if percent < 100 {
                 xml.leaf("RandomRatio", percent);

@@ -9,7 +9,7 @@ use flagstone_bench::Error;
 use flagstone_bench::os::is_own_address;
 use flagstone_bench::provenance::Origin;
 use flagstone_bench::target::BenchTarget;
-use flagstone_config::device_spec::{DeviceSpec, Host, HostPort, NbdAddress};
+use flagstone_config::device_spec::{DeviceSpec, HostPort, NbdAddress, UriHost};
 use flagstone_server::api::document::{ListenerDocument, VolumeDocument, VolumesDocument};
 
 use super::provenance::provenance_of;
@@ -73,8 +73,8 @@ fn is_at(listener: &str, wanted: &HostPort) -> bool {
         return false;
     }
     match &wanted.host {
-        Host::Ip(ip) => is_own_address(*ip),
-        Host::Name(name) => (name.as_str(), wanted.port)
+        UriHost::Ip(ip) => is_own_address(*ip),
+        UriHost::Name(name) => (name.as_str(), wanted.port)
             .to_socket_addrs()
             .is_ok_and(|mut found| found.any(|address: SocketAddr| is_own_address(address.ip()))),
     }

@@ -25,7 +25,7 @@ use args::{
 };
 
 /// An order, ready to be sent.
-struct Order {
+struct PoolRequest {
     /// `pool`, `volume` or `snapshot`.
     kind: &'static str,
     name: String,
@@ -97,7 +97,7 @@ fn log_device(path: Option<&PathBuf>) -> Result<Option<String>, Failure> {
     Ok(absolute(path.map(std::slice::from_ref).unwrap_or_default())?.pop())
 }
 
-fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
+fn pool_order(command: &PoolCommand) -> Result<PoolRequest, Failure> {
     let (action, name, body, asks_first, args) = match command {
         PoolCommand::Create(args) => {
             let devices = absolute(&args.devices)?;
@@ -146,10 +146,10 @@ fn pool_order(command: &PoolCommand) -> Result<Order, Failure> {
         PoolCommand::Status(_) | PoolCommand::Check(_) => unreachable!("they are no orders"),
     };
     let (kind, body, args) = ("pool", object(body), args.clone());
-    Ok(Order { kind, name: name.clone(), action, body, asks_first, args })
+    Ok(PoolRequest { kind, name: name.clone(), action, body, asks_first, args })
 }
 
-fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
+fn volume_order(command: &VolumeCommand) -> Result<PoolRequest, Failure> {
     let (action, name, body, asks_first, args) = match command {
         VolumeCommand::Create(args) => {
             let settings = settings(&args.settings);
@@ -188,7 +188,7 @@ fn volume_order(command: &VolumeCommand) -> Result<Order, Failure> {
         | VolumeCommand::Receive(_) => unreachable!("they are no orders"),
     };
     let (kind, body, args) = ("volume", object(body), args.clone());
-    Ok(Order { kind, name: name.clone(), action, body, asks_first, args })
+    Ok(PoolRequest { kind, name: name.clone(), action, body, asks_first, args })
 }
 
 /// A value as the configuration has it: a number, true or false, or a text.
@@ -220,7 +220,7 @@ fn settings(args: &SettingArgs) -> Map<String, Value> {
     settings
 }
 
-fn act(order: Order) -> Result<Exit, Failure> {
+fn act(order: PoolRequest) -> Result<Exit, Failure> {
     let mut order = order;
     if order.asks_first && !order.args.dry_run {
         let (_, answer) = send(&order, true)?;
@@ -241,7 +241,7 @@ fn act(order: Order) -> Result<Exit, Failure> {
     Ok(print(&text, Exit::Success))
 }
 
-fn send(order: &Order, dry_run: bool) -> Result<(String, OrderDocument), Failure> {
+fn send(order: &PoolRequest, dry_run: bool) -> Result<(String, OrderDocument), Failure> {
     let mut body = order.body.clone();
     body.insert("dry_run".to_owned(), dry_run.into());
     let path = format!("/v1/{}s/{}/{}", order.kind, encode(&order.name), order.action);
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
     use clap::Parser as _;
 
-    fn order(line: &str) -> Order {
+    fn order(line: &str) -> PoolRequest {
         let cli = crate::args::Cli::try_parse_from(line.split(' ')).unwrap();
         match cli.command {
             crate::args::Command::Volume(args) => volume_order(&args.command).unwrap(),

@@ -11,7 +11,7 @@ use flagstone_units::format_time;
 use serde_json::json;
 
 use super::args::{DiffArgs, ListSnapshotsArgs, SnapshotArgs, SnapshotCommand};
-use super::{Order, act, losing, object};
+use super::{PoolRequest, act, losing, object};
 use crate::columns::{Left, Right, lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;
@@ -26,7 +26,7 @@ pub(crate) fn run(args: &SnapshotArgs) -> Result<Exit, Failure> {
     })
 }
 
-fn order(command: &SnapshotCommand) -> Order {
+fn order(command: &SnapshotCommand) -> PoolRequest {
     let (action, name, body, asks_first, args) = match command {
         SnapshotCommand::Create(args) => {
             let (first, with) = args.names.split_first().expect("clap asks for one");
@@ -37,7 +37,7 @@ fn order(command: &SnapshotCommand) -> Order {
         SnapshotCommand::List(_) | SnapshotCommand::Diff(_) => unreachable!("they are no orders"),
     };
     let (body, args) = (object(body), args.clone());
-    Order { kind: "snapshot", name: name.clone(), action, body, asks_first, args }
+    PoolRequest { kind: "snapshot", name: name.clone(), action, body, asks_first, args }
 }
 
 async fn list(args: &ListSnapshotsArgs) -> Result<Exit, Failure> {

@@ -34,7 +34,7 @@ impl Host {
 struct Gone {
     at_ns: u64,
     host: usize,
-    request: Request,
+    request: LimitRequest,
 }
 
 struct Loop {
@@ -44,7 +44,7 @@ struct Loop {
     /// Future commands, by time; equal times in the order in which they were added.
     coming: BinaryHeap<Reverse<(u64, u64, usize)>>,
     added: u64,
-    tickets: std::collections::BTreeMap<u32, (Ticket, usize, Request)>,
+    tickets: std::collections::BTreeMap<u32, (Ticket, usize, LimitRequest)>,
     /// A counter alternates reads and writes, without randomness.
     made: Vec<u64>,
     gone: Vec<Gone>,
@@ -74,7 +74,7 @@ impl Loop {
         self.coming.push(Reverse((at_ns, self.added, host)));
     }
 
-    fn went(&mut self, host: usize, request: Request) {
+    fn went(&mut self, host: usize, request: LimitRequest) {
         self.gone.push(Gone { at_ns: self.now_ns, host, request });
         self.add(self.now_ns + self.hosts[host].pause_ns, host);
     }
@@ -85,7 +85,7 @@ impl Loop {
         let reads = |made| made * of.reads / 100;
         let read = reads(self.made[host]) > reads(self.made[host] - 1);
         let class = if read { Class::Read } else { Class::Write };
-        let request = Request { class, bytes: of.bytes };
+        let request = LimitRequest { class, bytes: of.bytes };
         match self.schedule.enter(ticks(self.now_ns), host as u64 + 1, request) {
             Entered::Go => self.went(host, request),
             Entered::Wait(ticket) => {
@@ -410,7 +410,7 @@ fn changed_limit_applies_to_waiters() {
 #[test]
 fn cancelled_request_returns_its_charge() {
     let mut schedule = Schedule::new(&ios(10));
-    let request = Request { class: Class::Read, bytes: 4096 };
+    let request = LimitRequest { class: Class::Read, bytes: 4096 };
     let start = ticks(SECOND_NS);
     assert_eq!(schedule.enter(start, 1, request), Entered::Go);
     let wait = |schedule: &mut Schedule, flow| match schedule.enter(start, flow, request) {
@@ -434,7 +434,7 @@ fn cancelled_request_returns_its_charge() {
 #[test]
 fn full_queue_rejects_but_keeps_one_per_flow() {
     let mut schedule = Schedule::new(&ios(1));
-    let request = Request { class: Class::Write, bytes: 512 };
+    let request = LimitRequest { class: Class::Write, bytes: 512 };
     let mut waits = |flow: u64| match schedule.enter(0, flow, request) {
         Entered::Full => 0,
         Entered::Go | Entered::Wait(_) => 1,
@@ -506,7 +506,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Arrive { flow, class, kib } => {
-                    let request = Request { class: CLASSES[class], bytes: kib * 1024 };
+                    let request = LimitRequest { class: CLASSES[class], bytes: kib * 1024 };
                     number += 1;
                     if let Entered::Wait(ticket) = schedule.enter(now, flow, request) {
                         waiting.push((ticket, flow, class, number));

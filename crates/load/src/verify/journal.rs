@@ -124,7 +124,7 @@ impl Header {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Record {
+pub(crate) enum JournalRecord {
     /// A write completed: `block` holds `oldest` or newer.
     Completed {
         block: u32,
@@ -140,13 +140,13 @@ pub(crate) enum Record {
     FlushDone(u64),
 }
 
-impl Record {
+impl JournalRecord {
     fn encode(self, run_id: u64, number: u64) -> [u8; RECORD_BYTES] {
         let (kind, payload) = match self {
-            Record::Completed { block, oldest } => (1, pair(block, oldest)),
-            Record::Durable { block, oldest } => (2, pair(block, oldest)),
-            Record::FlushBegan(id) => (3, id),
-            Record::FlushDone(id) => (4, id),
+            JournalRecord::Completed { block, oldest } => (1, pair(block, oldest)),
+            JournalRecord::Durable { block, oldest } => (2, pair(block, oldest)),
+            JournalRecord::FlushBegan(id) => (3, id),
+            JournalRecord::FlushDone(id) => (4, id),
         };
         let mut bytes = [0; RECORD_BYTES];
         bytes[4..8].copy_from_slice(&u32::to_le_bytes(kind));
@@ -156,16 +156,16 @@ impl Record {
         bytes
     }
 
-    fn decode(bytes: &[u8], run_id: u64, number: u64) -> Option<Record> {
+    fn decode(bytes: &[u8], run_id: u64, number: u64) -> Option<JournalRecord> {
         if record_crc(run_id, number, bytes) != word(bytes, 0) {
             return None;
         }
         let (block, oldest) = (word(bytes, 8), word(bytes, 12));
         match word(bytes, 4) {
-            1 => Some(Record::Completed { block, oldest }),
-            2 => Some(Record::Durable { block, oldest }),
-            3 => Some(Record::FlushBegan(long(bytes, 8))),
-            4 => Some(Record::FlushDone(long(bytes, 8))),
+            1 => Some(JournalRecord::Completed { block, oldest }),
+            2 => Some(JournalRecord::Durable { block, oldest }),
+            3 => Some(JournalRecord::FlushBegan(long(bytes, 8))),
+            4 => Some(JournalRecord::FlushDone(long(bytes, 8))),
             _ => None,
         }
     }
@@ -218,7 +218,7 @@ impl Writer {
         })
     }
 
-    pub(crate) fn append(&mut self, record: Record) {
+    pub(crate) fn append(&mut self, record: JournalRecord) {
         if self.failure.is_none() {
             self.pending.extend_from_slice(&record.encode(self.run_id, self.number));
             self.number += 1;
@@ -299,7 +299,7 @@ impl Recorded {
 
     fn take(&mut self, bytes: &[u8]) -> Result<(), JournalError> {
         for bytes in bytes.chunks_exact(RECORD_BYTES) {
-            let record = Record::decode(bytes, self.header.run_id, self.number)
+            let record = JournalRecord::decode(bytes, self.header.run_id, self.number)
                 .filter(|record| self.is_sane(record));
             match (record, self.bad) {
                 (Some(_), Some(bad)) => return Err(JournalError::Damaged(bad)),
@@ -311,18 +311,18 @@ impl Recorded {
         Ok(())
     }
 
-    fn is_sane(&self, record: &Record) -> bool {
+    fn is_sane(&self, record: &JournalRecord) -> bool {
         match record {
-            Record::Completed { block, .. } | Record::Durable { block, .. } => {
+            JournalRecord::Completed { block, .. } | JournalRecord::Durable { block, .. } => {
                 u64::from(*block) < self.header.blocks
             }
-            Record::FlushBegan(_) | Record::FlushDone(_) => true,
+            JournalRecord::FlushBegan(_) | JournalRecord::FlushDone(_) => true,
         }
     }
 
-    fn apply(&mut self, record: Record) {
+    fn apply(&mut self, record: JournalRecord) {
         match record {
-            Record::Completed { block, oldest } => {
+            JournalRecord::Completed { block, oldest } => {
                 let completed = &mut self.completed[block as usize];
                 *completed = (*completed).max(oldest);
                 self.dirty.push(block);
@@ -331,8 +331,8 @@ impl Recorded {
                     self.dirty.dedup();
                 }
             }
-            Record::Durable { block, oldest } => raise(&mut self.durable, block, oldest),
-            Record::FlushBegan(id) => {
+            JournalRecord::Durable { block, oldest } => raise(&mut self.durable, block, oldest),
+            JournalRecord::FlushBegan(id) => {
                 let mut dirty = std::mem::take(&mut self.dirty);
                 dirty.sort_unstable();
                 dirty.dedup();
@@ -343,7 +343,7 @@ impl Recorded {
                     self.fail_oldest_flush();
                 }
             }
-            Record::FlushDone(id) => {
+            JournalRecord::FlushDone(id) => {
                 for (block, floor) in self.flushes.remove(&id).unwrap_or_default() {
                     raise(&mut self.durable, block, floor);
                 }
@@ -401,18 +401,18 @@ mod tests {
     const HEADER: Header =
         Header { run_id: 77, offset_bytes: 4096, blocks: 10, block_bytes: 512, writer: 0 };
 
-    fn records(records: &[Record]) -> Vec<u8> {
+    fn records(records: &[JournalRecord]) -> Vec<u8> {
         let numbered = records.iter().zip(0..);
         numbered.flat_map(|(record, number)| record.encode(HEADER.run_id, number)).collect()
     }
 
-    const STORY: [Record; 6] = [
-        Record::Completed { block: 1, oldest: 1 },
-        Record::FlushBegan(1),
-        Record::Completed { block: 1, oldest: 2 },
-        Record::FlushDone(1),
-        Record::Durable { block: 2, oldest: 5 },
-        Record::Completed { block: 9, oldest: 3 },
+    const STORY: [JournalRecord; 6] = [
+        JournalRecord::Completed { block: 1, oldest: 1 },
+        JournalRecord::FlushBegan(1),
+        JournalRecord::Completed { block: 1, oldest: 2 },
+        JournalRecord::FlushDone(1),
+        JournalRecord::Durable { block: 2, oldest: 5 },
+        JournalRecord::Completed { block: 9, oldest: 3 },
     ];
 
     fn check(recorded: &Recorded) {
@@ -475,7 +475,7 @@ mod tests {
         flipped[33] ^= 4;
         assert!(Header::decode(&flipped).is_err());
         let mut recorded = Recorded::new(HEADER);
-        recorded.take(&records(&[Record::Completed { block: 10, oldest: 1 }])).unwrap();
+        recorded.take(&records(&[JournalRecord::Completed { block: 10, oldest: 1 }])).unwrap();
         assert_eq!(recorded.bad, Some(0));
     }
 }

@@ -4,7 +4,7 @@ use std::task::{Context, Poll};
 
 use flagstone_runtime::{Buf, buf};
 
-use super::journal::{Record, Writer};
+use super::journal::{JournalRecord, Writer};
 use super::verifier::{FlushTicket, ReadTicket, Verifier, WriteOutcome, WriteTicket};
 use super::version::Content;
 use super::violation::Violation;
@@ -73,18 +73,18 @@ impl Verified {
     /// A flush is about to be issued.
     pub(crate) fn flush_begins(&mut self) -> FlushTicket {
         let ticket = self.verifier.before_flush();
-        self.record(Record::FlushBegan(ticket.id()));
+        self.record(JournalRecord::FlushBegan(ticket.id()));
         ticket
     }
 
     pub(crate) fn flush_ended(&mut self, ticket: FlushTicket, completed: bool) {
         if completed {
-            self.record(Record::FlushDone(ticket.id()));
+            self.record(JournalRecord::FlushDone(ticket.id()));
         }
         self.verifier.after_flush(ticket, completed);
     }
 
-    fn record(&mut self, record: Record) {
+    fn record(&mut self, record: JournalRecord) {
         if let Some(journal) = &mut self.journal {
             journal.append(record);
         }
@@ -155,10 +155,10 @@ impl Verified {
             let durable = self.fua || !self.verifier.config().volatile_cache;
             for block in blocks {
                 let oldest = self.verifier.oldest_generation(block);
-                journal.append(Record::Completed { block: block as u32, oldest });
+                journal.append(JournalRecord::Completed { block: block as u32, oldest });
                 if durable {
                     let oldest = self.verifier.durable_generation(block);
-                    journal.append(Record::Durable { block: block as u32, oldest });
+                    journal.append(JournalRecord::Durable { block: block as u32, oldest });
                 }
             }
         }

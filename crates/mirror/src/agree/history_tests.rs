@@ -94,7 +94,7 @@ enum Step {
     },
     Promote(usize),
     Demote(usize),
-    Meet,
+    Handshake,
     Copy(usize),
     /// The target adopts the generation. A `Disconnect` before `Settle` models a lost answer.
     Adopt,
@@ -102,7 +102,7 @@ enum Step {
 }
 
 fn steps() -> Vec<Step> {
-    let mut steps = vec![Step::Disconnect, Step::Meet, Step::Adopt, Step::Settle];
+    let mut steps = vec![Step::Disconnect, Step::Handshake, Step::Adopt, Step::Settle];
     for region in 0..REGIONS {
         steps.extend([Step::Write(region), Step::Copy(region)]);
     }
@@ -263,7 +263,7 @@ impl World {
                 node.active = [false; REGIONS];
                 node.durable = node.data;
             }
-            Step::Meet => return self.meet(rules),
+            Step::Handshake => return self.handshake(rules),
             Step::Copy(region) => {
                 let link = self.link.as_mut().filter(|link| link.out_of_sync[region])?;
                 link.out_of_sync[region] = false;
@@ -298,7 +298,7 @@ impl World {
         Some(self)
     }
 
-    fn meet(mut self, rules: &Rules) -> Option<World> {
+    fn handshake(mut self, rules: &Rules) -> Option<World> {
         if self.link.is_some() {
             return None;
         }

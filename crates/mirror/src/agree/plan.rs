@@ -11,7 +11,7 @@ use crate::wire::peer::ReplicaIdentity;
 
 /// The next step of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plan {
+pub enum HandshakePlan {
     /// Attach to the peer as its source.
     Lead {
         /// Blocks to copy; `None` when both are in sync.
@@ -39,33 +39,37 @@ pub enum Plan {
 }
 
 /// The plan of this side. The peer computes the counterpart.
-pub fn plan(mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Plan {
+pub fn plan(mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> HandshakePlan {
     match decide(&mine.view, &peers.view) {
         HandshakeDecision::InSync => match leader(mine, peers) {
-            Some(ReplicaSide::Local) if peers.is_serving => Plan::AwaitStepDown,
+            Some(ReplicaSide::Local) if peers.is_serving => HandshakePlan::AwaitStepDown,
             Some(ReplicaSide::Local) => lead(None, mine, peers),
-            Some(ReplicaSide::Peer) => Plan::Follow { step_down: mine.is_serving },
-            None => Plan::Idle,
+            Some(ReplicaSide::Peer) => HandshakePlan::Follow { step_down: mine.is_serving },
+            None => HandshakePlan::Idle,
         },
         HandshakeDecision::Resync { source: ReplicaSide::Local, .. } if peers.is_serving => {
-            Plan::AwaitStepDown
+            HandshakePlan::AwaitStepDown
         }
         HandshakeDecision::Resync { source: ReplicaSide::Local, amount } => {
             lead(Some(amount), mine, peers)
         }
         HandshakeDecision::Resync { source: ReplicaSide::Peer, .. } => {
-            Plan::Follow { step_down: mine.is_serving }
+            HandshakePlan::Follow { step_down: mine.is_serving }
         }
-        HandshakeDecision::SplitBrain => Plan::SplitBrain,
-        HandshakeDecision::Unrelated => Plan::Unrelated,
-        HandshakeDecision::Incompatible => Plan::Incompatible,
-        HandshakeDecision::NoSource => Plan::NoSource,
+        HandshakeDecision::SplitBrain => HandshakePlan::SplitBrain,
+        HandshakeDecision::Unrelated => HandshakePlan::Unrelated,
+        HandshakeDecision::Incompatible => HandshakePlan::Incompatible,
+        HandshakeDecision::NoSource => HandshakePlan::NoSource,
     }
 }
 
-fn lead(amount: Option<ResyncAmount>, mine: &ReplicaIdentity, peers: &ReplicaIdentity) -> Plan {
+fn lead(
+    amount: Option<ResyncAmount>,
+    mine: &ReplicaIdentity,
+    peers: &ReplicaIdentity,
+) -> HandshakePlan {
     let promote = !mine.is_serving || mine.view.epoch < peers.view.epoch;
-    Plan::Lead { amount, promote }
+    HandshakePlan::Lead { amount, promote }
 }
 
 /// The leader of two replicas with equal data: the side that serves now, or was the source.
@@ -127,14 +131,14 @@ mod tests {
         let target = identity(2, 5, 0);
         let mut source =
             ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 5, 0) };
-        assert_eq!(plan(&source, &target), Plan::Lead { amount: None, promote: false });
-        assert_eq!(plan(&target, &source), Plan::Follow { step_down: false });
+        assert_eq!(plan(&source, &target), HandshakePlan::Lead { amount: None, promote: false });
+        assert_eq!(plan(&target, &source), HandshakePlan::Follow { step_down: false });
         source.is_serving = false;
-        assert_eq!(plan(&source, &target), Plan::Lead { amount: None, promote: true });
+        assert_eq!(plan(&source, &target), HandshakePlan::Lead { amount: None, promote: true });
         let mut late = target;
         late.view.epoch = 9;
         source.is_serving = true;
-        assert_eq!(plan(&source, &late), Plan::Lead { amount: None, promote: true });
+        assert_eq!(plan(&source, &late), HandshakePlan::Lead { amount: None, promote: true });
     }
 
     #[test]
@@ -143,19 +147,19 @@ mod tests {
             ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 5, 0) };
         let new =
             ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(2, 6, 5) };
-        assert_eq!(plan(&old, &new), Plan::Follow { step_down: true });
-        assert_eq!(plan(&new, &old), Plan::AwaitStepDown);
+        assert_eq!(plan(&old, &new), HandshakePlan::Follow { step_down: true });
+        assert_eq!(plan(&new, &old), HandshakePlan::AwaitStepDown);
         old.is_serving = false;
         let amount = Some(ResyncAmount::Partial);
-        assert_eq!(plan(&new, &old), Plan::Lead { amount, promote: false });
+        assert_eq!(plan(&new, &old), HandshakePlan::Lead { amount, promote: false });
         // Once it has written alone, neither side steps down.
         old = ReplicaIdentity { role: ReplicaRole::Source, is_serving: true, ..identity(1, 7, 5) };
-        assert_eq!(plan(&old, &new), Plan::SplitBrain);
+        assert_eq!(plan(&old, &new), HandshakePlan::SplitBrain);
     }
 
     #[test]
     fn equal_targets_are_idle() {
-        assert_eq!(plan(&identity(1, 5, 0), &identity(2, 5, 0)), Plan::Idle);
+        assert_eq!(plan(&identity(1, 5, 0), &identity(2, 5, 0)), HandshakePlan::Idle);
     }
 
     prop_compose! {
@@ -180,10 +184,10 @@ mod tests {
         fn plans_of_both_sides_match(mine in any_about(1), peers in any_about(2)) {
             let (here, there) = (plan(&mine, &peers), plan(&peers, &mine));
             match here {
-                Plan::Lead { .. } => prop_assert_eq!(there, Plan::Follow { step_down: false }),
-                Plan::AwaitStepDown => prop_assert_eq!(there, Plan::Follow { step_down: true }),
-                Plan::Follow { .. } => {
-                    let leads = matches!(there, Plan::Lead { .. } | Plan::AwaitStepDown);
+                HandshakePlan::Lead { .. } => prop_assert_eq!(there, HandshakePlan::Follow { step_down: false }),
+                HandshakePlan::AwaitStepDown => prop_assert_eq!(there, HandshakePlan::Follow { step_down: true }),
+                HandshakePlan::Follow { .. } => {
+                    let leads = matches!(there, HandshakePlan::Lead { .. } | HandshakePlan::AwaitStepDown);
                     prop_assert!(leads, "{:?}", there);
                 }
                 same => prop_assert_eq!(there, same),
@@ -193,7 +197,7 @@ mod tests {
         /// The leader ends up with the highest epoch and is the only side that serves.
         #[test]
         fn leader_has_highest_epoch(mine in any_about(1), peers in any_about(2)) {
-            if let Plan::Lead { promote, .. } = plan(&mine, &peers) {
+            if let HandshakePlan::Lead { promote, .. } = plan(&mine, &peers) {
                 prop_assert!(!peers.is_serving);
                 prop_assert!(promote || mine.is_serving && mine.view.epoch >= peers.view.epoch);
             }

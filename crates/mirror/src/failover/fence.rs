@@ -1,25 +1,27 @@
-//! Fencing: a node to which the arbiter has granted the role stops the other machine before it serves,
-//! if it has a command for that.
+//! Fencing: a node to which the arbiter has granted the role stops the other machine before it
+//! serves, if it has a command for that.
 //!
-//! Neither consistency nor the end of the other node's service depends on it, except for what no lease
-//! covers: a hypervisor that pauses a machine together with its clocks. So a command that fails is
-//! repeated, and this node serves no hosts before it has succeeded, or before the other node answers
-//! that it serves none: then it has learned that it lost, and needs a grant of its own to serve again.
+//! Neither consistency nor the end of the other node's service depends on it, except for what no
+//! lease covers: a hypervisor that pauses a machine together with its clocks. So a command that
+//! fails is repeated, and this node serves no hosts before it has succeeded, or before the other
+//! node answers that it serves none: then it has learned that it lost, and needs a grant of its own
+//! to serve again.
 //!
-//! While the command runs, the other node is not admitted as the source: it would be stopped while it
-//! serves. A run that is abandoned, because this node serves or the operator decided otherwise, ends.
+//! While the command runs, the other node is not admitted as the source: it would be stopped while
+//! it serves. A run that is abandoned, because this node serves or the operator decided otherwise,
+//! ends.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use flagstone_arbiter::Record;
+use flagstone_arbiter::ArbiterRecord;
 use flagstone_arbiter::race::Denial;
 
 use super::Failover;
 use crate::mirror::Inner;
 use crate::state::arbitration::{Step, step};
-use crate::state::machine::Answer;
+use crate::state::machine::RoleAnswer;
 
 /// Future of a fencing command.
 pub type FenceFuture = Pin<Box<dyn Future<Output = Result<(), FenceError>>>>;
@@ -52,7 +54,7 @@ pub enum Fencing {
     /// The command has succeeded.
     Succeeded,
     /// The command had failed, and the peer answers that it serves no hosts.
-    Unneeded,
+    NotNeeded,
     /// The command has failed, and is repeated.
     Failed(FenceError),
 }
@@ -65,20 +67,20 @@ impl Fencing {
             Fencing::Idle
             | Fencing::Running { before: None }
             | Fencing::Succeeded
-            | Fencing::Unneeded => None,
+            | Fencing::NotNeeded => None,
         }
     }
 }
 
 /// What the arbiter has granted to this node, which has yet to fence its peer.
 pub(super) struct Grant {
-    record: Record,
+    record: ArbiterRecord,
     /// Attachments of a source before: one that has attached since may have replaced the record.
     attachments: u64,
 }
 
 impl Failover {
-    pub(super) fn keep_grant(&self, record: &Record, attachments: u64) {
+    pub(super) fn keep_grant(&self, record: &ArbiterRecord, attachments: u64) {
         *self.grant.lock() = Some(Grant { record: record.clone(), attachments });
     }
 
@@ -86,15 +88,15 @@ impl Failover {
         *self.grant.lock() = None;
     }
 
-    /// The record that this node was granted before. Each run of the command is preceded by a race, so that
-    /// an operator's order at the other node is noticed; but an arbiter that is silent takes nothing
-    /// back. Any other denial does.
+    /// The record that this node was granted before. Each run of the command is preceded by a race,
+    /// so that an operator's order at the other node is noticed; but an arbiter that is silent
+    /// takes nothing back. Any other denial does.
     pub(super) fn grant_despite(
         &self,
         now: Step,
         denial: &Denial,
         attachments: u64,
-    ) -> Option<Record> {
+    ) -> Option<ArbiterRecord> {
         let mut grant = self.grant.lock();
         if !now.takes_role() || !matches!(denial, Denial::Silent(_)) {
             *grant = None;
@@ -105,8 +107,8 @@ impl Failover {
 }
 
 impl Inner {
-    /// Fences the peer, if there is a command, for this step. False if it has failed, or another step is
-    /// due.
+    /// Fences the peer, if there is a command, for this step. False if it has failed, or another
+    /// step is due.
     pub(super) async fn fence_peer(self: &Arc<Self>, now: Step) -> bool {
         let fence = self.failover.options.as_ref().and_then(|options| options.fence.clone());
         let Some(fence) = fence else { return true };
@@ -114,7 +116,7 @@ impl Inner {
         let before = self.failover.fencing.lock().failure().cloned();
         if before.is_some() && self.peer_is_out_of_service().await {
             tracing::warn!(%replica, "the peer answers that it serves no hosts: it is not fenced");
-            self.failover.set_fencing(Fencing::Unneeded);
+            self.failover.set_fencing(Fencing::NotNeeded);
             return true;
         }
         if !self.begin_fencing(now, before) {
@@ -139,7 +141,8 @@ impl Inner {
         }
     }
 
-    /// From now on no source attaches: a change of role either comes first, or finds that the command runs.
+    /// From now on no source attaches: a change of role either comes first, or finds that the
+    /// command runs.
     fn begin_fencing(&self, now: Step, before: Option<FenceError>) -> bool {
         let state = self.lock();
         let is_due = step(&self.situation_in(&state)) == now;
@@ -151,6 +154,6 @@ impl Inner {
 
     async fn peer_is_out_of_service(self: &Arc<Self>) -> bool {
         let [answer, ..] = self.ask_all_peers().await;
-        matches!(answer, Some(Answer::Known { serving: false, .. }))
+        matches!(answer, Some(RoleAnswer::Known { serving: false, .. }))
     }
 }

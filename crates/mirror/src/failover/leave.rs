@@ -1,5 +1,5 @@
-//! Planned stop: a source that fails over by itself hands its role to its peer before it stops, so that
-//! hosts need not wait until the peer misses it.
+//! Planned stop: a source that fails over by itself hands its role to its peer before it stops, so
+//! that hosts need not wait until the peer misses it.
 //!
 //! A hand-over that fails does not keep the node from stopping: the peer then takes over as after a
 //! crash. In maintenance nothing moves by itself, so the volume waits for this node.
@@ -12,7 +12,7 @@ use crate::limits::LEAVE_MS;
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::Mirror;
-use crate::state::machine::{Event, Order, next};
+use crate::state::machine::{Event, OperatorOrder, next};
 use crate::state::outlook::Obstacle;
 
 /// Why a source has not handed over its role before it stops.
@@ -33,8 +33,8 @@ pub enum LeaveError {
 }
 
 impl Mirror {
-    /// Hands the role to the peer before this node stops, within [`LEAVE_MS`], if this node serves hosts
-    /// and fails over by itself. True if it has.
+    /// Hands the role to the peer before this node stops, within [`LEAVE_MS`], if this node serves
+    /// hosts and fails over by itself. True if it has.
     ///
     /// # Errors
     /// See [`LeaveError`]. The node may stop nevertheless.
@@ -53,7 +53,7 @@ impl Mirror {
         let leaving = spawn(async move {
             let _order = inner.running_order();
             let _role_change = inner.begin_role_change().await;
-            let order = Event::Order(Order::HandOver(0));
+            let order = Event::Order(OperatorOrder::HandOver(0));
             let (after, actions) = next(&inner.machine_state(), order)?;
             inner.perform(after, actions.iter(), Progress::leaving()).await.map(drop)
         });

@@ -1,8 +1,8 @@
 //! Maintenance: the operator suspends automatic failover, and resumes it.
 //!
-//! The arbiter's record says so, and the source tells its attached peer, which records it durably. So
-//! neither a peer that is attached nor one that returns later takes over. The source itself may still
-//! run degraded.
+//! The arbiter's record says so, and the source tells its attached peer, which records it durably.
+//! So neither a peer that is attached nor one that returns later takes over. The source itself may
+//! still run degraded.
 
 use flagstone_arbiter::race::{Ask, Denial, Goal};
 use flagstone_runtime::random_u64;

@@ -4,11 +4,12 @@
 //! [`flagstone_arbiter::race`] asks. This module holds the read lease and the right of a source to
 //! serve alone, which the data path consults:
 //!
-//! - a read or flush of a contested source waits when the lease has ended ([`Failover::lease_has_ended`]);
+//! - a read or flush of a contested source waits when the lease has ended
+//!   ([`Failover::lease_has_ended`]);
 //! - no new generation is started before the peer is excluded from the arbiter's record
 //!   ([`Inner::may_go_alone`]), so no write that the peer lacks is acknowledged;
-//! - the peer never runs degraded for this node. A node whose disk fails leaves the service and hands
-//!   over: after a restart, it could otherwise ask for the role with old data.
+//! - the peer never runs degraded for this node. A node whose disk fails leaves the service and
+//!   hands over: after a restart, it could otherwise ask for the role with old data.
 //!
 //! Without an arbiter nothing here has an effect.
 
@@ -23,7 +24,7 @@ use fence::Grant;
 pub use fence::{Fence, FenceError, FenceFuture, Fencing, SharedFence};
 pub use leave::LeaveError;
 pub use maintenance::MaintenanceError;
-pub use proof::Proof;
+pub use proof::StoreProof;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +38,7 @@ use flagstone_runtime::spawn_detached;
 use parking_lot::Mutex;
 
 use crate::io::new_generation::due;
-use crate::manage::command::{CommandError, Offer as RoleOffer};
+use crate::manage::command::{CommandError, RoleOffer};
 use crate::manage::roles::Promotion;
 use crate::mirror::{Inner, Mirror, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, Superblock};
@@ -46,7 +47,7 @@ use crate::state::arbitration::{
 };
 use crate::state::outlook::{Obstacle, Outlook, obstacle, peer_obstacle};
 use crate::state::status::LegPhase;
-use crate::wire::peer::{Offer, RequestError};
+use crate::wire::peer::{LossPermission, RequestError};
 
 /// Options of automatic failover.
 #[derive(Clone)]
@@ -102,7 +103,7 @@ pub(crate) struct Failover {
     /// Why the last race granted nothing.
     denial: Mutex<Option<Denial>>,
     /// What the source has allowed last; `None` before it attached.
-    offer: Mutex<Option<Offer>>,
+    offer: Mutex<Option<LossPermission>>,
     /// As [`ArbiterMark::source_after_ms`].
     source_after_ms: AtomicU64,
     /// See [`Situation::watched_ns`].
@@ -110,7 +111,7 @@ pub(crate) struct Failover {
     /// Why the peer does not take over, as it has answered last.
     peer_report: Mutex<Option<Obstacle>>,
     /// Of a target: its source and this node use one store.
-    proof: Mutex<Proof>,
+    proof: Mutex<StoreProof>,
     /// When the source has said last that it has recorded something new.
     recorded_ns: AtomicU64,
     fencing: Mutex<Fencing>,
@@ -153,8 +154,8 @@ impl Failover {
         Timing { failover_after_ns: after.max(FAILOVER_AFTER_MIN).as_nanos() as u64 }
     }
 
-    /// True when a read that begins now may find older data than hosts have seen. Without a lease, the
-    /// clock is not read.
+    /// True when a read that begins now may find older data than hosts have seen. Without a lease,
+    /// the clock is not read.
     #[inline]
     pub(crate) fn lease_has_ended(&self) -> bool {
         let until_ns = self.read_until_ns.load(Ordering::Acquire);
@@ -180,11 +181,11 @@ impl Failover {
         self.answered();
     }
 
-    fn proof(&self) -> Proof {
+    fn proof(&self) -> StoreProof {
         *self.proof.lock()
     }
 
-    fn change_proof(&self, change: impl FnOnce(Proof) -> Proof) -> Proof {
+    fn change_proof(&self, change: impl FnOnce(StoreProof) -> StoreProof) -> StoreProof {
         let mut proof = self.proof.lock();
         *proof = change(*proof);
         *proof
@@ -193,7 +194,7 @@ impl Failover {
     /// The source has recorded nothing that this replica may rely on. Called before the mark in the
     /// superblock changes, so that a race that ends meanwhile does not change it back.
     pub(crate) fn withdraw_proof(&self) {
-        self.change_proof(|_| Proof::Unneeded);
+        self.change_proof(|_| StoreProof::NotNeeded);
     }
 
     fn set_fencing(&self, fencing: Fencing) {
@@ -353,7 +354,7 @@ impl Inner {
         let session_id = state.legs.first().filter(|leg| leg.is_admitted).map(|leg| leg.session_id);
         let offered = session_id.map(|session_id| self.offer(&state, session_id));
         let report = *self.failover.peer_report.lock();
-        peer_obstacle(offered.unwrap_or(Offer::Unrecorded { asks: false })).or(report)
+        peer_obstacle(offered.unwrap_or(LossPermission::Unrecorded { asks: false })).or(report)
     }
 
     fn situation(&self) -> Situation {
@@ -371,7 +372,8 @@ impl Inner {
             state: self.machine_state_in(state),
             serving_right: state.serving_right,
             is_admitted: state.legs.first().is_some_and(|leg| leg.is_admitted),
-            // Only one that ends in service abandons a run: an attempt to attach is refused meanwhile.
+            // Only one that ends in service abandons a run: an attempt to attach is refused
+            // meanwhile.
             changes_role: state.changing_role && !self.failover.is_fencing(),
             mark: mark.serving_right,
             revision: mark.revision,
@@ -429,8 +431,8 @@ impl Inner {
         }
     }
 
-    /// Waits until a write that a peer lacks may be acknowledged. False if no peer lacks it any more,
-    /// or may serve before it has been copied.
+    /// Waits until a write that a peer lacks may be acknowledged. False if no peer lacks it any
+    /// more, or may serve before it has been copied.
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when hosts are no longer served here.
@@ -457,9 +459,9 @@ impl Inner {
     }
 
     /// Leaves the service because the local leg has failed, and hands the role to the peer of this
-    /// session, which has every acknowledged write. The peer asks the arbiter before it acknowledges
-    /// a write, so this node cannot come back with old data. Without its answer, the peer takes over
-    /// by itself if it may.
+    /// session, which has every acknowledged write. The peer asks the arbiter before it
+    /// acknowledges a write, so this node cannot come back with old data. Without its answer, the
+    /// peer takes over by itself if it may.
     pub(crate) fn leave_service(self: &Arc<Self>, leg: usize, session_id: u64, error: IoError) {
         let left = self.change(|state| {
             let serving = state.serving;
@@ -477,7 +479,8 @@ impl Inner {
         let replica = self.local.superblock().replica;
         tracing::error!(%replica, "the local leg has failed ({error}): handing over to the peer");
         let inner = self.clone();
-        // Not under the lock of roles here: this is a host call, and a change of role may wait for it.
+        // Not under the lock of roles here: this is a host call, and a change of role may wait for
+        // it.
         spawn_detached(async move {
             let _role_change = inner.begin_role_change().await;
             if let Err(error) = inner.hand_over_failed(leg, session_id).await {

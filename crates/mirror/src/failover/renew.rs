@@ -1,5 +1,5 @@
-//! Renewals: a source asks its attached peer to wait, and says whether it may ask the arbiter at all.
-//! The peer records that durably, and confirms.
+//! Renewals: a source asks its attached peer to wait, and says whether it may ask the arbiter at
+//! all. The peer records that durably, and confirms.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,22 +7,24 @@ use std::time::Duration;
 
 use flagstone_runtime::time;
 
-use crate::failover::Proof;
+use crate::failover::StoreProof;
 use crate::mirror::{Inner, State, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight};
 use crate::state::arbitration::{PeerExclusion, ServingRight};
 use crate::state::outlook::Obstacle;
-use crate::wire::peer::{Offer, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession};
+use crate::wire::peer::{
+    LossPermission, PeerAnswer, PeerRefusal, PeerReply, PeerRequest, SharedSession,
+};
 
 impl Inner {
     /// What the peer of this session may do when this node is lost.
-    pub(super) fn offer(&self, state: &State, session_id: u64) -> Offer {
+    pub(super) fn offer(&self, state: &State, session_id: u64) -> LossPermission {
         let current = state.published.filter(|published| published.session_id == session_id);
         match (self.local.superblock().arbiter.suspended, current) {
             // Also before the record says so: the peer must know it, should it become the source.
-            (true, _) => Offer::Suspended,
-            (false, Some(published)) => Offer::Recorded { revision: published.revision },
-            (false, None) => Offer::Unrecorded { asks: self.asks(state) },
+            (true, _) => LossPermission::Suspended,
+            (false, Some(published)) => LossPermission::Recorded { revision: published.revision },
+            (false, None) => LossPermission::Unrecorded { asks: self.asks(state) },
         }
     }
 
@@ -66,21 +68,21 @@ pub(crate) async fn keep_renewed(
 
 impl Inner {
     /// Answers [`PeerRequest::Renew`] of the attached source.
-    pub(crate) async fn renew(&self, offer: Offer, failover_after_ms: u32) -> PeerAnswer {
+    pub(crate) async fn renew(&self, offer: LossPermission, failover_after_ms: u32) -> PeerAnswer {
         if !self.failover.is_automatic() {
             return Ok(PeerReply::Renewed(Some(Obstacle::Manual)));
         }
         let before = self.local.superblock();
         let in_sync = self.lock().counted_in_sync && !before.flags.inconsistent;
-        if let Offer::Recorded { revision } = offer
+        if let LossPermission::Recorded { revision } = offer
             && revision < before.arbiter.revision
         {
             return Err(PeerRefusal::Changed);
         }
         let before_proof = self.failover.proof();
         let proof = self.failover.change_proof(|before| match offer {
-            Offer::Recorded { revision } if in_sync => before.recorded(revision),
-            _ => Proof::Unneeded,
+            LossPermission::Recorded { revision } if in_sync => before.recorded(revision),
+            _ => StoreProof::NotNeeded,
         });
         if proof != before_proof {
             self.failover.recorded_ns.store(Inner::boot_ns(), Ordering::Release);
@@ -89,8 +91,8 @@ impl Inner {
             let known = ArbiterMark { source_after_ms: failover_after_ms, ..before };
             let serving_right = RecordedRight::Unknown;
             match offer {
-                Offer::Recorded { revision } if in_sync => {
-                    // Not before the task has seen it at the arbiter: see [`Proof`].
+                LossPermission::Recorded { revision } if in_sync => {
+                    // Not before the task has seen it at the arbiter: see [`StoreProof`].
                     let serving_right = if proof.is_given() {
                         before.serving_right
                     } else {
@@ -98,9 +100,13 @@ impl Inner {
                     };
                     ArbiterMark { revision, serving_right, suspended: false, ..known }
                 }
-                Offer::Recorded { .. } => ArbiterMark { serving_right, suspended: false, ..known },
-                Offer::Suspended => ArbiterMark { serving_right, suspended: true, ..known },
-                Offer::Unrecorded { asks } => {
+                LossPermission::Recorded { .. } => {
+                    ArbiterMark { serving_right, suspended: false, ..known }
+                }
+                LossPermission::Suspended => {
+                    ArbiterMark { serving_right, suspended: true, ..known }
+                }
+                LossPermission::Unrecorded { asks } => {
                     ArbiterMark { serving_right, source_asks: asks, ..known }
                 }
             }

@@ -2,7 +2,8 @@
 //! [`step`] decides, one after the other.
 //!
 //! A race is abandoned as soon as another step is due. Its last write may still take effect at the
-//! arbiter, so nothing is concluded from it: the node stays contested, and the next race reads first.
+//! arbiter, so nothing is concluded from it: the node stays contested, and the next race reads
+//! first.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -14,11 +15,11 @@ use std::time::Duration;
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_arbiter::limits::CALL_MS;
 use flagstone_arbiter::race::{self, Ask, Decision, Denial, Goal, Occasion};
-use flagstone_arbiter::{NoAnswer, Record, ReplicaId, SharedArbiter, StoreId, Stored};
+use flagstone_arbiter::{ArbiterRecord, NoAnswer, ReplicaId, SharedArbiter, StoreId, Stored};
 use flagstone_blockdev::IoError;
 use flagstone_runtime::{random_u64, time};
 
-use crate::failover::{Fencing, Proof, Published};
+use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
 use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
@@ -28,7 +29,7 @@ use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superbl
 use crate::state::arbitration::{
     PeerExclusion, ServingRight, Step, peer_may_have_served, step, stops_serving_at,
 };
-use crate::state::machine::{Action, Event, Role, next};
+use crate::state::machine::{Action, Event, NodeRole, next};
 use crate::state::outlook::Obstacle;
 
 pub(super) fn id(replica: MirrorId) -> ReplicaId {
@@ -39,7 +40,7 @@ pub(super) fn id(replica: MirrorId) -> ReplicaId {
 pub(crate) async fn run(inner: Arc<Inner>, arbiter: SharedArbiter) {
     inner.begin_at(arbiter.store()).await;
     // A step whose race was denied is repeated no earlier.
-    let mut paused: Option<((Step, Proof), u64)> = None;
+    let mut paused: Option<((Step, StoreProof), u64)> = None;
     loop {
         let (closed, changes) = {
             let state = inner.lock();
@@ -91,8 +92,9 @@ struct Abandoned;
 
 impl Inner {
     /// Records which store is asked from now on. No step is taken before that is durable. A source
-    /// keeps the store that has its record, where its peer may ask, until it has recorded its attached
-    /// peer at the other one: see [`Situation::is_other_store`](crate::state::arbitration::Situation).
+    /// keeps the store that has its record, where its peer may ask, until it has recorded its
+    /// attached peer at the other one: see
+    /// [`Situation::is_other_store`](crate::state::arbitration::Situation).
     async fn begin_at(&self, store: StoreId) {
         let superblock = self.local.superblock();
         let (before, replica) = (superblock.arbiter, superblock.replica);
@@ -269,8 +271,8 @@ impl Inner {
         }
     }
 
-    /// From now on the record may list the peer as in sync. False if this cannot be recorded, or the
-    /// role has changed.
+    /// From now on the record may list the peer as in sync. False if this cannot be recorded, or
+    /// the role has changed.
     async fn contest(&self) -> bool {
         let mark = |before: ArbiterMark| ArbiterMark {
             serving_right: match before.serving_right {
@@ -298,7 +300,7 @@ impl Inner {
     async fn granted(
         self: &Arc<Self>,
         now: Step,
-        record: &Record,
+        record: &ArbiterRecord,
         read_back: bool,
         (attachments, session_id): (u64, u64),
     ) -> Result<(), Denied> {
@@ -310,8 +312,8 @@ impl Inner {
             Step::Publish { in_sync: true } => {
                 self.store_mark(mark(RecordedRight::Unknown)).await.map_err(|_| Denied)?;
                 if read_back {
-                    // It may have been stored seconds ago, and copied to another store since, where the
-                    // peer would take it for a proof. So it is recorded once more.
+                    // It may have been stored seconds ago, and copied to another store since, where
+                    // the peer would take it for a proof. So it is recorded once more.
                     self.change(|state| state.published = state.published.map(Published::outdated));
                     return Err(Denied);
                 }
@@ -343,7 +345,11 @@ impl Inner {
         Ok(())
     }
 
-    async fn take_over(self: &Arc<Self>, record: &Record, attachments: u64) -> Result<(), Denied> {
+    async fn take_over(
+        self: &Arc<Self>,
+        record: &ArbiterRecord,
+        attachments: u64,
+    ) -> Result<(), Denied> {
         let _order = self.running_order();
         let _role_change = self.begin_role_change().await;
         // A source that has attached since may have replaced the record.
@@ -376,7 +382,7 @@ impl Inner {
         }
         let Denial::Lost { epoch, revision, .. } = denial else { return };
         let role = self.machine_state().role;
-        if matches!(role, Role::Serving { .. } | Role::Waiting { .. }) {
+        if matches!(role, NodeRole::Serving { .. } | NodeRole::Waiting { .. }) {
             let was_alone = self.local.superblock().arbiter.serving_right.is_alone()
                 || matches!(self.lock().serving_right, ServingRight::Alone(_));
             self.step_aside(match was_alone {
@@ -406,12 +412,13 @@ impl Inner {
         let since_ns = self.failover.recorded_ns.load(Ordering::Acquire);
         let is_late =
             read.is_repeated || read.at_ns.saturating_sub(since_ns) > PROOF_MS * 1_000_000;
-        let compared = |proof: Proof| proof.compared(&found, ask.own, ask.seen_revision, is_late);
+        let compared =
+            |proof: StoreProof| proof.compared(&found, ask.own, ask.seen_revision, is_late);
         let after = self.failover.change_proof(compared);
         if before == after {
             return Ok(());
         }
-        if let (Proof::Refuted(revision), Err(_)) = (after, &found) {
+        if let (StoreProof::Refuted(revision), Err(_)) = (after, &found) {
             let replica = self.local.superblock().replica;
             tracing::error!(
                 %replica,
@@ -424,12 +431,12 @@ impl Inner {
             let own = &mut superblock.arbiter;
             // The source may have said something else meanwhile.
             match inner.failover.proof() {
-                Proof::Given(revision) => {
+                StoreProof::Given(revision) => {
                     own.serving_right = RecordedRight::InSync;
                     own.revision = own.revision.max(revision);
                 }
-                Proof::Refuted(_) => own.serving_right = RecordedRight::Unknown,
-                Proof::Unneeded | Proof::Pending(_) => {}
+                StoreProof::Refuted(_) => own.serving_right = RecordedRight::Unknown,
+                StoreProof::NotNeeded | StoreProof::Pending(_) => {}
             }
         };
         self.local.update(mark).await
@@ -449,7 +456,7 @@ impl Inner {
         let _order = self.running_order();
         let _role_change = self.begin_role_change().await;
         // Another change of role came first.
-        if !matches!(self.machine_state().role, Role::Waiting { .. }) {
+        if !matches!(self.machine_state().role, NodeRole::Waiting { .. }) {
             return;
         }
         let done = self.perform(after, actions.iter(), Progress::default()).await;
@@ -463,7 +470,7 @@ impl Inner {
 
 /// A race that has ended.
 pub(super) struct EndedRace {
-    pub(super) outcome: Result<Record, Denial>,
+    pub(super) outcome: Result<ArbiterRecord, Denial>,
     /// The record was found when a lost answer to its write was read back: it may have been stored
     /// long before.
     read_back: bool,
@@ -489,9 +496,9 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> EndedRace {
     let (mut first_read, mut is_repeated, mut was_read) = (None, false, false);
     let mut action = Some(first);
     while let Some(now) = action {
-        was_read = now == race::Action::Read;
+        was_read = now == race::RaceAction::Read;
         let event = match now {
-            race::Action::Read => {
+            race::RaceAction::Read => {
                 let read = time::timeout(limit, arbiter.read(volume)).await;
                 let read = read.unwrap_or_else(|_| Err(silent()));
                 if let (Ok(stored), None) = (&read, &first_read) {
@@ -499,27 +506,27 @@ pub(super) async fn run_race(arbiter: &SharedArbiter, ask: Ask) -> EndedRace {
                     first_read = Some(FirstRead { stored, at_ns, is_repeated });
                 }
                 is_repeated = true;
-                race::Event::Read(read)
+                race::RaceEvent::Read(read)
             }
-            race::Action::Write { expected, record } => {
+            race::RaceAction::Write { expected, record } => {
                 let write = arbiter.write(volume, expected, record.encode());
                 let written = time::timeout(limit, write).await;
-                race::Event::Written(written.unwrap_or_else(|_| Err(silent())))
+                race::RaceEvent::Written(written.unwrap_or_else(|_| Err(silent())))
             }
-            race::Action::ProbeWrite(record) => {
+            race::RaceAction::ProbeWrite(record) => {
                 let probe = arbiter.probe_write(volume, record.encode());
                 let probed = time::timeout(limit, probe).await;
-                race::Event::WriteProbed(probed.unwrap_or_else(|_| Err(silent())))
+                race::RaceEvent::WriteProbed(probed.unwrap_or_else(|_| Err(silent())))
             }
-            race::Action::Pause(ms) => {
+            race::RaceAction::Pause(ms) => {
                 time::sleep(Duration::from_millis(ms)).await;
-                race::Event::Paused
+                race::RaceEvent::Paused
             }
         };
         (state, action) = race::next(state, event);
     }
     let outcome = match state {
-        race::State::Ended(outcome) => outcome,
+        race::RaceState::Ended(outcome) => outcome,
         _ => Err(Denial::Silent(silent())),
     };
     EndedRace { read_back: was_read && outcome.is_ok(), outcome, first_read }

@@ -114,7 +114,7 @@ pub(crate) enum Ticket {
 
 /// Work for the writer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct WriterWork {
     tickets: Vec<u64>,
     /// Regions to add to the record.
     pub(crate) activated: Vec<u32>,
@@ -122,7 +122,7 @@ pub(crate) struct Plan {
     pub(crate) evicted: Vec<u32>,
 }
 
-impl Plan {
+impl WriterWork {
     pub(crate) fn needs_no_record(&self) -> bool {
         self.activated.is_empty() && self.evicted.is_empty()
     }
@@ -142,7 +142,7 @@ pub(crate) enum FailureStage {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct ActiveRegion {
     region: u32,
     /// Ticks since it was last used.
     idle: u32,
@@ -152,7 +152,7 @@ struct Member {
 #[derive(Debug)]
 pub(crate) struct ActiveSet {
     bound: usize,
-    members: Vec<Member>,
+    members: Vec<ActiveRegion>,
     tickets: BTreeMap<u64, (Range<u32>, Ticket)>,
     next_ticket: u64,
 }
@@ -214,8 +214,8 @@ impl ActiveSet {
     }
 
     /// The writer's next step. Empty while calls must leave closed regions; the last one notifies.
-    pub(crate) fn plan(&mut self, table: &RegionTable) -> Plan {
-        let mut plan = Plan::default();
+    pub(crate) fn plan(&mut self, table: &RegionTable) -> WriterWork {
+        let mut plan = WriterWork::default();
         let wanted = self.wanted(table);
         let free = self.bound - self.members.len();
         if wanted.new > free {
@@ -276,7 +276,7 @@ impl ActiveSet {
     }
 
     /// Admits tickets in order while they fit. Returns how many regions the first misfit lacks.
-    fn admit(&mut self, table: &RegionTable, plan: &mut Plan) -> usize {
+    fn admit(&mut self, table: &RegionTable, plan: &mut WriterWork) -> usize {
         for (id, (regions, ticket)) in &mut self.tickets {
             if *ticket != Ticket::Queued {
                 continue;
@@ -288,7 +288,7 @@ impl ActiveSet {
             }
             for region in regions.clone() {
                 if !table.has(region, MEMBER) {
-                    self.members.push(Member { region, idle: 0 });
+                    self.members.push(ActiveRegion { region, idle: 0 });
                     plan.activated.push(region);
                 }
                 // A new region is not active yet: its record has still to be written.
@@ -309,7 +309,7 @@ impl ActiveSet {
     }
 
     /// The plan's record is durable.
-    pub(crate) fn succeeded(&mut self, table: &RegionTable, plan: &Plan) {
+    pub(crate) fn succeeded(&mut self, table: &RegionTable, plan: &WriterWork) {
         for id in &plan.tickets {
             let Some((regions, ticket)) = self.tickets.get_mut(id) else { continue };
             for region in regions.clone() {
@@ -329,7 +329,7 @@ impl ActiveSet {
     pub(crate) fn failed(
         &mut self,
         table: &RegionTable,
-        plan: &Plan,
+        plan: &WriterWork,
         reached: FailureStage,
         error: IoError,
     ) {
@@ -352,14 +352,14 @@ impl ActiveSet {
         }
         if reached == FailureStage::BeforeRecord {
             for region in &plan.evicted {
-                self.members.push(Member { region: *region, idle: 0 });
+                self.members.push(ActiveRegion { region: *region, idle: 0 });
                 table.set(*region, MEMBER | ACTIVE);
             }
         }
     }
 
     /// Updates idle times, and evicts regions that have been idle for long.
-    pub(crate) fn evict_idle(&mut self, table: &RegionTable) -> Plan {
+    pub(crate) fn evict_idle(&mut self, table: &RegionTable) -> WriterWork {
         let (mut cold, mut coldest) = (0, 0);
         for member in &mut self.members {
             let word = table.unset(member.region, USED);
@@ -370,18 +370,18 @@ impl ActiveSet {
         }
         let share = (self.bound / EVICT_SHARE).max(1);
         if cold < share && coldest < EVICT_TICKS_MAX {
-            return Plan::default();
+            return WriterWork::default();
         }
         let warm = self.members.iter().filter(|member| member.idle < EVICT_TICKS);
         let warm = warm.map(|member| member.region).collect();
-        Plan { evicted: self.evict(table, usize::MAX, &warm), ..Plan::default() }
+        WriterWork { evicted: self.evict(table, usize::MAX, &warm), ..WriterWork::default() }
     }
 
     /// Closes every region and evicts the empty ones.
-    pub(crate) fn close_all(&mut self, table: &RegionTable) -> Plan {
+    pub(crate) fn close_all(&mut self, table: &RegionTable) -> WriterWork {
         self.members.iter().for_each(|member| table.close(member.region));
         let evicted = self.evict(table, usize::MAX, &BTreeSet::new());
-        Plan { evicted, ..Plan::default() }
+        WriterWork { evicted, ..WriterWork::default() }
     }
 }
 

@@ -45,7 +45,7 @@ struct World {
     inside: Vec<Range<u32>>,
     waiting: Vec<(u64, Range<u32>)>,
     /// The plan that the writer is executing.
-    begun: Option<Plan>,
+    begun: Option<WriterWork>,
 }
 
 impl World {
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    fn write(&mut self, plan: &Plan, fails: Option<FailureStage>) {
+    fn write(&mut self, plan: &WriterWork, fails: Option<FailureStage>) {
         for region in &plan.evicted {
             assert!(!self.inside.iter().any(|call| call.contains(region)), "a call is in {region}");
         }

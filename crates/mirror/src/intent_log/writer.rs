@@ -30,7 +30,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::id::MirrorId;
-use crate::intent_log::active_regions::{ActiveSet, FailureStage, Plan, RegionTable};
+use crate::intent_log::active_regions::{ActiveSet, FailureStage, RegionTable, WriterWork};
 use crate::intent_log::bitmap::Bitmap;
 use crate::intent_log::log_area::LogArea;
 use crate::intent_log::pages::{CLEARED, Pages, SET, UNCOPIED, page_of};
@@ -316,7 +316,7 @@ impl IntentLog {
     }
 
     /// Executes a plan. The caller holds the lock.
-    async fn execute(&self, plan: &Plan) -> Result<(), IoError> {
+    async fn execute(&self, plan: &WriterWork) -> Result<(), IoError> {
         let mut reached = FailureStage::BeforeRecord;
         let result = self.try_carry_out(plan, &mut reached).await;
         {
@@ -333,7 +333,11 @@ impl IntentLog {
         result
     }
 
-    async fn try_carry_out(&self, plan: &Plan, reached: &mut FailureStage) -> Result<(), IoError> {
+    async fn try_carry_out(
+        &self,
+        plan: &WriterWork,
+        reached: &mut FailureStage,
+    ) -> Result<(), IoError> {
         if !plan.evicted.is_empty() {
             if self.data.geometry().volatile_cache {
                 count(&self.counters.data_flushes);
@@ -504,7 +508,7 @@ impl IntentLog {
         let _guard = self.exclusive().await;
         let plan = {
             let mut state = self.lock();
-            if state.open { state.active.evict_idle(&self.table) } else { Plan::default() }
+            if state.open { state.active.evict_idle(&self.table) } else { WriterWork::default() }
         };
         // A failure is retried at the next tick.
         if !plan.is_empty() && self.execute(&plan).await.is_err() {

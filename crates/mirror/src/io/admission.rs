@@ -5,7 +5,7 @@
 //! were admitted earlier. While every peer is connected and synchronous, a write is admitted by its
 //! core's [`AdmissionView`] without a lock. Everything else is decided under the lock of the state.
 //! Marks that must exist before the data does are set before the admission is confirmed
-//! ([`crate::io::call_gate`]), so that the end of a session cannot miss them.
+//! ([`crate::io::call_admission`]), so that the end of a session cannot miss them.
 
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -14,7 +14,7 @@ use flagstone_blockdev::IoError;
 use parking_lot::MutexGuard;
 
 use crate::group::{GroupSlot, SharedNumbering};
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::io::queue::{QueueSlot, WriteQueue};
 use crate::io::reorder::{WriteNumbers, WriteOrder};
 use crate::limits::PEERS_MAX;
@@ -51,7 +51,7 @@ impl ViewedLeg {
 }
 
 #[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each write")]
-pub(crate) enum Admission {
+pub(crate) enum MirrorAdmission {
     /// Dispatch the call to these legs, and call [`Inner::call_completed`] at its end.
     Admitted(Dispatch),
     /// Wait for the change after this one without holding anything. The wait is short.
@@ -149,9 +149,9 @@ impl Inner {
 
     /// Asks for admission of a write to a range, with `data_bytes` of payload. The caller holds
     /// references to its regions and the lock on its range.
-    pub(crate) fn admit(&self, range: (u64, u64), data_bytes: u64) -> Admission {
+    pub(crate) fn admit(&self, range: (u64, u64), data_bytes: u64) -> MirrorAdmission {
         match self.admit_by_view(range) {
-            Some(dispatch) => Admission::Admitted(dispatch),
+            Some(dispatch) => MirrorAdmission::Admitted(dispatch),
             None => self.admit_locked(range, data_bytes),
         }
     }
@@ -195,7 +195,7 @@ impl Inner {
     }
 
     #[cold]
-    fn admit_locked(&self, (offset, len): (u64, u64), data_bytes: u64) -> Admission {
+    fn admit_locked(&self, (offset, len): (u64, u64), data_bytes: u64) -> MirrorAdmission {
         let state = self.lock();
         if let Some(stop) = state.barrier() {
             return stop;
@@ -212,7 +212,7 @@ impl Inner {
             dispatch.legs[index] =
                 self.admit_leg(own, index, (offset, len), data_bytes, served_by_peer);
         }
-        Admission::Admitted(dispatch)
+        MirrorAdmission::Admitted(dispatch)
     }
 
     /// Counts a host call, which has no leg yet but the local one.
@@ -264,14 +264,14 @@ impl Inner {
         }
     }
 
-    pub(crate) fn admit_flush(&self) -> Admission {
+    pub(crate) fn admit_flush(&self) -> MirrorAdmission {
         let state = self.lock();
         if let Some(stop) = state.barrier() {
             return stop;
         }
         // What a flush covers may be on another source by now.
         if self.failover.lease_has_ended() {
-            return Admission::Wait(state.changes);
+            return MirrorAdmission::Wait(state.changes);
         }
         // Legs that acknowledge from memory have to flush too, or be recorded as out of date.
         let local = !state.local_device_failed;
@@ -283,7 +283,7 @@ impl Inner {
         for index in (0..self.legs.len()).filter(|index| asks(&self.legs[*index])) {
             let own = &state.legs[index];
             if !own.receives_writes && !own.generation_bumped && own.has_unflushed && local {
-                return Admission::NeedsGeneration;
+                return MirrorAdmission::NeedsGeneration;
             }
             let Some(session) = own.session.clone().filter(|_| own.receives_writes) else {
                 continue;
@@ -298,7 +298,7 @@ impl Inner {
                 self.calls.begin(Counted::Leg(index, None));
             }
         }
-        Admission::Admitted(Dispatch { legs: calls, ..self.dispatch(&state) })
+        MirrorAdmission::Admitted(Dispatch { legs: calls, ..self.dispatch(&state) })
     }
 
     /// The host call has completed. Returns false when hosts are no longer served: this side was
@@ -336,23 +336,23 @@ impl LegState {
 
 impl State {
     /// The reason why no write or flush is admitted, if there is one.
-    fn barrier(&self) -> Option<Admission> {
+    fn barrier(&self) -> Option<MirrorAdmission> {
         if let Some(moved) = self.moved() {
             return Some(moved);
         }
         if self.serving && self.admission_blocks > 0 {
-            return Some(Admission::Wait(self.changes));
+            return Some(MirrorAdmission::Wait(self.changes));
         }
         let refused = !self.serving || self.is_unavailable();
-        refused.then_some(Admission::Refused(IoError::Unreachable))
+        refused.then_some(MirrorAdmission::Refused(IoError::Unreachable))
     }
 
     /// What a host call does when the replica is moving to another mirror: wait, or follow it.
-    pub(crate) fn moved(&self) -> Option<Admission> {
+    pub(crate) fn moved(&self) -> Option<MirrorAdmission> {
         match &self.transfer {
             Transfer::None => None,
-            Transfer::Running => Some(Admission::Wait(self.changes)),
-            Transfer::Done(replacement) => Some(Admission::Moved(replacement.clone())),
+            Transfer::Running => Some(MirrorAdmission::Wait(self.changes)),
+            Transfer::Done(replacement) => Some(MirrorAdmission::Moved(replacement.clone())),
         }
     }
 }
@@ -364,7 +364,7 @@ fn admission_barrier(
     index: usize,
     len: u64,
     state: &State,
-) -> Option<Admission> {
+) -> Option<MirrorAdmission> {
     let options = leg.options();
     if own.receives_writes {
         let waits = options.mode == Mode::Sync || state.local_device_failed;
@@ -372,16 +372,17 @@ fn admission_barrier(
             return None;
         }
         return Some(match options.on_congestion {
-            OnCongestion::Throttle => Admission::QueueFull(index),
-            OnCongestion::Detach => Admission::Detach(index, own.session_id),
+            OnCongestion::Throttle => MirrorAdmission::QueueFull(index),
+            OnCongestion::Detach => MirrorAdmission::Detach(index, own.session_id),
         });
     }
     if options.blocks_on_peer_loss() && own.desired_state == DesiredState::Connected {
-        return Some(Admission::Blocked(state.changes));
+        return Some(MirrorAdmission::Blocked(state.changes));
     }
     // The peer is attached, or about to be, and needs no exclusion from the arbiter's record.
     if state.serving_right.is_contested() && own.session.is_some() {
-        return Some(Admission::Wait(state.changes));
+        return Some(MirrorAdmission::Wait(state.changes));
     }
-    (!own.generation_bumped && !state.local_device_failed).then_some(Admission::NeedsGeneration)
+    (!own.generation_bumped && !state.local_device_failed)
+        .then_some(MirrorAdmission::NeedsGeneration)
 }

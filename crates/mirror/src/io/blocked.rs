@@ -5,9 +5,9 @@
 //! call may stay blocked for as long as a peer is away ([`OnPeerLoss::Block`]). Its data occupies
 //! memory that all volumes of the node share, including volumes that the peer mirrors to this node,
 //! whose link needs memory to come back. Therefore written data is released at once, and unwritten
-//! data is kept only as far as [`ParkedMemory::hold`] allows. A write beyond that limit fails after
-//! a delay as unreachable. Multipath hosts resend it on an internal path error; other hosts retry
-//! according to their own settings.
+//! data is kept only as far as [`WaitingMemory::hold`] allows. A write beyond that limit fails
+//! after a delay as unreachable. Multipath hosts resend it on an internal path error; other hosts
+//! retry according to their own settings.
 //!
 //! A blocked call fails when its connection ends ([`task::unless_flow_ended`]): it has been sent to
 //! no leg, or is recorded and only waits to be acknowledged. Otherwise it would keep its connection
@@ -20,10 +20,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use flagstone_blockdev::IoError;
-use flagstone_runtime::buf::ParkedMemory;
+use flagstone_runtime::buf::WaitingMemory;
 use flagstone_runtime::{Buf, task, time};
 
-use crate::io::admission::Admission;
+use crate::io::admission::MirrorAdmission;
 use crate::limits::REJECT_DELAY_MS;
 use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::state::status::{DesiredState, LegPhase};
@@ -46,23 +46,26 @@ impl Inner {
     ///
     /// # Errors
     /// [`IoError::Unreachable`] when the caller's connection has ended.
-    pub(crate) async fn wait_for_admission(&self, admission: Admission) -> Result<(), IoError> {
+    pub(crate) async fn wait_for_admission(
+        &self,
+        admission: MirrorAdmission,
+    ) -> Result<(), IoError> {
         let change = task::unless_flow_ended(self.admission_may_change(admission));
         change.await.ok_or(IoError::Unreachable)
     }
 
-    async fn admission_may_change(&self, admission: Admission) {
+    async fn admission_may_change(&self, admission: MirrorAdmission) {
         match admission {
-            Admission::Wait(seen) | Admission::Blocked(seen) => {
+            MirrorAdmission::Wait(seen) | MirrorAdmission::Blocked(seen) => {
                 let _count = self.count_blocked();
                 self.wait(|state| (state.changes != seen).then_some(())).await;
             }
-            Admission::QueueFull(leg) => self.wait_for_queue_space(leg).await,
-            Admission::Detach(leg, session_id) => self.detach_congested(leg, session_id),
-            Admission::Admitted(_)
-            | Admission::NeedsGeneration
-            | Admission::Moved(_)
-            | Admission::Refused(_) => {}
+            MirrorAdmission::QueueFull(leg) => self.wait_for_queue_space(leg).await,
+            MirrorAdmission::Detach(leg, session_id) => self.detach_congested(leg, session_id),
+            MirrorAdmission::Admitted(_)
+            | MirrorAdmission::NeedsGeneration
+            | MirrorAdmission::Moved(_)
+            | MirrorAdmission::Refused(_) => {}
         }
     }
 
@@ -124,8 +127,8 @@ impl Inner {
         let gone = match gone {
             Some(gone) => gone,
             None => {
-                let parked = rest.as_ref().map(ParkedMemory::hold);
-                if matches!(parked, Some(None)) {
+                let waiting = rest.as_ref().map(WaitingMemory::hold);
+                if matches!(waiting, Some(None)) {
                     return Err(IoError::Unreachable);
                 }
                 // Counted like a call that waits for admission.

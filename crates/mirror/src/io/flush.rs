@@ -13,8 +13,8 @@ use std::task::Poll;
 
 use flagstone_blockdev::IoError;
 
-use crate::io::admission::{Admission, Dispatch, LegDispatch};
-use crate::io::call_gate::Counted;
+use crate::io::admission::{Dispatch, LegDispatch, MirrorAdmission};
+use crate::io::call_admission::Counted;
 use crate::io::memory::with_memory;
 use crate::io::request::RunToCompletion;
 use crate::limits::PEERS_MAX;
@@ -24,16 +24,16 @@ use crate::mirror::Inner;
 pub(crate) async fn flush(inner: Arc<Inner>) -> Result<(), IoError> {
     let dispatch = loop {
         match inner.admit_flush() {
-            Admission::Admitted(dispatch) => break dispatch,
-            Admission::NeedsGeneration => {
+            MirrorAdmission::Admitted(dispatch) => break dispatch,
+            MirrorAdmission::NeedsGeneration => {
                 let begun = inner.ensure_new_generation().await;
                 // It is given up when the replica begins to move to another mirror.
                 if inner.lock().moved().is_none() {
                     begun?;
                 }
             }
-            Admission::Refused(error) => return Err(error),
-            Admission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
+            MirrorAdmission::Refused(error) => return Err(error),
+            MirrorAdmission::Moved(replacement) => return Box::pin(flush(replacement.0)).await,
             admission => inner.wait_for_admission(admission).await?,
         }
     };

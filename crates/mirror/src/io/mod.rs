@@ -2,7 +2,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod blocked;
-pub(crate) mod call_gate;
+pub(crate) mod call_admission;
 pub(crate) mod deliver;
 pub(crate) mod device;
 pub(crate) mod fifo_lock;

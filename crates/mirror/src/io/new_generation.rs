@@ -17,7 +17,7 @@ use flagstone_runtime::spawn_detached;
 
 use crate::agree::generation::GenerationHistory;
 use crate::id::Generation;
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::io::memory::with_memory;
 use crate::limits::PEERS_MAX;
 use crate::mirror::{Inner, State, StateGuard};

@@ -16,7 +16,7 @@ use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_runtime::spawn_detached;
 
 use crate::io::admission::{Dispatch, LegCall, LegDispatch};
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::io::memory::with_memory;
 use crate::io::range_lock::RangeGuard;
 use crate::io::write::{QueuedWrite, WriteOp, send_queued};

@@ -18,12 +18,12 @@ use std::task::Poll;
 
 use flagstone_blockdev::{IoError, IoFuture, SharedDevice, ZeroFlags};
 use flagstone_runtime::Buf;
-use flagstone_runtime::buf::ParkedMemory;
+use flagstone_runtime::buf::WaitingMemory;
 
 use crate::group::GroupSlot;
 use crate::intent_log::recover::is_inconclusive;
-use crate::io::admission::{Admission, Dispatch, LegCall, QueueSlots};
-use crate::io::call_gate::Counted;
+use crate::io::admission::{Dispatch, LegCall, MirrorAdmission, QueueSlots};
+use crate::io::call_admission::Counted;
 use crate::io::queue::{QueueSlot, SendDecision};
 use crate::io::range_lock::RangeRequest;
 use crate::io::reorder::WriteOrder;
@@ -161,7 +161,7 @@ async fn change_piece(
     rest: Option<WriteOp>,
 ) -> Result<Option<WriteOp>, IoError> {
     let (offset, len) = (part.offset, part.len);
-    let mut parked = None;
+    let mut waiting = None;
     let request = loop {
         let guard = inner.range_lock.change(offset, len).acquired().await;
         match admit_write(&inner, (offset, len), part.op.data_bytes()).await? {
@@ -171,15 +171,15 @@ async fn change_piece(
             WriteAdmission::Wait(admission) => {
                 // Release the range: a resync may need it before the write can be admitted.
                 drop(guard);
-                if let Admission::Moved(replacement) = admission {
+                if let MirrorAdmission::Moved(replacement) = admission {
                     change(&replacement.0, (offset, len), part.op, part.fua).await?;
                     return Ok(rest);
                 }
-                if let (Admission::Blocked(_), None, WriteOp::Write(data)) =
-                    (&admission, &parked, &part.op)
+                if let (MirrorAdmission::Blocked(_), None, WriteOp::Write(data)) =
+                    (&admission, &waiting, &part.op)
                 {
-                    parked = ParkedMemory::hold(data);
-                    if parked.is_none() {
+                    waiting = WaitingMemory::hold(data);
+                    if waiting.is_none() {
                         drop((part, rest));
                         return Err(inner.reject_after_delay().await);
                     }
@@ -188,13 +188,13 @@ async fn change_piece(
             }
         }
     };
-    drop(parked);
+    drop(waiting);
     request.execute(inner).await.map(|()| rest)
 }
 
 enum WriteAdmission {
     Admitted(Dispatch, Option<RegionRef>),
-    Wait(Admission),
+    Wait(MirrorAdmission),
 }
 
 /// Activates the regions and asks for admission.
@@ -221,10 +221,10 @@ async fn admit_write(
     };
     loop {
         match inner.admit(range, data_bytes) {
-            Admission::Admitted(dispatch) => {
+            MirrorAdmission::Admitted(dispatch) => {
                 return Ok(WriteAdmission::Admitted(dispatch, region_ref));
             }
-            Admission::NeedsGeneration => {
+            MirrorAdmission::NeedsGeneration => {
                 if let Err(error) = inner.ensure_new_generation().await {
                     // It is given up when the replica begins to move to another mirror.
                     let moved = inner.lock().moved();
@@ -234,7 +234,7 @@ async fn admit_write(
                     inner.degrade_or_fail(error).await?;
                 }
             }
-            Admission::Refused(error) => return Err(error),
+            MirrorAdmission::Refused(error) => return Err(error),
             admission => return Ok(WriteAdmission::Wait(admission)),
         }
     }

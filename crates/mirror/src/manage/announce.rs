@@ -24,7 +24,7 @@ use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::ReplicaRole;
 use crate::session::connect::{CloseOnDrop, SessionEnd};
 use crate::state::machine::{
-    self, Action, Answer, Answers, Consent, Event, Refusal, Role, consented, next,
+    self, Action, Answers, Event, NodeRole, OrderRefusal, PeerConsent, RoleAnswer, consented, next,
 };
 use crate::wire::peer::{
     PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
@@ -83,16 +83,17 @@ impl Inner {
         let (mut answers, mut reached) = (Answers::default(), [const { None }; PEERS_MAX]);
         for (leg, answer) in asking.into_iter().enumerate() {
             reached[leg] = answer.await.ok().and_then(Result::ok).flatten();
-            answers[leg] = Some(reached[leg].as_ref().map_or(Answer::Silent, |peer: &Reached| {
-                let identity = &peer.identity;
-                let mine = self.identity(identity.view.replica);
-                Answer::Known {
-                    serving: identity.is_serving,
-                    epoch: identity.view.epoch,
-                    plan: plan(&mine, identity),
-                    differs: mine.view.generations.current != identity.view.generations.current,
-                }
-            }));
+            answers[leg] =
+                Some(reached[leg].as_ref().map_or(RoleAnswer::Silent, |peer: &Reached| {
+                    let identity = &peer.identity;
+                    let mine = self.identity(identity.view.replica);
+                    RoleAnswer::Known {
+                        serving: identity.is_serving,
+                        epoch: identity.view.epoch,
+                        plan: plan(&mine, identity),
+                        differs: mine.view.generations.current != identity.view.generations.current,
+                    }
+                }));
         }
         (answers, reached)
     }
@@ -105,7 +106,7 @@ impl Inner {
         }
         let (answers, _) = self.ask_peers(Attempts::Once).await;
         let mut others = answers.iter().enumerate().filter(|(other, _)| *other != leg);
-        others.any(|(_, answer)| matches!(answer, Some(Answer::Known { serving: true, .. })))
+        others.any(|(_, answer)| matches!(answer, Some(RoleAnswer::Known { serving: true, .. })))
     }
 
     async fn ask_peer(self: &Arc<Self>, leg: usize, attempts: Attempts) -> Option<Reached> {
@@ -143,7 +144,7 @@ impl Inner {
             overtaken
         });
         if overtaken {
-            return Err(Refusal::Overtaken.into());
+            return Err(OrderRefusal::Overtaken.into());
         }
         progress.announcement = Some(Announcement(self.clone()));
         let was_source =
@@ -156,7 +157,7 @@ impl Inner {
         let telling: Vec<_> = reached.into_iter().take(self.legs.len()).map(tell).collect();
         let mut consents = Vec::new();
         for consent in telling {
-            consents.push(consent.await.ok().flatten().unwrap_or(Consent::Unreachable));
+            consents.push(consent.await.ok().flatten().unwrap_or(PeerConsent::Unreachable));
         }
         tracing::info!(
             replica = %self.local.superblock().replica,
@@ -167,9 +168,9 @@ impl Inner {
         Ok(consented(&consents, forced)?)
     }
 
-    async fn announce_to(&self, peer: Reached, epoch: u64, forced: bool) -> Option<Consent> {
+    async fn announce_to(&self, peer: Reached, epoch: u64, forced: bool) -> Option<PeerConsent> {
         if !self.deposes(&peer.identity) {
-            return Some(Consent::TooOld { serving: peer.identity.is_serving });
+            return Some(PeerConsent::TooOld { serving: peer.identity.is_serving });
         }
         let volume = self.local.superblock().volume;
         let request = match forced {
@@ -178,14 +179,14 @@ impl Inner {
         };
         let asked = execute(&peer.session.0, request);
         Some(match time::timeout(Duration::from_millis(DEPOSE_MS), asked).await {
-            Ok(Ok(())) => Consent::Yields,
+            Ok(Ok(())) => PeerConsent::Yields,
             Ok(Err(RequestError::Refused(refusal))) => match refusal {
-                PeerRefusal::Failed => Consent::RefusesHosts,
-                PeerRefusal::Serving => Consent::Serves,
-                PeerRefusal::Fenced(_) => Consent::Later,
-                _ => Consent::Unknown,
+                PeerRefusal::Failed => PeerConsent::RefusesHosts,
+                PeerRefusal::Serving => PeerConsent::Serves,
+                PeerRefusal::Fenced(_) => PeerConsent::Later,
+                _ => PeerConsent::Unknown,
             },
-            _ => Consent::Unknown,
+            _ => PeerConsent::Unknown,
         })
     }
 
@@ -274,7 +275,7 @@ impl Inner {
             }
             Ok(refuses)
         });
-        let refuses = refuses.map_err(|refusal: Refusal| self.refusal(refusal))?;
+        let refuses = refuses.map_err(|refusal: OrderRefusal| self.refusal(refusal))?;
         if refuses {
             tracing::warn!(
                 replica = %self.local.superblock().replica,
@@ -300,11 +301,11 @@ impl Inner {
         ended.unwrap_or(Err(PeerRefusal::Failed))
     }
 
-    pub(crate) fn refusal(&self, refusal: Refusal) -> PeerRefusal {
+    pub(crate) fn refusal(&self, refusal: OrderRefusal) -> PeerRefusal {
         match refusal {
-            Refusal::Serving => PeerRefusal::Serving,
-            Refusal::Fenced => PeerRefusal::Fenced(self.local.superblock().epoch),
-            Refusal::Failed => PeerRefusal::Failed,
+            OrderRefusal::Serving => PeerRefusal::Serving,
+            OrderRefusal::Fenced => PeerRefusal::Fenced(self.local.superblock().epoch),
+            OrderRefusal::Failed => PeerRefusal::Failed,
             _ => PeerRefusal::NotNow,
         }
     }
@@ -381,7 +382,7 @@ impl Inner {
         }
         let replica = self.local.superblock().replica;
         match after.role {
-            Role::Deposed { .. } => tracing::warn!(
+            NodeRole::Deposed { .. } => tracing::warn!(
                 %replica,
                 "split brain: the peer serves under a later epoch; hosts are refused here, and the \
                  data written only here is kept"

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use flagstone_arbiter::epoch::least_epoch;
 use flagstone_blockdev::IoError;
 
-use crate::agree::plan::{Plan, plan};
+use crate::agree::plan::{HandshakePlan, plan};
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
 use crate::manage::order::Progress;
@@ -16,7 +16,7 @@ use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::options::PeerOptions;
 use crate::session::connect::{CloseOnDrop, send_ancestors};
 use crate::session::split_brain::common;
-use crate::state::machine::{Answers, Event, Handover, Order, Refusal, next};
+use crate::state::machine::{Answers, Event, Handover, OperatorOrder, OrderRefusal, next};
 use crate::state::status::{DesiredState, LegPhase};
 use crate::wire::peer::{
     PeerAnswer, PeerRefusal, PeerReply, PeerRequest, ReplicaIdentity, RequestError, SharedSession,
@@ -62,7 +62,7 @@ pub enum CommandError {
 pub(crate) fn role_error<T>(done: Result<T, CommandError>) -> Result<T, RoleError> {
     done.map_err(|error| match error {
         CommandError::Role(error) => error,
-        _ => RoleError::Refused(Refusal::Closed),
+        _ => RoleError::Refused(OrderRefusal::Closed),
     })
 }
 
@@ -106,13 +106,14 @@ impl Mirror {
     /// may serve.
     ///
     /// # Errors
-    /// See [`RoleError`], in particular [`Refusal::PeerServes`] and [`Refusal::PeerSilent`].
+    /// See [`RoleError`], in particular [`OrderRefusal::PeerServes`] and
+    /// [`OrderRefusal::PeerSilent`].
     pub async fn failover_if_unserved(&self) -> Result<(), RoleError> {
-        role_error(self.order(Order::Failover { answers: Answers::default() }).await)
+        role_error(self.order(OperatorOrder::Failover { answers: Answers::default() }).await)
     }
 
     async fn force(&self, unverified: bool) -> Result<(), RoleError> {
-        role_error(self.order(Order::ForceFailover { unverified }).await)
+        role_error(self.order(OperatorOrder::ForceFailover { unverified }).await)
     }
 
     /// Stops serving, for maintenance of the node, once asynchronous peers have received the queued
@@ -126,8 +127,8 @@ impl Mirror {
     ///
     /// [`QUEUE_DELIVERY_MS`]: crate::limits::QUEUE_DELIVERY_MS
     pub async fn stop(&self) -> Result<Vec<Undelivered>, RoleError> {
-        match role_error(self.0.order(Order::Stop).await) {
-            Err(RoleError::Refused(Refusal::Closed)) => Ok(Vec::new()),
+        match role_error(self.0.order(OperatorOrder::Stop).await) {
+            Err(RoleError::Refused(OrderRefusal::Closed)) => Ok(Vec::new()),
             stopped => stopped,
         }
     }
@@ -138,7 +139,7 @@ impl Mirror {
     /// # Errors
     /// Of the local leg.
     pub async fn demote(&self) -> Result<(), RoleError> {
-        role_error(self.order(Order::Demote).await)
+        role_error(self.order(OperatorOrder::Demote).await)
     }
 
     /// Hands the role of the source to a peer that is in sync, or asks the peer to hand it to this
@@ -149,7 +150,12 @@ impl Mirror {
     /// See [`CommandError`].
     pub async fn switchover(&self, leg: usize) -> Result<(), CommandError> {
         let serving = self.0.lock().serving;
-        self.order(if serving { Order::HandOver(leg) } else { Order::TakeOver(leg) }).await
+        self.order(if serving {
+            OperatorOrder::HandOver(leg)
+        } else {
+            OperatorOrder::TakeOver(leg)
+        })
+        .await
     }
 
     /// Sets the desired state of a peer. Durable when it returns; the last of several concurrent
@@ -163,7 +169,7 @@ impl Mirror {
         leg: usize,
         desired_state: DesiredState,
     ) -> Result<(), CommandError> {
-        self.order(Order::SetDesired(leg, desired_state)).await
+        self.order(OperatorOrder::SetDesired(leg, desired_state)).await
     }
 
     /// Copies everything to a peer, regardless of the bitmap.
@@ -208,7 +214,7 @@ impl Mirror {
         let (mine, peers, _) = inner.look_at_split(leg).await?;
         inner.check_group_unserved()?;
         let _order = inner.running_order();
-        inner.order_alone(Order::Demote).await?;
+        inner.order_alone(OperatorOrder::Demote).await?;
         let (base, expected) = (common(&mine, &peers), mine.view.generations.current);
         inner.discard_data(base, expected).await.map_err(RequestError::Refused)?;
         inner.set_idle_phase(leg, LegPhase::Disconnected);
@@ -293,7 +299,7 @@ impl Mirror {
 }
 
 /// An offer of the role to a peer, from [`Inner::offer_role`].
-pub(crate) struct Offer {
+pub(crate) struct RoleOffer {
     pub(crate) leg: usize,
     pub(crate) session: SharedSession,
     pub(crate) session_id: u64,
@@ -334,7 +340,7 @@ impl Inner {
         let peers = identify(&session.0, own, self.versions).await?;
         let mine = self.identity(peers.view.replica);
         match plan(&mine, &peers) {
-            Plan::SplitBrain => Ok((mine, peers, session)),
+            HandshakePlan::SplitBrain => Ok((mine, peers, session)),
             _ => Err(CommandError::NoSplitBrain),
         }
     }
@@ -348,7 +354,7 @@ impl Inner {
             found.filter(|leg| state.serving && state.legs[*leg].phase == LegPhase::InSync)
         };
         let leg = leg.ok_or(PeerRefusal::NotNow)?;
-        self.order(Order::HandOver(leg)).await.map_err(|error| {
+        self.order(OperatorOrder::HandOver(leg)).await.map_err(|error| {
             tracing::warn!("the role of the source was not handed over: {error}");
             PeerRefusal::NotNow
         })?;
@@ -391,7 +397,7 @@ impl Inner {
         leaves: bool,
     ) -> Result<(), CommandError> {
         let offer = self.offer_role(leg).await?;
-        let offer = Offer { leaves: leaves || offer.leaves, ..offer };
+        let offer = RoleOffer { leaves: leaves || offer.leaves, ..offer };
         let (outcome, promoted) = self.promote_peer(&offer).await;
         self.end_hand_over(&offer, outcome).await?;
         promoted
@@ -400,7 +406,10 @@ impl Inner {
     /// Stops serving, and durably records that the peer may be the next source. From here on,
     /// [`Inner::end_hand_over`] decides who is. The caller holds the role lock, and host calls are
     /// drained.
-    pub(crate) async fn offer_role(self: &Arc<Self>, leg: usize) -> Result<Offer, CommandError> {
+    pub(crate) async fn offer_role(
+        self: &Arc<Self>,
+        leg: usize,
+    ) -> Result<RoleOffer, CommandError> {
         self.wait_for_queue(leg).await;
         let (session, session_id, mut local_device_failed) = {
             let state = self.lock();
@@ -439,12 +448,15 @@ impl Inner {
         }
         let epoch = least_epoch(self.local.superblock().epoch);
         let leaves = local_device_failed;
-        Ok(Offer { leg, session, session_id, local_device_failed, epoch, leaves })
+        Ok(RoleOffer { leg, session, session_id, local_device_failed, epoch, leaves })
     }
 
     /// Asks the peer of an offer to become the source.
-    pub(crate) async fn promote_peer(&self, offer: &Offer) -> (Handover, Result<(), CommandError>) {
-        let Offer { session, epoch, leaves, .. } = offer;
+    pub(crate) async fn promote_peer(
+        &self,
+        offer: &RoleOffer,
+    ) -> (Handover, Result<(), CommandError>) {
+        let RoleOffer { session, epoch, leaves, .. } = offer;
         let superblock = self.local.superblock();
         let announced = send_ancestors(session, &superblock).await;
         let (epoch, leaves) = (*epoch, *leaves);
@@ -470,7 +482,7 @@ impl Inner {
     /// Ends an offer: as a target, as the source again, or until a handshake shows which.
     pub(crate) async fn end_hand_over(
         self: &Arc<Self>,
-        offer: &Offer,
+        offer: &RoleOffer,
         outcome: Handover,
     ) -> Result<(), CommandError> {
         if self.failover.is_automatic()
@@ -492,11 +504,11 @@ impl Inner {
     }
 
     /// Serves hosts through the session of a hand-over that was declined.
-    pub(crate) fn serve_through_peer(&self) -> Result<(), Refusal> {
+    pub(crate) fn serve_through_peer(&self) -> Result<(), OrderRefusal> {
         self.change(|state| {
             state.legs.iter_mut().for_each(|leg| leg.handing_over = false);
             if state.promised > 0 {
-                return Err(Refusal::Overtaken);
+                return Err(OrderRefusal::Overtaken);
             }
             state.serving = true;
             Ok(())

@@ -14,25 +14,27 @@ use flagstone_runtime::{spawn, time};
 use crate::group::{ConsistencyGroup, Membership};
 use crate::io::deliver::Undelivered;
 use crate::limits::LOCAL_IO_MS;
-use crate::manage::command::{CommandError, Offer};
+use crate::manage::command::{CommandError, RoleOffer};
 use crate::manage::order::Progress;
 use crate::manage::roles::RoleError;
 use crate::mirror::Inner;
-use crate::state::machine::{Action, Actions, Handover, Order, Refusal, State, next_in_group};
+use crate::state::machine::{
+    Action, Actions, Handover, MachineState, OperatorOrder, OrderRefusal, next_in_group,
+};
 
 /// The first member serves, or is handed over, when all have done what precedes.
 fn commits(action: Action) -> bool {
     matches!(action, Action::Serve(_) | Action::HandOver(_))
 }
 
-struct Member {
+struct GroupMember {
     inner: Arc<Inner>,
-    after: State,
+    after: MachineState,
     actions: Actions,
     progress: Progress,
 }
 
-impl Member {
+impl GroupMember {
     async fn act(&mut self, action: Action) -> Result<(), CommandError> {
         self.inner.act(self.after.role.epoch(), action, &mut self.progress).await
     }
@@ -42,17 +44,19 @@ impl ConsistencyGroup {
     /// Carries out an order for all members.
     pub(crate) async fn order(
         self: &Arc<Self>,
-        order: Order,
+        order: OperatorOrder,
     ) -> Result<Vec<Undelivered>, CommandError> {
         let members: Option<Vec<Arc<Inner>>> = self.members().into_iter().collect();
-        let members = members.ok_or(Refusal::GroupIncomplete)?;
+        let members = members.ok_or(OrderRefusal::GroupIncomplete)?;
         match order {
             // The peer moves all of them.
-            Order::TakeOver(_) => match members.iter().find(|member| !member.lock().serving) {
-                Some(member) => member.order_alone(order).await,
-                None => Ok(Vec::new()),
-            },
-            Order::SetDesired(..) => {
+            OperatorOrder::TakeOver(_) => {
+                match members.iter().find(|member| !member.lock().serving) {
+                    Some(member) => member.order_alone(order).await,
+                    None => Ok(Vec::new()),
+                }
+            }
+            OperatorOrder::SetDesired(..) => {
                 let limit = Duration::from_millis(LOCAL_IO_MS);
                 let task = spawn(async move {
                     let mut guards = Vec::new();
@@ -77,22 +81,27 @@ impl ConsistencyGroup {
 }
 
 /// Decides and carries out an order. The caller holds the locks that it needs.
-async fn carry_out(members: &[Arc<Inner>], order: Order) -> Result<Vec<Undelivered>, CommandError> {
+async fn carry_out(
+    members: &[Arc<Inner>],
+    order: OperatorOrder,
+) -> Result<Vec<Undelivered>, CommandError> {
     let mut decided = Vec::new();
     for inner in members {
         let order = match order {
             // The answers given with the order are older than the locks.
-            Order::Failover { .. } => Order::Failover { answers: inner.ask_all_peers().await },
+            OperatorOrder::Failover { .. } => {
+                OperatorOrder::Failover { answers: inner.ask_all_peers().await }
+            }
             order => order,
         };
         let (after, actions) = next_in_group(&inner.machine_state(), order)?;
         let (inner, progress) = (inner.clone(), Progress::default());
-        decided.push(Member { inner, after, actions, progress });
+        decided.push(GroupMember { inner, after, actions, progress });
     }
-    if let Order::HandOver(_) = order
+    if let OperatorOrder::HandOver(_) = order
         && decided.iter().all(|member| member.actions.is_empty())
     {
-        return Err(Refusal::NotSource.into());
+        return Err(OrderRefusal::NotSource.into());
     }
     let longest = decided.iter().map(|member| member.actions.iter().count()).max();
     for step in 0..longest.unwrap_or(0) {
@@ -104,7 +113,7 @@ async fn carry_out(members: &[Arc<Inner>], order: Order) -> Result<Vec<Undeliver
         }
     }
     let done = match order {
-        Order::HandOver(leg) => hand_over(&decided, leg).await,
+        OperatorOrder::HandOver(leg) => hand_over(&decided, leg).await,
         _ => commit(&mut decided).await,
     };
     done?;
@@ -113,7 +122,7 @@ async fn carry_out(members: &[Arc<Inner>], order: Order) -> Result<Vec<Undeliver
 
 /// Ends at a failure of the leader, without which no other member may serve. Goes on after that of
 /// another member: one that serves nowhere would help no host.
-async fn commit(decided: &mut [Member]) -> Result<(), CommandError> {
+async fn commit(decided: &mut [GroupMember]) -> Result<(), CommandError> {
     // The log of a target is not written otherwise: that it has failed shows only now.
     for member in decided.iter() {
         if member.actions.iter().any(|action| matches!(action, Action::Serve(_))) {
@@ -136,8 +145,8 @@ async fn commit(decided: &mut [Member]) -> Result<(), CommandError> {
 }
 
 /// Hands over all members. The outcome of the first member decides for all.
-async fn hand_over(decided: &[Member], leg: usize) -> Result<(), CommandError> {
-    let mut offers: Vec<(&Arc<Inner>, Offer)> = Vec::new();
+async fn hand_over(decided: &[GroupMember], leg: usize) -> Result<(), CommandError> {
+    let mut offers: Vec<(&Arc<Inner>, RoleOffer)> = Vec::new();
     for member in decided.iter().filter(|member| !member.actions.is_empty()) {
         match member.inner.offer_role(leg).await {
             Ok(offer) => offers.push((&member.inner, offer)),

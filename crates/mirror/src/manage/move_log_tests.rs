@@ -96,7 +96,7 @@ fn unsuitable_place_for_log_is_refused() {
 /// Another move waits until the stalled write has ended: it would meet the new log.
 #[test]
 fn hanging_log_device_does_not_stop_writes() {
-    let (mut given_up, mut failed) = (0, 0);
+    let (mut timed_out, mut failed) = (0, 0);
     for step in 0..40 {
         let (sim, node) = world(step, true);
         let moving = sim.spawn_on(node, async {
@@ -131,7 +131,7 @@ fn hanging_log_device_does_not_stop_writes() {
         let moved = sim.block_on(mover).expect("the task completes");
         match moved {
             Ok(()) => continue,
-            Err(ReplicaError::LogDeviceHangs) => given_up += 1,
+            Err(ReplicaError::LogDeviceHangs) => timed_out += 1,
             // In step 1, or the destination's check.
             Err(ReplicaError::Io(_)) => failed += 1,
             other => panic!("{other:?}"),
@@ -146,7 +146,7 @@ fn hanging_log_device_does_not_stop_writes() {
         sim.run_for(Duration::from_secs(30));
         assert_eq!(move_again(), Ok(()), "step {step}: it has ended");
     }
-    assert!(given_up > 0 && failed > 0, "{given_up} and {failed}: a step was never hit");
+    assert!(timed_out > 0 && failed > 0, "{timed_out} and {failed}: a step was never hit");
 }
 
 /// A replica retires at any moment of a move, to devices that are fast or slow. The volume may grow

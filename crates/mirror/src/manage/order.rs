@@ -20,26 +20,27 @@ use crate::manage::transfer::Transfer;
 use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::{
-    self, Action, Answers, Claim, Disk, Event, Leader, Leg, Order, Record, Refusal, Role, next,
+    self, Action, Answers, Disk, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
+    PeerDataState, ServeClaim, next,
 };
 
-impl From<Refusal> for RoleError {
-    fn from(refusal: Refusal) -> RoleError {
+impl From<OrderRefusal> for RoleError {
+    fn from(refusal: OrderRefusal) -> RoleError {
         match refusal {
-            Refusal::Inconsistent => RoleError::Inconsistent,
-            Refusal::Blank => RoleError::Blank,
-            Refusal::Failed => RoleError::LocalFailed,
-            Refusal::Unverified => RoleError::Unverified,
+            OrderRefusal::Inconsistent => RoleError::Inconsistent,
+            OrderRefusal::Blank => RoleError::Blank,
+            OrderRefusal::Failed => RoleError::LocalFailed,
+            OrderRefusal::Unverified => RoleError::Unverified,
             other => RoleError::Refused(other),
         }
     }
 }
 
-impl From<Refusal> for CommandError {
-    fn from(refusal: Refusal) -> CommandError {
+impl From<OrderRefusal> for CommandError {
+    fn from(refusal: OrderRefusal) -> CommandError {
         match refusal {
-            Refusal::NoPeer => CommandError::NoPeer,
-            Refusal::NotInSync => CommandError::NotInSync,
+            OrderRefusal::NoPeer => CommandError::NoPeer,
+            OrderRefusal::NotInSync => CommandError::NotInSync,
             other => CommandError::Role(other.into()),
         }
     }
@@ -47,7 +48,7 @@ impl From<Refusal> for CommandError {
 
 impl Mirror {
     /// The state on which [`next`] decides.
-    pub fn machine_state(&self) -> machine::State {
+    pub fn machine_state(&self) -> machine::MachineState {
         self.0.machine_state()
     }
 
@@ -58,7 +59,7 @@ impl Mirror {
         opened.is_ok_and(|(_, actions)| actions.iter().any(|action| action == Action::AskPeers))
     }
 
-    /// Asks every peer whether it serves hosts, for [`Order::Failover`]. Changes nothing.
+    /// Asks every peer whether it serves hosts, for [`OperatorOrder::Failover`]. Changes nothing.
     pub async fn ask_peers(&self) -> Answers {
         self.0.ask_peers(Attempts::Once).await.0
     }
@@ -67,7 +68,7 @@ impl Mirror {
     ///
     /// # Errors
     /// See [`CommandError`].
-    pub async fn order(&self, order: Order) -> Result<(), CommandError> {
+    pub async fn order(&self, order: OperatorOrder) -> Result<(), CommandError> {
         self.0.order(order).await.map(drop)
     }
 }
@@ -126,22 +127,22 @@ impl Progress {
 }
 
 impl Inner {
-    pub(crate) fn machine_state(&self) -> machine::State {
+    pub(crate) fn machine_state(&self) -> machine::MachineState {
         self.machine_state_in(&self.lock())
     }
 
-    pub(crate) fn machine_state_in(&self, state: &State) -> machine::State {
+    pub(crate) fn machine_state_in(&self, state: &State) -> machine::MachineState {
         let superblock = self.local.superblock();
         let epoch = superblock.epoch;
         let ended = state.closed || !matches!(state.transfer, Transfer::None);
         let role = match state.role {
-            _ if ended => Role::Closed,
-            _ if state.serving => Role::Serving { epoch },
+            _ if ended => NodeRole::Closed,
+            _ if state.serving => NodeRole::Serving { epoch },
             ReplicaRole::Source => {
-                Role::Waiting { epoch, handed_over: superblock.designated_successor.is_some() }
+                NodeRole::Waiting { epoch, handed_over: superblock.designated_successor.is_some() }
             }
-            ReplicaRole::Target => Role::Target { epoch, attached: state.attached.is_some() },
-            ReplicaRole::Deposed => Role::Deposed { by: epoch },
+            ReplicaRole::Target => NodeRole::Target { epoch, attached: state.attached.is_some() },
+            ReplicaRole::Deposed => NodeRole::Deposed { by: epoch },
         };
         let disk = match superblock.flags.inconsistent {
             _ if state.local_device_failed => Disk::Failed,
@@ -157,9 +158,9 @@ impl Inner {
             *place = Some(Leg { desired: leg.desired_state, phase: leg.phase });
         }
         let records = superblock.peers.each_ref().map(|record| match record {
-            record if record.replica.is_none() => Record::Unknown,
-            record if record.is_outdated() => Record::Outdated,
-            _ => Record::Current,
+            record if record.replica.is_none() => PeerDataState::Unknown,
+            record if record.is_outdated() => PeerDataState::Outdated,
+            _ => PeerDataState::Current,
         });
         let State { promised, announced, .. } = *state;
         // The leader's state is locked after another member's, never before it.
@@ -168,17 +169,17 @@ impl Inner {
             Some(leader) => Leader::of(leader.machine_state().role),
             None => Leader::Absent,
         });
-        machine::State { role, disk, legs, records, promised, announced, leader }
+        machine::MachineState { role, disk, legs, records, promised, announced, leader }
     }
 
     /// Carries out an order, which concerns all members of a group. Returns the writes that it left
     /// undelivered. A stop concerns only this member: no write follows it.
     pub(crate) async fn order(
         self: &Arc<Self>,
-        order: Order,
+        order: OperatorOrder,
     ) -> Result<Vec<Undelivered>, CommandError> {
         match &self.group {
-            Some(membership) if order != Order::Stop => {
+            Some(membership) if order != OperatorOrder::Stop => {
                 Box::pin(membership.group.order(order)).await
             }
             _ => self.order_alone(order).await,
@@ -188,12 +189,12 @@ impl Inner {
     /// As [`Inner::order`], for this mirror only.
     pub(crate) async fn order_alone(
         self: &Arc<Self>,
-        order: Order,
+        order: OperatorOrder,
     ) -> Result<Vec<Undelivered>, CommandError> {
         match order {
             // The peer that hands over its role changes the role here.
-            Order::TakeOver(_) => self.transition(Event::Order(order)).await,
-            Order::SetDesired(..) => {
+            OperatorOrder::TakeOver(_) => self.transition(Event::Order(order)).await,
+            OperatorOrder::SetDesired(..) => {
                 let (inner, limit) = (self.clone(), Duration::from_millis(LOCAL_IO_MS));
                 // Independent of the role: a change of role may wait for a disk. The only copy may
                 // be behind a disk that hangs, so that is no reason to give it up.
@@ -204,12 +205,12 @@ impl Inner {
                 let ended = time::timeout(limit, task).await.ok().and_then(Result::ok);
                 ended.unwrap_or(Err(CommandError::DeviceBusy))
             }
-            Order::Failover { .. } => {
+            OperatorOrder::Failover { .. } => {
                 let _order = self.running_order();
                 let _role_change = self.begin_role_change().await;
                 // The answers given with the order are older than the lock.
                 let answers = self.ask_all_peers().await;
-                self.transition(Event::Order(Order::Failover { answers })).await
+                self.transition(Event::Order(OperatorOrder::Failover { answers })).await
             }
             _ => {
                 let _order = self.running_order();
@@ -247,7 +248,7 @@ impl Inner {
         let _role_change = self.begin_role_change().await;
         self.transition(Event::Asked(answers)).await.map_err(|error| match error {
             CommandError::Role(error) => error,
-            _ => RoleError::Refused(Refusal::Closed),
+            _ => RoleError::Refused(OrderRefusal::Closed),
         })?;
         Ok(self.lock().serving)
     }
@@ -255,7 +256,7 @@ impl Inner {
     /// Carries out actions in order. The caller holds the role lock.
     pub(crate) async fn perform(
         self: &Arc<Self>,
-        after: machine::State,
+        after: machine::MachineState,
         actions: impl Iterator<Item = Action>,
         mut progress: Progress,
     ) -> Result<Vec<Undelivered>, CommandError> {
@@ -328,14 +329,15 @@ impl Inner {
             Action::Admit | Action::Discard => {}
             Action::Serve(claim) => {
                 let promotion = match (claim, progress.deposed) {
-                    (Claim::Granted, _) => {
-                        let (epoch, revision) = progress.granted.ok_or(Refusal::NotEntitled)?;
+                    (ServeClaim::Granted, _) => {
+                        let (epoch, revision) =
+                            progress.granted.ok_or(OrderRefusal::NotEntitled)?;
                         Promotion::Granted { epoch, revision }
                     }
-                    (Claim::Resumed, _) => Promotion::Resumed,
-                    (Claim::Agreed, _) => progress.handed_over.unwrap_or(Promotion::Agreed),
-                    (Claim::Forced, false) => Promotion::Alone,
-                    (Claim::Forced, true) => Promotion::Overriding,
+                    (ServeClaim::Resumed, _) => Promotion::Resumed,
+                    (ServeClaim::Agreed, _) => progress.handed_over.unwrap_or(Promotion::Agreed),
+                    (ServeClaim::Forced, false) => Promotion::Alone,
+                    (ServeClaim::Forced, true) => Promotion::Overriding,
                 };
                 self.start_serving_as_source(progress.seen, promotion).await?;
                 self.reconnect_all();

@@ -11,11 +11,11 @@ use flagstone_arbiter::epoch::{EPOCH_STRIDE, next_epoch};
 use flagstone_blockdev::IoError;
 
 use crate::id::{Generation, MirrorId};
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::io::new_generation::NewGeneration;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
-use crate::state::machine::{AdmittedBy, Event, Refusal, servable};
+use crate::state::machine::{AdmittedBy, Event, OrderRefusal, servable};
 use crate::wire::peer::{PeerRequest, ReplicaIdentity, execute};
 
 /// The residue class of a replica's epochs.
@@ -97,7 +97,7 @@ pub enum RoleError {
     DeviceHangs,
     /// The order is not allowed in this state.
     #[error("{0}")]
-    Refused(Refusal),
+    Refused(OrderRefusal),
 }
 
 impl Inner {
@@ -225,7 +225,7 @@ impl Inner {
         });
         if overtaken {
             self.record_unused(ReplicaRole::Source, None).await?;
-            return Err(Refusal::Overtaken.into());
+            return Err(OrderRefusal::Overtaken.into());
         }
         tracing::info!(%replica, epoch, ?promotion, "now serving hosts");
         if let Some(membership) = &self.group {

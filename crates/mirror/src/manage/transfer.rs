@@ -115,19 +115,19 @@ pub struct PeerChange {
 }
 
 /// The superblock slots of peers that are removed, and of peers that were replaced long ago. `None`
-/// if that is unknown, because not all legs have met their peers (`met`) since the start.
+/// if that is unknown, because not all legs have met their peers (`known_peers`) since the start.
 fn slots_to_forget(
     recorded: [MirrorId; PEERS_MAX],
-    met: &[MirrorId],
+    known_peers: &[MirrorId],
     legs: &[Option<usize>],
 ) -> Option<Vec<usize>> {
     let kept = |leg: usize| legs.contains(&Some(leg));
     let unmet = |of_kept: bool| {
-        met.iter().enumerate().any(|(leg, peer)| peer.is_none() && kept(leg) == of_kept)
+        known_peers.iter().enumerate().any(|(leg, peer)| peer.is_none() && kept(leg) == of_kept)
     };
     let mut forget = Vec::new();
     for (slot, replica) in recorded.iter().enumerate().filter(|(_, replica)| !replica.is_none()) {
-        match met.iter().position(|peer| peer == replica) {
+        match known_peers.iter().position(|peer| peer == replica) {
             Some(leg) if kept(leg) => {}
             Some(_) => forget.push(slot),
             None if !unmet(true) => forget.push(slot),
@@ -301,8 +301,8 @@ impl Inner {
 
     fn slots_to_forget(&self, legs: &[Option<usize>]) -> Option<Vec<usize>> {
         let recorded = self.local.superblock().peers.map(|peer| peer.replica);
-        let met: Vec<MirrorId> = self.lock().legs.iter().map(|leg| leg.peer).collect();
-        slots_to_forget(recorded, &met, legs)
+        let known_peers: Vec<MirrorId> = self.lock().legs.iter().map(|leg| leg.peer).collect();
+        slots_to_forget(recorded, &known_peers, legs)
     }
 }
 
@@ -473,7 +473,7 @@ mod tests {
     fn records_are_forgotten_only_if_their_peer_is_known() {
         let [none, b, c, old] = [0, 1, 2, 3].map(|byte| MirrorId([byte; 16]));
         let (stay, add) = (vec![Some(0)], vec![Some(0), None]);
-        for (recorded, met, legs, forget) in [
+        for (recorded, known_peers, legs, forget) in [
             // The second leg is removed.
             ([b, c], vec![b, c], &stay, Some(vec![1])),
             ([b, c], vec![b, none], &stay, Some(vec![1])),
@@ -487,7 +487,11 @@ mod tests {
             ([b, old], vec![none], &add, None),
             ([none, none], vec![none], &add, Some(vec![])),
         ] {
-            assert_eq!(slots_to_forget(recorded, &met, legs), forget, "{recorded:?} {met:?}");
+            assert_eq!(
+                slots_to_forget(recorded, &known_peers, legs),
+                forget,
+                "{recorded:?} {known_peers:?}"
+            );
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::failover::Published;
 use crate::group::{GroupSession, SharedNumbering};
 use crate::id::{Generation, MirrorId};
 use crate::io::admission::AdmissionView;
-use crate::io::call_gate::CallGate;
+use crate::io::call_admission::CallAdmission;
 use crate::io::reorder::ReorderBuffer;
 use crate::manage::transfer::Transfer;
 use crate::ondisk::superblock::ReplicaRole;
@@ -47,9 +47,9 @@ pub(crate) struct State {
     /// Orders to change the role that have not ended, including orders that wait for another
     /// change.
     pub(crate) orders: usize,
-    /// See [`promised`](crate::state::machine::State::promised).
+    /// See [`promised`](crate::state::machine::MachineState::promised).
     pub(crate) promised: u64,
-    /// See [`announced`](crate::state::machine::State::announced).
+    /// See [`announced`](crate::state::machine::MachineState::announced).
     pub(crate) announced: u64,
     /// Right to serve without the peer, of a node that serves.
     pub(crate) serving_right: ServingRight,
@@ -76,9 +76,10 @@ pub(crate) struct State {
     pub(crate) changes: u64,
 }
 
-/// The locked state. Changing it invalidates the views of all cores: see [`crate::io::call_gate`].
+/// The locked state. Changing it invalidates the views of all cores: see
+/// [`crate::io::call_admission`].
 pub(crate) struct StateGuard<'a> {
-    pub(super) gate: &'a CallGate<AdmissionView>,
+    pub(super) calls: &'a CallAdmission<AdmissionView>,
     pub(super) locked: MutexGuard<'a, (State, Vec<Waker>)>,
     /// The version is invalid until the lock is released.
     pub(super) is_changing: bool,
@@ -95,7 +96,7 @@ impl Deref for StateGuard<'_> {
 impl DerefMut for StateGuard<'_> {
     fn deref_mut(&mut self) -> &mut State {
         if !std::mem::replace(&mut self.is_changing, true) {
-            self.gate.begin_change();
+            self.calls.begin_change();
         }
         &mut self.locked.0
     }
@@ -104,7 +105,7 @@ impl DerefMut for StateGuard<'_> {
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if self.is_changing {
-            self.gate.end_change();
+            self.calls.end_change();
         }
     }
 }

@@ -15,7 +15,7 @@ const AT: [u64; 2] = [0, PAGE_BYTES as u64];
 
 /// Outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum WriteOutcome {
     Done,
     /// It fails, and nothing was written.
     Nothing,
@@ -25,10 +25,10 @@ enum Fate {
     Torn(usize),
 }
 
-/// Two pages whose writes have these fates.
+/// Two pages whose writes have these writes.
 struct Pages {
     bytes: Mutex<[u8; END as usize]>,
-    fates: Mutex<Vec<Fate>>,
+    writes: Mutex<Vec<WriteOutcome>>,
     unreadable: Mutex<Option<u64>>,
 }
 
@@ -48,15 +48,15 @@ impl BlockDevice for Pages {
 
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         assert!(fua, "a superblock is durable when it counts");
-        let fate = self.fates.lock().pop().unwrap_or(Fate::Done);
-        let len = match fate {
-            Fate::Done | Fate::Landed => data.len(),
-            Fate::Nothing => 0,
-            Fate::Torn(len) => len.min(data.len()),
+        let write = self.writes.lock().pop().unwrap_or(WriteOutcome::Done);
+        let len = match write {
+            WriteOutcome::Done | WriteOutcome::Landed => data.len(),
+            WriteOutcome::Nothing => 0,
+            WriteOutcome::Torn(len) => len.min(data.len()),
         };
         let at = offset as usize;
         self.bytes.lock()[at..at + len].copy_from_slice(&data[..len]);
-        IoFuture::ready(if fate == Fate::Done { Ok(()) } else { Err(IoError::WriteFault) })
+        IoFuture::ready(if write == WriteOutcome::Done { Ok(()) } else { Err(IoError::WriteFault) })
     }
 
     fn flush(&self) -> IoFuture<()> {
@@ -75,17 +75,17 @@ impl BlockDevice for Pages {
 fn pages() -> Arc<Pages> {
     Arc::new(Pages {
         bytes: Mutex::new([0; END as usize]),
-        fates: Mutex::default(),
+        writes: Mutex::default(),
         unreadable: Mutex::default(),
     })
 }
 
-fn any_fate() -> impl Strategy<Value = Fate> {
+fn any_write() -> impl Strategy<Value = WriteOutcome> {
     prop_oneof![
-        6 => Just(Fate::Done),
-        1 => Just(Fate::Nothing),
-        1 => Just(Fate::Landed),
-        2 => (1..PAGE_BYTES / 512).prop_map(|sectors| Fate::Torn(sectors * 512)),
+        6 => Just(WriteOutcome::Done),
+        1 => Just(WriteOutcome::Nothing),
+        1 => Just(WriteOutcome::Landed),
+        2 => (1..PAGE_BYTES / 512).prop_map(|sectors| WriteOutcome::Torn(sectors * 512)),
     ]
 }
 
@@ -105,7 +105,7 @@ proptest! {
     fn successful_update_survives_loss_of_one_slot(
         superblock in any_superblock(),
         updates in prop::collection::vec(
-            (prop::collection::vec(any_fate(), 0..3), any::<bool>()), 1..12),
+            (prop::collection::vec(any_write(), 0..3), any::<bool>()), 1..12),
         loss in prop_oneof![
             Just(Loss::None),
             (0usize..2).prop_map(Loss::Rotten),
@@ -124,13 +124,13 @@ proptest! {
             };
             slots.write(&device, &mut update(0)).await.expect("no faults yet");
             let (mut durable, mut last_succeeded) = (0, true);
-            for (epoch, (fates, restarts)) in (1..).zip(updates) {
-                *pages.fates.lock() = fates;
+            for (epoch, (writes, restarts)) in (1..).zip(updates) {
+                *pages.writes.lock() = writes;
                 last_succeeded = slots.write(&device, &mut update(epoch)).await.is_ok();
                 if last_succeeded {
                     durable = epoch;
                 }
-                pages.fates.lock().clear();
+                pages.writes.lock().clear();
                 if restarts {
                     let found = read_slots(&device, END).await.expect("it can be read");
                     let found = found.expect("one slot is whole");

@@ -21,11 +21,11 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
 use crate::agree::decide::ResyncAmount;
-use crate::agree::plan::{Plan, plan};
+use crate::agree::plan::{HandshakePlan, plan};
 use crate::agree::versions::{LinkVersion, LinkVersions, NoCommonVersion};
 use crate::group::SharedNumbering;
 use crate::id::{Generation, MirrorId};
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, LegState, State, StateGuard};
@@ -142,28 +142,28 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
     let (ours, theirs) = (&mine.view.generations, &peers.view.generations);
     tracing::debug!(replica = %own, peer = %peers.view.replica, ?ours, ?theirs, "found: {found:?}");
     let outcome = match found {
-        Plan::Lead { promote: true, .. }
+        HandshakePlan::Lead { promote: true, .. }
             if next(&inner.machine_state(), inner.admitted_by(&peers)).is_err() =>
         {
             HandshakeOutcome::Idle
         }
-        Plan::Lead { .. } if !mine.is_serving && inner.is_served_elsewhere(leg).await => {
+        HandshakePlan::Lead { .. } if !mine.is_serving && inner.is_served_elsewhere(leg).await => {
             HandshakeOutcome::Idle
         }
-        Plan::Lead { amount, promote } => {
+        HandshakePlan::Lead { amount, promote } => {
             let ended = lead(inner, leg, session, (mine, peers), amount, promote).await;
             if let Err(SessionEnd::Peer(RequestError::Refused(PeerRefusal::Group))) = ended {
                 inner.other_group(leg);
             }
             return ended;
         }
-        Plan::Follow { .. } => HandshakeOutcome::Following,
-        Plan::AwaitStepDown => {
+        HandshakePlan::Follow { .. } => HandshakeOutcome::Following,
+        HandshakePlan::AwaitStepDown => {
             inner.depose_peer(&session, &peers).await?;
             HandshakeOutcome::AwaitStepDown
         }
-        Plan::Idle => HandshakeOutcome::Idle,
-        Plan::SplitBrain => {
+        HandshakePlan::Idle => HandshakeOutcome::Idle,
+        HandshakePlan::SplitBrain => {
             inner.depose_if_serving(&session, &peers).await;
             if inner.discard_by_policy(leg, &session, &peers).await? {
                 // The peer will find at its next handshake that it leads.
@@ -171,14 +171,14 @@ async fn handshake(inner: &Arc<Inner>, leg: usize) -> Result<Never, SessionEnd> 
             }
             HandshakeOutcome::SplitBrain
         }
-        found @ (Plan::Unrelated | Plan::Incompatible) => {
-            if found == Plan::Incompatible {
+        found @ (HandshakePlan::Unrelated | HandshakePlan::Incompatible) => {
+            if found == HandshakePlan::Incompatible {
                 inner.depose_if_serving(&session, &peers).await;
             }
             inner.warn_of_block_mismatch(leg, &mine, &peers);
             HandshakeOutcome::Mismatch
         }
-        Plan::NoSource => {
+        HandshakePlan::NoSource => {
             inner.depose_if_serving(&session, &peers).await;
             HandshakeOutcome::NoSource
         }
@@ -377,7 +377,7 @@ async fn lead(
         let (after, actions) = decided.map_err(|_| SessionEnd::Changed)?;
         // A change of role since the handshake may have been the operator's order not to serve.
         let still = plan(&inner.identity(peers.view.replica), &peers);
-        let leads = matches!(still, Plan::Lead { promote: true, .. });
+        let leads = matches!(still, HandshakePlan::Lead { promote: true, .. });
         if !leads || inner.epoch_after(peers.view.epoch) != epoch {
             return Err(SessionEnd::Changed);
         }

@@ -34,7 +34,7 @@ use flagstone_runtime::{Buf, BufMut, spawn_detached};
 
 use crate::intent_log::out_of_sync::CopyToken;
 use crate::intent_log::recover::is_inconclusive;
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::io::memory::for_copy;
 use crate::io::range_lock::RangeGuard;
 use crate::io::request::RunToCompletion;

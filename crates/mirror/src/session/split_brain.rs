@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use crate::agree::plan::{Plan, plan};
+use crate::agree::plan::{HandshakePlan, plan};
 use crate::id::Generation;
 use crate::mirror::{Inner, count};
 use crate::ondisk::superblock::ReplicaRole;
@@ -36,7 +36,7 @@ pub(crate) fn discards_for(
     mine: &ReplicaIdentity,
     peers: &ReplicaIdentity,
 ) -> Option<Generation> {
-    let split = plan(mine, peers) == Plan::SplitBrain;
+    let split = plan(mine, peers) == HandshakePlan::SplitBrain;
     if policy != AfterSplitBrain::KeepServing || !split || mine.is_serving || !peers.is_serving {
         return None;
     }
@@ -163,7 +163,7 @@ mod tests {
         old.view.generations.history = GenerationList::default();
         old.view.generations.history.0[0] = Generation(5);
         let peers = identity(2, 6, &[5], true);
-        assert_eq!(plan(&old, &peers), Plan::SplitBrain);
+        assert_eq!(plan(&old, &peers), HandshakePlan::SplitBrain);
         assert_eq!(discards_for(KEEP, &old, &peers), None);
     }
 

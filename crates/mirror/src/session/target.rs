@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::agree::versions::LinkVersion;
 use crate::id::{Generation, MirrorId};
-use crate::io::call_gate::Counted;
+use crate::io::call_admission::Counted;
 use crate::io::reorder::{ReorderBuffer, WriteOrder};
 use crate::io::request::RunToCompletion;
 use crate::limits::{BAD_RANGES_MAX, HISTORY_LEN, PAGE_BYTES, PEERS_MAX};
@@ -95,16 +95,16 @@ impl TargetSession {
     }
 
     /// Submits a write: `call` writes to the leg's device when the order permits, durably if its
-    /// second argument is true. While it waits, it holds the result of `park`. If that is `None`,
-    /// the write is refused and may be sent again. A write that can start immediately is never
-    /// refused for that reason.
+    /// second argument is true. While it waits, it holds the result of `while_waiting`. If that is
+    /// `None`, the write is refused and may be sent again. A write that can start immediately is
+    /// never refused for that reason.
     ///
     /// An ordered write is durable before writes that depend on it start. Otherwise a power loss
     /// could take it back from the device's cache and leave later ones.
     pub fn submit_in_order<P: 'static>(
         &self,
         order: Option<WriteOrder>,
-        park: impl FnOnce() -> Option<P> + 'static,
+        while_waiting: impl FnOnce() -> Option<P> + 'static,
         call: impl FnOnce(&SharedDevice, bool) -> IoFuture<()> + 'static,
     ) -> IoFuture<()> {
         let served = match self.enter() {
@@ -128,13 +128,13 @@ impl TargetSession {
         IoFuture::later(async move {
             let early = !reorder.lock().may_start(order, Waker::noop());
             if early {
-                let Some(_parked) = park() else {
+                let Some(_waiting) = while_waiting() else {
                     reorder.lock().withdrawn(order);
                     return Err(IoError::NoMemory);
                 };
                 wait_in_order(&inner, &reorder, number, order).await?;
             } else {
-                drop(park);
+                drop(while_waiting);
             }
             RunToCompletion::new(async move {
                 let _served = served;

@@ -1,9 +1,9 @@
 //! Arbitration: what a node has to do about the arbiter, as one pure function of its situation.
 //!
 //! A source whose peer may take over is *contested*. It serves reads only while its peer has
-//! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter yet,
-//! and acknowledges no write that the peer lacks. It is *alone* once the arbiter's record excludes the
-//! peer; then it needs no arbiter.
+//! confirmed, less than the [read lease](Timing::lease_ns) ago, that it does not ask the arbiter
+//! yet, and acknowledges no write that the peer lacks. It is *alone* once the arbiter's record
+//! excludes the peer; then it needs no arbiter.
 //!
 //! The lease ends before the peer asks, whichever node's clock is faster:
 //!
@@ -13,20 +13,21 @@
 //!               failover_after = lease + lease / 7
 //! ```
 //!
-//! With clocks whose rates differ by ρ, the lease ends in time if `lease · (1 + ρ) ≤ failover_after ·
-//! (1 − ρ)`, so up to ρ = 1/15. Clocks of computers differ by less than 1/1000. Only durations are
-//! compared, never points of time of two nodes. If the nodes have different values of `failover_after`, the
-//! target waits for the longer one
-//! ([`ArbiterMark::source_after_ms`](crate::ondisk::superblock::ArbiterMark::source_after_ms)). A process that was paused, or a machine that was
-//! suspended, finds its lease ended, because the clock runs on (`CLOCK_BOOTTIME`). A virtual machine
-//! that its hypervisor paused may not: its clock stands still meanwhile. The guide says how to fence it.
+//! With clocks whose rates differ by ρ, the lease ends in time if `lease · (1 + ρ) ≤ failover_after
+//! · (1 − ρ)`, so up to ρ = 1/15. Clocks of computers differ by less than 1/1000. Only durations
+//! are compared, never points of time of two nodes. If the nodes have different values of
+//! `failover_after`, the target waits for the longer one
+//! ([`ArbiterMark::source_after_ms`](crate::ondisk::superblock::ArbiterMark::source_after_ms)). A
+//! process that was paused, or a machine that was suspended, finds its lease ended, because the
+//! clock runs on (`CLOCK_BOOTTIME`). A virtual machine that its hypervisor paused may not: its
+//! clock stands still meanwhile. The guide says how to fence it.
 //!
 //! `docs/failover-race.md` describes what happens at the arbiter.
 
-use crate::failover::Proof;
+use crate::failover::StoreProof;
 use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedRight;
-use crate::state::machine::{Disk, Role, State};
+use crate::state::machine::{Disk, MachineState, NodeRole};
 use crate::state::status::LegPhase;
 
 /// Right of a source to serve without its peer.
@@ -51,8 +52,8 @@ pub enum ServingRight {
 pub enum PeerExclusion {
     /// The operator has ordered so, and the arbiter's record does not say so yet.
     Ordered,
-    /// The arbiter's record says so. It is compared again now and then, because a store may be restored
-    /// from a backup.
+    /// The arbiter's record says so. It is compared again now and then, because a store may be
+    /// restored from a backup.
     Recorded {
         /// When it was last compared, in nanoseconds of the runtime's clock.
         checked_ns: u64,
@@ -103,7 +104,7 @@ impl Timing {
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
     /// Role, data and legs.
-    pub state: State,
+    pub state: MachineState,
     /// Of a source that serves.
     pub serving_right: ServingRight,
     /// The peer has admitted the current session. Before, it may be taking the role itself.
@@ -114,9 +115,10 @@ pub struct Situation {
     pub mark: RecordedRight,
     /// The highest revision of the record seen; 0 for none.
     pub revision: u64,
-    /// The serving_right and the revision of this source are about another store than the configured one,
-    /// where the peer may be granted what this node asks for here. It decides nothing alone until it
-    /// has recorded its attached peer at this store, or the operator decides.
+    /// The serving_right and the revision of this source are about another store than the
+    /// configured one, where the peer may be granted what this node asks for here. It decides
+    /// nothing alone until it has recorded its attached peer at this store, or the operator
+    /// decides.
     pub is_other_store: bool,
     /// The record lists the peer as in sync, in the current session, and is compared again at this
     /// time.
@@ -134,7 +136,7 @@ pub struct Situation {
     /// When an attached target last compared the record; 0 if it has not since it was attached.
     pub watched_ns: u64,
     /// Of an attached target: its source and this node use one store.
-    pub proof: Proof,
+    pub proof: StoreProof,
     /// Derived from the configuration.
     pub timing: Timing,
 }
@@ -186,24 +188,24 @@ pub fn step(situation: &Situation) -> Step {
         situation.is_admitted && matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
     match state.role {
         _ if state.disk != Disk::Consistent || state.promised > 0 => Step::Wait(None),
-        Role::Closed | Role::Deposed { .. } => Step::Wait(None),
-        Role::Serving { .. } => serving(situation, leg.phase, attached),
+        NodeRole::Closed | NodeRole::Deposed { .. } => Step::Wait(None),
+        NodeRole::Serving { .. } => serving(situation, leg.phase, attached),
         _ if situation.changes_role => Step::Wait(None),
         // It was never shared, so the rules without an arbiter apply.
         _ if situation.revision == 0 => Step::Wait(None),
         _ if situation.is_other_store => Step::Wait(None),
-        Role::Waiting { .. } if attached => Step::Wait(None),
-        Role::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
-        Role::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
-        Role::Target { attached: true, .. } if situation.mark == RecordedRight::Unknown => {
+        NodeRole::Waiting { .. } if attached => Step::Wait(None),
+        NodeRole::Target { .. } if situation.mark.is_of_source() => Step::Wait(None),
+        NodeRole::Target { attached: true, .. } if situation.proof.is_pending() => Step::Watch,
+        NodeRole::Target { attached: true, .. } if situation.mark == RecordedRight::Unknown => {
             Step::Wait(None)
         }
-        Role::Target { attached: true, .. } => watching(situation),
+        NodeRole::Target { attached: true, .. } => watching(situation),
         _ if *now_ns < situation.ask_not_before_ns => Step::Wait(Some(situation.ask_not_before_ns)),
-        Role::Target { .. } if situation.mark == RecordedRight::Unknown => {
+        NodeRole::Target { .. } if situation.mark == RecordedRight::Unknown => {
             if situation.source_asks { Step::Reclaim } else { Step::Wait(None) }
         }
-        Role::Target { .. } | Role::Waiting { .. } => {
+        NodeRole::Target { .. } | NodeRole::Waiting { .. } => {
             debug_assert!(timing.lease_ns() < timing.failover_after_ns);
             Step::TakeOver
         }
@@ -266,16 +268,17 @@ fn serving(situation: &Situation, phase: LegPhase, attached: bool) -> Step {
     }
 }
 
-/// Whether the peer of a node that takes the role may have served since this node did, so that it is
-/// fenced. The peer of a source that stopped, or restarted, has been granted nothing if that source wins.
-pub fn peer_may_have_served(role: Role) -> bool {
-    !matches!(role, Role::Waiting { handed_over: false, .. })
+/// Whether the peer of a node that takes the role may have served since this node did, so that it
+/// is fenced. The peer of a source that stopped, or restarted, has been granted nothing if that
+/// source wins.
+pub fn peer_may_have_served(role: NodeRole) -> bool {
+    !matches!(role, NodeRole::Waiting { handed_over: false, .. })
 }
 
 /// When a source that asks for the right to run degraded stops serving.
 pub fn stops_serving_at(situation: &Situation) -> Option<u64> {
     let ServingRight::Contested { since_ns, .. } = situation.serving_right else { return None };
-    let Role::Serving { .. } = situation.state.role else { return None };
+    let NodeRole::Serving { .. } = situation.state.role else { return None };
     let timing = situation.timing;
     let granted = situation.lease_until_ns.max(since_ns.saturating_add(timing.lease_ns()));
     Some(granted.saturating_add(timing.grace_ns()))

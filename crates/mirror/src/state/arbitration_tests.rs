@@ -3,20 +3,20 @@
 use super::*;
 use crate::agree::decide::ResyncAmount;
 use crate::limits::PEERS_MAX;
-use crate::state::machine::{Leg, Record};
+use crate::state::machine::{Leg, PeerDataState};
 use crate::state::status::DesiredState;
 
 const SECOND: u64 = 1_000_000_000;
 const NOW: u64 = 100 * SECOND;
 const TIMING: Timing = Timing { failover_after_ns: 4 * SECOND };
 
-pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
+pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation {
     let mut legs = [None; PEERS_MAX];
     legs[0] = Some(Leg { desired: DesiredState::Connected, phase });
-    let records = [Record::Current, Record::Unknown];
+    let records = [PeerDataState::Current, PeerDataState::Unknown];
     let disk = Disk::Consistent;
     Situation {
-        state: State { role, disk, legs, records, promised: 0, announced: 0, leader: None },
+        state: MachineState { role, disk, legs, records, promised: 0, announced: 0, leader: None },
         serving_right: ServingRight::Contested { since_ns: 0, peer_left: false },
         is_admitted: true,
         changes_role: false,
@@ -30,14 +30,14 @@ pub(in crate::state) fn situation(role: Role, phase: LegPhase) -> Situation {
         ask_not_before_ns: NOW,
         source_asks: true,
         watched_ns: NOW,
-        proof: Proof::Given(7),
+        proof: StoreProof::Given(7),
         timing: TIMING,
     }
 }
 
-pub(in crate::state) const SERVING: Role = Role::Serving { epoch: 5 };
-pub(in crate::state) const TARGET: Role = Role::Target { epoch: 5, attached: false };
-pub(in crate::state) const WAITING: Role = Role::Waiting { epoch: 5, handed_over: false };
+pub(in crate::state) const SERVING: NodeRole = NodeRole::Serving { epoch: 5 };
+pub(in crate::state) const TARGET: NodeRole = NodeRole::Target { epoch: 5, attached: false };
+pub(in crate::state) const WAITING: NodeRole = NodeRole::Waiting { epoch: 5, handed_over: false };
 
 #[test]
 fn lease_ends_before_target_asks_at_any_clock_rate() {
@@ -136,8 +136,8 @@ fn only_target_that_was_in_sync_takes_over() {
     waits(|other| other.state.disk = Disk::Removed);
     waits(|other| other.state.promised = 9);
     waits(|other| other.state.legs[1] = other.state.legs[0]);
-    waits(|other| other.state.role = Role::Deposed { by: 6 });
-    let silent = situation(Role::Target { epoch: 5, attached: true }, LegPhase::Disconnected);
+    waits(|other| other.state.role = NodeRole::Deposed { by: 6 });
+    let silent = situation(NodeRole::Target { epoch: 5, attached: true }, LegPhase::Disconnected);
     assert_eq!(step(&silent), Step::DetachSource);
     let heard = Situation { ask_not_before_ns: NOW + 4 * SECOND, ..silent };
     assert_eq!(step(&heard), Step::Wait(Some(NOW + 4 * SECOND)));
@@ -145,7 +145,7 @@ fn only_target_that_was_in_sync_takes_over() {
     let unknown = Situation { mark: RecordedRight::Unknown, ..heard };
     assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
     for (proof, expected) in
-        [(Proof::Pending(7), Step::Watch), (Proof::Refuted(7), Step::Wait(None))]
+        [(StoreProof::Pending(7), Step::Watch), (StoreProof::Refuted(7), Step::Wait(None))]
     {
         assert_eq!(step(&Situation { proof, ..unknown }), expected, "{proof:?}");
     }

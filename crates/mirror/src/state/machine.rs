@@ -1,14 +1,15 @@
 //! Mirror state machine: the role of this node and the operator's orders, as one pure function.
 //!
-//! [`next`] takes a [`State`] and an [`Event`], and returns the following state with the actions
-//! that lead to it, in order, or the reason why the event is refused. It has no side effects, so a
-//! dry run, the answer of the API and the execution of an order are the same decision.
+//! [`next`] takes a [`MachineState`] and an [`Event`], and returns the following state with the
+//! actions that lead to it, in order, or the reason why the event is refused. It has no side
+//! effects, so a dry run, the answer of the API and the execution of an order are the same
+//! decision.
 //!
 //! Invariants:
 //! - a node that does not serve never begins to serve while a peer that answers serves;
 //! - from the announcement that a peer takes the role until this node has acted on it
-//!   ([`State::promised`]), this node does not begin to serve, whatever order or handshake is in
-//!   progress;
+//!   ([`MachineState::promised`]), this node does not begin to serve, whatever order or handshake
+//!   is in progress;
 //! - a node that is deposed refuses hosts first, and waits for calls in flight afterwards; an order
 //!   that this node consents to waits first, so that no host call fails;
 //! - a role is durable before its holder serves, and before this node reports its stop to a peer;
@@ -26,30 +27,30 @@ mod start;
 mod state;
 mod succession;
 
-pub use action::{Action, Actions, Claim};
-pub use event::{AdmittedBy, Answer, Answers, Consent, Event, Handover, Order};
+pub use action::{Action, Actions, ServeClaim};
+pub use event::{AdmittedBy, Answers, Event, Handover, OperatorOrder, PeerConsent, RoleAnswer};
 pub use group::{Following, following, next_in_group};
-pub use refusal::Refusal;
+pub use refusal::OrderRefusal;
 pub(crate) use state::servable;
-pub use state::{Disk, Leader, Leg, Record, Role, State};
+pub use state::{Disk, Leader, Leg, MachineState, NodeRole, PeerDataState};
 pub use succession::{consented, later};
 
 use arbiter::{granted, lease_ended, outvoted};
 use order::{discarded, ordered, transferred};
 use peers::{admitted, attached, handed_over, promoted};
 use start::{asked, opened};
-use succession::{announced, claimed, deposed, met, removed};
+use succession::{announced, claimed, deposed, handshake_done, removed};
 
 /// The result of [`next`].
-pub type Transition = Result<(State, Actions), Refusal>;
+pub type Transition = Result<(MachineState, Actions), OrderRefusal>;
 
 /// The transition for an event.
 ///
 /// # Errors
-/// See [`Refusal`]. Nothing changes then.
-pub fn next(state: &State, event: Event) -> Transition {
-    if state.role == Role::Closed {
-        return Err(Refusal::Closed);
+/// See [`OrderRefusal`]. Nothing changes then.
+pub fn next(state: &MachineState, event: Event) -> Transition {
+    if state.role == NodeRole::Closed {
+        return Err(OrderRefusal::Closed);
     }
     match event {
         Event::Opened => Ok(opened(state)),
@@ -67,7 +68,7 @@ pub fn next(state: &State, event: Event) -> Transition {
         Event::Granted => granted(state),
         Event::Outvoted { epoch } => Ok(outvoted(state, epoch)),
         Event::LeaseEnded => Ok(lease_ended(state)),
-        Event::HandshakeDone { plan, prevailing } => Ok(met(state, plan, prevailing)),
+        Event::HandshakeDone { plan, prevailing } => Ok(handshake_done(state, plan, prevailing)),
         Event::Order(order) => ordered(state, order),
     }
 }

@@ -4,34 +4,34 @@ use std::fmt::Write as _;
 
 use super::*;
 use crate::agree::decide::ResyncAmount;
-use crate::agree::plan::Plan;
+use crate::agree::plan::HandshakePlan;
 use crate::limits::PEERS_MAX;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 
 const EPOCH: u64 = 5;
 
-fn roles() -> [(&'static str, Role); 7] {
+fn roles() -> [(&'static str, NodeRole); 7] {
     [
-        ("serving", Role::Serving { epoch: EPOCH }),
-        ("waiting", Role::Waiting { epoch: EPOCH, handed_over: false }),
-        ("handing over", Role::Waiting { epoch: EPOCH, handed_over: true }),
-        ("target", Role::Target { epoch: EPOCH, attached: false }),
-        ("attached target", Role::Target { epoch: EPOCH, attached: true }),
-        ("deposed", Role::Deposed { by: EPOCH }),
-        ("closed", Role::Closed),
+        ("serving", NodeRole::Serving { epoch: EPOCH }),
+        ("waiting", NodeRole::Waiting { epoch: EPOCH, handed_over: false }),
+        ("handing over", NodeRole::Waiting { epoch: EPOCH, handed_over: true }),
+        ("target", NodeRole::Target { epoch: EPOCH, attached: false }),
+        ("attached target", NodeRole::Target { epoch: EPOCH, attached: true }),
+        ("deposed", NodeRole::Deposed { by: EPOCH }),
+        ("closed", NodeRole::Closed),
     ]
 }
 
-fn state(role: Role) -> State {
+fn state(role: NodeRole) -> MachineState {
     let leg = Leg { desired: DesiredState::Connected, phase: LegPhase::InSync };
-    let records = [Record::Outdated, Record::Unknown];
+    let records = [PeerDataState::Outdated, PeerDataState::Unknown];
     let (promised, announced) = (0, 0);
     let (disk, legs, leader) = (Disk::Consistent, [Some(leg), None], None);
-    State { role, disk, legs, records, promised, announced, leader }
+    MachineState { role, disk, legs, records, promised, announced, leader }
 }
 
-fn with_leg(role: Role, change: impl Fn(&mut Leg)) -> State {
+fn with_leg(role: NodeRole, change: impl Fn(&mut Leg)) -> MachineState {
     let mut state = state(role);
     state.legs.iter_mut().flatten().for_each(change);
     state
@@ -39,21 +39,22 @@ fn with_leg(role: Role, change: impl Fn(&mut Leg)) -> State {
 
 const SPLIT: LegPhase = LegPhase::Handshake(HandshakeOutcome::SplitBrain);
 
-const LEAD: Plan = Plan::Lead { amount: Some(ResyncAmount::Partial), promote: true };
+const LEAD: HandshakePlan =
+    HandshakePlan::Lead { amount: Some(ResyncAmount::Partial), promote: true };
 
-fn known(serving: bool, epoch: u64, plan: Plan) -> Answers {
-    [Some(Answer::Known { serving, epoch, plan, differs: false }), None]
+fn known(serving: bool, epoch: u64, plan: HandshakePlan) -> Answers {
+    [Some(RoleAnswer::Known { serving, epoch, plan, differs: false }), None]
 }
 
 /// A peer that leads under the same epoch, with newer data or with the same.
 fn leads(differs: bool) -> Answers {
-    let plan = Plan::Follow { step_down: false };
-    [Some(Answer::Known { serving: false, epoch: EPOCH, plan, differs }), None]
+    let plan = HandshakePlan::Follow { step_down: false };
+    [Some(RoleAnswer::Known { serving: false, epoch: EPOCH, plan, differs }), None]
 }
 
-const SILENT: Answers = [Some(Answer::Silent), None];
+const SILENT: Answers = [Some(RoleAnswer::Silent), None];
 
-type Row = (&'static str, Box<dyn Fn(Role) -> State>, Event);
+type Row = (&'static str, Box<dyn Fn(NodeRole) -> MachineState>, Event);
 
 /// The rows of the table, one per event and the condition that it depends on.
 fn rows() -> Vec<Row> {
@@ -62,19 +63,20 @@ fn rows() -> Vec<Row> {
         (name, Box::new(move |role| with_leg(role, change)), event)
     };
     let disk = |name, disk, event| -> Row {
-        (name, Box::new(move |role| State { disk, ..state(role) }), event)
+        (name, Box::new(move |role| MachineState { disk, ..state(role) }), event)
     };
     let record = |name, record, event| -> Row {
-        let change = move |role| State { records: [record, Record::Unknown], ..state(role) };
+        let change =
+            move |role| MachineState { records: [record, PeerDataState::Unknown], ..state(role) };
         (name, Box::new(change), event)
     };
     let promised = |name, event| -> Row {
-        (name, Box::new(move |role| State { promised: 8, ..state(role) }), event)
+        (name, Box::new(move |role| MachineState { promised: 8, ..state(role) }), event)
     };
     let several = |name, event| -> Row {
         let two = |role| {
             let before = state(role);
-            State { legs: [before.legs[0]; PEERS_MAX], ..before }
+            MachineState { legs: [before.legs[0]; PEERS_MAX], ..before }
         };
         (name, Box::new(two), event)
     };
@@ -88,25 +90,25 @@ fn rows() -> Vec<Row> {
     let admitted = |successor, epoch| Event::Admitted(by(successor, epoch));
     let unusable = Event::Admitted(AdmittedBy { unusable: true, ..by(true, EPOCH) });
     let follows = |name, leader| -> Row {
-        let change = move |role| State { leader: Some(leader), ..state(role) };
+        let change = move |role| MachineState { leader: Some(leader), ..state(role) };
         (name, Box::new(change), Event::Admitted(by(true, EPOCH)))
     };
     let order = Event::Order;
-    let failover = |answers| order(Order::Failover { answers });
-    let force = order(Order::ForceFailover { unverified: true });
-    let desired = |desired| order(Order::SetDesired(0, desired));
-    let met = |plan, prevailing| Event::HandshakeDone { plan, prevailing };
-    let yields = Plan::Follow { step_down: true };
+    let failover = |answers| order(OperatorOrder::Failover { answers });
+    let force = order(OperatorOrder::ForceFailover { unverified: true });
+    let desired = |desired| order(OperatorOrder::SetDesired(0, desired));
+    let handshake = |plan, prevailing| Event::HandshakeDone { plan, prevailing };
+    let yields = HandshakePlan::Follow { step_down: true };
     vec![
-        record("start; no peer met yet", Record::Unknown, Event::Opened),
+        record("start; no peer met yet", PeerDataState::Unknown, Event::Opened),
         row("start; every peer recorded as out of date", Event::Opened),
-        record("start; a peer may be current", Record::Current, Event::Opened),
+        record("start; a peer may be current", PeerDataState::Current, Event::Opened),
         disk("start; data not consistent", Disk::Inconsistent, Event::Opened),
         row("asked at start: no answer", Event::Asked(SILENT)),
         row("asked at start: a peer serves", Event::Asked(known(true, 1, LEAD))),
         row(
             "asked at start: promoted later, stopped",
-            Event::Asked(known(false, 9, Plan::SplitBrain)),
+            Event::Asked(known(false, 9, HandshakePlan::SplitBrain)),
         ),
         row("asked at start: out of date", Event::Asked(known(false, 1, LEAD))),
         row("asked at start: has newer data", Event::Asked(leads(true))),
@@ -160,19 +162,25 @@ fn rows() -> Vec<Row> {
         disk("granted by the arbiter; inconsistent data", Disk::Inconsistent, Event::Granted),
         row("outvoted at the arbiter", Event::Outvoted { epoch: 9 }),
         row("neither peer nor arbiter answers", Event::LeaseEnded),
-        row("handshake; the peer has all data, and serves", met(yields, Some(9))),
-        row("handshake; split brain, the peer serves later", met(Plan::SplitBrain, Some(9))),
-        row("handshake; split brain, this node prevails", met(Plan::SplitBrain, None)),
-        row("switchover to a peer in sync", order(Order::HandOver(0))),
+        row("handshake; the peer has all data, and serves", handshake(yields, Some(9))),
+        row(
+            "handshake; split brain, the peer serves later",
+            handshake(HandshakePlan::SplitBrain, Some(9)),
+        ),
+        row(
+            "handshake; split brain, this node prevails",
+            handshake(HandshakePlan::SplitBrain, None),
+        ),
+        row("switchover to a peer in sync", order(OperatorOrder::HandOver(0))),
         leg(
             "switchover to another peer",
             |leg| leg.phase = LegPhase::Disconnected,
-            order(Order::HandOver(0)),
+            order(OperatorOrder::HandOver(0)),
         ),
-        row("switchover to this node", order(Order::TakeOver(0))),
-        leg("switchover; split brain", |leg| leg.phase = SPLIT, order(Order::TakeOver(0))),
-        row("stop", order(Order::Stop)),
-        row("demote", order(Order::Demote)),
+        row("switchover to this node", order(OperatorOrder::TakeOver(0))),
+        leg("switchover; split brain", |leg| leg.phase = SPLIT, order(OperatorOrder::TakeOver(0))),
+        row("stop", order(OperatorOrder::Stop)),
+        row("demote", order(OperatorOrder::Demote)),
         row("pause", desired(DesiredState::Paused)),
         row("break", desired(DesiredState::Detached)),
         row("continue; connected", desired(DesiredState::Connected)),
@@ -185,13 +193,13 @@ fn rows() -> Vec<Row> {
     ]
 }
 
-fn role_name(role: Role) -> &'static str {
+fn role_name(role: NodeRole) -> &'static str {
     match role {
-        Role::Closed => "closed",
-        Role::Serving { .. } => "serving",
-        Role::Waiting { .. } => "waiting",
-        Role::Target { .. } => "target",
-        Role::Deposed { .. } => "deposed",
+        NodeRole::Closed => "closed",
+        NodeRole::Serving { .. } => "serving",
+        NodeRole::Waiting { .. } => "waiting",
+        NodeRole::Target { .. } => "target",
+        NodeRole::Deposed { .. } => "deposed",
     }
 }
 
@@ -228,7 +236,7 @@ fn named(text: String) -> String {
 }
 
 /// Effect of a transition, after the name of the role; `None` if it does nothing.
-fn result_text(before: &State, transition: Transition) -> Option<String> {
+fn result_text(before: &MachineState, transition: Transition) -> Option<String> {
     match transition {
         Err(refusal) => Some(format!(": {}", named(format!("refused: {refusal}")))),
         Ok((_, actions)) if actions.is_empty() => None,
@@ -242,9 +250,9 @@ fn result_text(before: &State, transition: Transition) -> Option<String> {
 }
 
 /// Effect of an event in each role; empty if it does nothing in any.
-fn results(state: &dyn Fn(Role) -> State, event: Event) -> String {
+fn results(state: &dyn Fn(NodeRole) -> MachineState, event: Event) -> String {
     let mut groups: Vec<(Option<String>, Vec<&str>)> = Vec::new();
-    for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != Role::Closed) {
+    for (role_name, role) in roles().into_iter().filter(|(_, role)| *role != NodeRole::Closed) {
         let before = state(role);
         let result = result_text(&before, next(&before, event));
         match groups.iter_mut().find(|(known, _)| *known == result) {
@@ -304,14 +312,17 @@ fn consent_table() -> String {
          Answers of a peer, and what follows:\n\n",
     );
     let consents = [
-        ("none: no connection", Consent::Unreachable),
-        ("it serves no hosts, durably", Consent::Yields),
-        ("it refuses hosts, and cannot record it", Consent::RefusesHosts),
-        ("it serves hosts", Consent::Serves),
-        ("it promised a later epoch", Consent::Later),
-        ("none, or another refusal", Consent::Unknown),
-        ("its release does not know this; it serves", Consent::TooOld { serving: true }),
-        ("its release does not know this; it does not serve", Consent::TooOld { serving: false }),
+        ("none: no connection", PeerConsent::Unreachable),
+        ("it serves no hosts, durably", PeerConsent::Yields),
+        ("it refuses hosts, and cannot record it", PeerConsent::RefusesHosts),
+        ("it serves hosts", PeerConsent::Serves),
+        ("it promised a later epoch", PeerConsent::Later),
+        ("none, or another refusal", PeerConsent::Unknown),
+        ("its release does not know this; it serves", PeerConsent::TooOld { serving: true }),
+        (
+            "its release does not know this; it does not serve",
+            PeerConsent::TooOld { serving: false },
+        ),
     ];
     for (name, consent) in consents {
         let [plain, forced] = [false, true].map(|forced| match consented(&[consent], forced) {
@@ -337,9 +348,9 @@ fn transitions_match_document() {
 }
 
 /// Every combination of the parts of a state and of the events.
-fn all(mut check: impl FnMut(&State, Event)) {
+fn all(mut check: impl FnMut(&MachineState, Event)) {
     let phases = [LegPhase::Disconnected, LegPhase::InSync, SPLIT];
-    let records = [Record::Unknown, Record::Current, Record::Outdated];
+    let records = [PeerDataState::Unknown, PeerDataState::Current, PeerDataState::Outdated];
     let disks = [
         Disk::Consistent,
         Disk::Blank,
@@ -351,17 +362,24 @@ fn all(mut check: impl FnMut(&State, Event)) {
     ];
     let desired = [DesiredState::Connected, DesiredState::Paused, DesiredState::Detached];
     let mut events: Vec<Event> = rows().into_iter().map(|(_, _, event)| event).collect();
-    events.push(Event::Order(Order::ForceFailover { unverified: false }));
-    events.push(Event::Asked(known(true, 1, Plan::SplitBrain)));
+    events.push(Event::Order(OperatorOrder::ForceFailover { unverified: false }));
+    events.push(Event::Asked(known(true, 1, HandshakePlan::SplitBrain)));
     for (_, role) in roles() {
         for (phase, record) in phases.iter().flat_map(|one| records.map(|record| (*one, record))) {
             for (disk, desired) in disks.iter().flat_map(|one| desired.map(|two| (*one, two))) {
                 let leg = Leg { desired, phase };
-                let records = [record, Record::Unknown];
+                let records = [record, PeerDataState::Unknown];
                 for promised in [0, 8] {
                     let legs = [Some(leg), None];
-                    let state =
-                        State { role, disk, legs, records, promised, announced: 0, leader: None };
+                    let state = MachineState {
+                        role,
+                        disk,
+                        legs,
+                        records,
+                        promised,
+                        announced: 0,
+                        leader: None,
+                    };
                     events.iter().for_each(|event| check(&state, *event));
                 }
             }
@@ -377,7 +395,7 @@ fn position(actions: Actions, found: fn(Action) -> bool) -> Option<usize> {
 fn roles_begin_and_end_with_their_actions() {
     all(|state, event| {
         let Ok((after, actions)) = next(state, event) else { return };
-        let serves = |role: Role| matches!(role, Role::Serving { .. });
+        let serves = |role: NodeRole| matches!(role, NodeRole::Serving { .. });
         let begins = position(actions, |action| {
             matches!(action, Action::Serve(_) | Action::ServeThroughPeer)
         });
@@ -398,18 +416,18 @@ fn roles_begin_and_end_with_their_actions() {
                 assert_eq!(role, stored, "{}", context());
             }
         }
-        let closed = after.role == Role::Closed;
+        let closed = after.role == NodeRole::Closed;
         assert!(closed || after.role.epoch() >= state.role.epoch(), "{}", context());
     });
 }
 
-/// From the announcement of a peer until this node has acted on it, no event makes it serve. It ends
-/// with the event that acts on it.
+/// From the announcement of a peer until this node has acted on it, no event makes it serve. It
+/// ends with the event that acts on it.
 #[test]
 fn promised_role_is_not_taken() {
     all(|state, event| {
         let Ok((after, _)) = next(state, event) else { return };
-        let serves = |role: Role| matches!(role, Role::Serving { .. });
+        let serves = |role: NodeRole| matches!(role, NodeRole::Serving { .. });
         if state.promised > 0 {
             assert!(!serves(after.role) || serves(state.role), "{state:?} {event:?}");
         }
@@ -420,15 +438,17 @@ fn promised_role_is_not_taken() {
     });
 }
 
-/// Of two nodes that announce that they take the role, and that hear of each other, the one with the
-/// later epoch does, in whatever order the announcements arrive.
+/// Of two nodes that announce that they take the role, and that hear of each other, the one with
+/// the later epoch does, in whatever order the announcements arrive.
 #[test]
 fn later_announcement_prevails() {
-    for role in [Role::Target { epoch: EPOCH, attached: false }, Role::Deposed { by: EPOCH }] {
-        let announcing = State { announced: 8, ..state(role) };
+    for role in
+        [NodeRole::Target { epoch: EPOCH, attached: false }, NodeRole::Deposed { by: EPOCH }]
+    {
+        let announcing = MachineState { announced: 8, ..state(role) };
         for forced in [false, true] {
             let lower = next(&announcing, Event::Announced { epoch: 7, forced });
-            assert_eq!(lower.expect_err("its own is later"), Refusal::Fenced);
+            assert_eq!(lower.expect_err("its own is later"), OrderRefusal::Fenced);
             let (after, _) =
                 next(&announcing, Event::Announced { epoch: 9, forced }).expect("later");
             assert_eq!(after.promised, 9);
@@ -442,17 +462,17 @@ fn later_announcement_prevails() {
 
 #[test]
 fn only_unreachable_peers_are_overridden() {
-    use Consent::*;
-    let rule = |consents: &[Consent]| [false, true].map(|forced| consented(consents, forced));
+    use PeerConsent::*;
+    let rule = |consents: &[PeerConsent]| [false, true].map(|forced| consented(consents, forced));
     let refused = |refusal| [Err(refusal); 2];
     assert_eq!(rule(&[]), [Ok(()); 2]);
     assert_eq!(rule(&[Yields, Yields]), [Ok(()); 2]);
-    assert_eq!(rule(&[Yields, Unreachable]), [Err(Refusal::PeerSilent), Ok(())]);
-    assert_eq!(rule(&[RefusesHosts]), [Err(Refusal::Unconfirmed), Ok(())]);
-    assert_eq!(rule(&[Unreachable, Unknown]), refused(Refusal::Unconfirmed));
-    assert_eq!(rule(&[Unknown, Serves]), refused(Refusal::PeerServes));
-    assert_eq!(rule(&[Serves, Later]), refused(Refusal::Overtaken));
-    assert_eq!(rule(&[TooOld { serving: true }]), refused(Refusal::PeerTooOld));
+    assert_eq!(rule(&[Yields, Unreachable]), [Err(OrderRefusal::PeerSilent), Ok(())]);
+    assert_eq!(rule(&[RefusesHosts]), [Err(OrderRefusal::Unconfirmed), Ok(())]);
+    assert_eq!(rule(&[Unreachable, Unknown]), refused(OrderRefusal::Unconfirmed));
+    assert_eq!(rule(&[Unknown, Serves]), refused(OrderRefusal::PeerServes));
+    assert_eq!(rule(&[Serves, Later]), refused(OrderRefusal::Overtaken));
+    assert_eq!(rule(&[TooOld { serving: true }]), refused(OrderRefusal::PeerTooOld));
 }
 
 #[test]
@@ -467,7 +487,8 @@ fn deposed_source_refuses_before_it_waits() {
             assert_eq!(refuses < waits, !by_consent, "{state:?} {event:?}");
         }
         let durable = position(actions, |action| matches!(action, Action::Record(_)));
-        if matches!((state.role, after.role), (Role::Serving { .. }, Role::Deposed { .. })) {
+        if matches!((state.role, after.role), (NodeRole::Serving { .. }, NodeRole::Deposed { .. }))
+        {
             assert!(durable < waits, "a disk that hangs must not delay the record");
         }
     });
@@ -483,15 +504,16 @@ fn only_force_serves_beside_a_serving_peer() {
             return;
         };
         let answers = match event {
-            Event::Asked(answers) | Event::Order(Order::Failover { answers }) => answers,
+            Event::Asked(answers) | Event::Order(OperatorOrder::Failover { answers }) => answers,
             _ => return,
         };
-        let serves = |answer: &Answer| matches!(answer, Answer::Known { serving: true, .. });
-        assert_ne!(claim, Claim::Forced);
+        let serves =
+            |answer: &RoleAnswer| matches!(answer, RoleAnswer::Known { serving: true, .. });
+        assert_ne!(claim, ServeClaim::Forced);
         // At a start without any record of a peer there is no peer to ask.
-        let met = state.records.iter().any(|record| *record != Record::Unknown);
-        assert!(!met || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
-        assert!(!matches!(state.role, Role::Deposed { .. }) || event != Event::Asked(answers));
+        let knows_peer = state.records.iter().any(|record| *record != PeerDataState::Unknown);
+        assert!(!knows_peer || !answers.iter().flatten().any(serves), "{state:?} {event:?}");
+        assert!(!matches!(state.role, NodeRole::Deposed { .. }) || event != Event::Asked(answers));
     });
 }
 
@@ -503,8 +525,8 @@ fn data_that_is_not_sound_is_never_served() {
             return;
         }
         let trusted = actions.iter().any(|action| action == Action::TrustData(state.disk));
-        let given_up = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
-        let sound = state.disk == Disk::Consistent || given_up && trusted;
+        let is_forced = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
+        let sound = state.disk == Disk::Consistent || is_forced && trusted;
         assert!(sound, "{state:?} {event:?}");
     });
 }
@@ -514,32 +536,37 @@ fn repeated_order_changes_nothing() {
     all(|state, event| {
         let Event::Order(order) = event else { return };
         let Ok((after, actions)) = next(state, event) else { return };
-        if matches!(order, Order::HandOver(_) | Order::TakeOver(_)) || actions.is_empty() {
+        if matches!(order, OperatorOrder::HandOver(_) | OperatorOrder::TakeOver(_))
+            || actions.is_empty()
+        {
             return;
         }
         let again = next(&after, event);
-        let split = again == Err(Refusal::SplitBrain);
+        let split = again == Err(OrderRefusal::SplitBrain);
         assert!(split || again.is_ok_and(|(_, again)| again.is_empty()), "{state:?} {event:?}");
     });
 }
 
-/// A source that was restored from an older copy has a record that its peer is out of date, which was
-/// true then. The peer leads with newer data, under the same epoch.
+/// A source that was restored from an older copy has a record that its peer is out of date, which
+/// was true then. The peer leads with newer data, under the same epoch.
 #[test]
 fn restarted_source_stays_if_peer_has_newer_data() {
-    let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });
+    let waiting = state(NodeRole::Waiting { epoch: EPOCH, handed_over: false });
     for (differs, serves) in [(true, false), (false, true)] {
         let (after, _) = next(&waiting, Event::Asked(leads(differs))).expect("it is not refused");
-        assert_eq!(matches!(after.role, Role::Serving { .. }), serves, "differs: {differs}");
+        assert_eq!(matches!(after.role, NodeRole::Serving { .. }), serves, "differs: {differs}");
     }
 }
 
 /// The record of a replaced peer stays beside its replacement's, and may be current.
 #[test]
 fn record_without_leg_counts_at_start() {
-    let waiting = state(Role::Waiting { epoch: EPOCH, handed_over: false });
-    for records in [[Record::Outdated, Record::Current], [Record::Current, Record::Outdated]] {
-        let before = State { records, ..waiting };
+    let waiting = state(NodeRole::Waiting { epoch: EPOCH, handed_over: false });
+    for records in [
+        [PeerDataState::Outdated, PeerDataState::Current],
+        [PeerDataState::Current, PeerDataState::Outdated],
+    ] {
+        let before = MachineState { records, ..waiting };
         for event in [Event::Opened, Event::Asked(SILENT)] {
             let (after, actions) = next(&before, event).expect("it is not refused");
             assert_eq!((after, actions.is_empty()), (before, true), "{event:?}");
@@ -553,11 +580,13 @@ fn group_member_follows_its_leader() {
     let leaders = [Leader::Serves, Leader::Waits, Leader::Elsewhere, Leader::Absent];
     for (name, role) in roles() {
         for leader in leaders {
-            let member = State { leader: Some(leader), ..state(role) };
+            let member = MachineState { leader: Some(leader), ..state(role) };
             let expected = match (leader, role) {
-                (Leader::Serves, Role::Target { attached: false, .. }) => Some(Following::TakeRole),
-                (Leader::Follows, Role::Waiting { .. })
-                | (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => {
+                (Leader::Serves, NodeRole::Target { attached: false, .. }) => {
+                    Some(Following::TakeRole)
+                }
+                (Leader::Follows, NodeRole::Waiting { .. })
+                | (Leader::Elsewhere, NodeRole::Waiting { handed_over: true, .. }) => {
                     Some(Following::StepBack)
                 }
                 _ => None,
@@ -566,11 +595,11 @@ fn group_member_follows_its_leader() {
             let by =
                 AdmittedBy { successor: true, epoch: EPOCH, overtaken: false, unusable: false };
             let takes = next(&member, Event::Admitted(by)).is_ok();
-            let serves = matches!(role, Role::Serving { .. });
+            let serves = matches!(role, NodeRole::Serving { .. });
             assert!(!takes || serves || leader == Leader::Serves, "{name}, {leader:?}");
         }
         let unsound =
-            State { leader: Some(Leader::Serves), disk: Disk::Inconsistent, ..state(role) };
+            MachineState { leader: Some(Leader::Serves), disk: Disk::Inconsistent, ..state(role) };
         assert_eq!(following(&unsound), None, "{name}");
         assert_eq!(following(&state(role)), None, "{name}: no group, or its leader");
     }

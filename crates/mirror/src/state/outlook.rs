@@ -5,11 +5,11 @@
 use flagstone_arbiter::race::Denial;
 
 use super::arbitration::{ServingRight, Situation};
-use super::machine::{Disk, Role};
-use crate::failover::Proof;
+use super::machine::{Disk, NodeRole};
+use crate::failover::StoreProof;
 use crate::named;
 use crate::ondisk::superblock::RecordedRight;
-use crate::wire::peer::Offer;
+use crate::wire::peer::LossPermission;
 
 named! {
     /// Why a node does not serve, or take over, when it loses its peer.
@@ -79,7 +79,7 @@ impl Obstacle {
 #[derive(Clone, Copy, Debug)]
 pub struct Outlook<'a> {
     /// What the source has allowed last.
-    pub offer: Option<Offer>,
+    pub offer: Option<LossPermission>,
     /// Why the arbiter granted nothing last.
     pub denial: Option<&'a Denial>,
     /// The replica was removed from the mirror.
@@ -91,11 +91,11 @@ pub struct Outlook<'a> {
 }
 
 /// Why the attached peer of a source does not take over when the source is lost now.
-pub const fn peer_obstacle(offer: Offer) -> Option<Obstacle> {
+pub const fn peer_obstacle(offer: LossPermission) -> Option<Obstacle> {
     match offer {
-        Offer::Unrecorded { .. } => Some(Obstacle::NotInSync),
-        Offer::Recorded { .. } => None,
-        Offer::Suspended => Some(Obstacle::Suspended),
+        LossPermission::Unrecorded { .. } => Some(Obstacle::NotInSync),
+        LossPermission::Recorded { .. } => None,
+        LossPermission::Suspended => Some(Obstacle::Suspended),
     }
 }
 
@@ -127,10 +127,10 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         Denial::Silent(_) => Obstacle::ArbiterSilent,
     });
     match state.role {
-        Role::Target { .. } | Role::Waiting { .. } if outlook.is_unfenced => {
+        NodeRole::Target { .. } | NodeRole::Waiting { .. } if outlook.is_unfenced => {
             Some(Obstacle::Unfenced)
         }
-        Role::Serving { .. } => match situation.serving_right {
+        NodeRole::Serving { .. } => match situation.serving_right {
             // It keeps serving, and needs no arbiter.
             ServingRight::Manual | ServingRight::Alone(_) => None,
             ServingRight::Contested { .. } if situation.is_other_store => {
@@ -138,27 +138,27 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
             }
             ServingRight::Contested { .. } => denied,
         },
-        Role::Deposed { .. } => Some(Obstacle::Deposed),
-        Role::Closed => Some(Obstacle::Device),
-        Role::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
-        Role::Waiting { .. } if situation.is_other_store => Some(Obstacle::OtherArbiter),
-        Role::Waiting { .. } => denied,
-        Role::Target { .. } => match (situation.mark, outlook.offer) {
+        NodeRole::Deposed { .. } => Some(Obstacle::Deposed),
+        NodeRole::Closed => Some(Obstacle::Device),
+        NodeRole::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
+        NodeRole::Waiting { .. } if situation.is_other_store => Some(Obstacle::OtherArbiter),
+        NodeRole::Waiting { .. } => denied,
+        NodeRole::Target { .. } => match (situation.mark, outlook.offer) {
             // It has not compared the record yet.
             (RecordedRight::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
                 denied.or(Some(Obstacle::ArbiterSilent))
             }
             (RecordedRight::InSync, _) => denied,
             // It has not read yet what the source has recorded, or has read something older.
-            (_, Some(Offer::Recorded { .. }))
-                if outlook.is_attached && situation.proof != Proof::Unneeded =>
+            (_, Some(LossPermission::Recorded { .. }))
+                if outlook.is_attached && situation.proof != StoreProof::NotNeeded =>
             {
-                let refuted = matches!(situation.proof, Proof::Refuted(_));
+                let refuted = matches!(situation.proof, StoreProof::Refuted(_));
                 let unread =
                     if refuted { Obstacle::RecordUnusable } else { Obstacle::ArbiterSilent };
                 denied.or(Some(unread))
             }
-            (_, Some(Offer::Suspended)) => Some(Obstacle::Suspended),
+            (_, Some(LossPermission::Suspended)) => Some(Obstacle::Suspended),
             _ if outlook.is_attached => Some(Obstacle::NotInSync),
             _ if situation.revision == 0 => Some(Obstacle::NeverRecorded),
             _ => denied.or(Some(Obstacle::NotInSync)),

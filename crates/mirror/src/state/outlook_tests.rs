@@ -27,8 +27,12 @@ fn target_without_obstacle_takes_over() {
     assert_eq!((step(&target), obstacle(&target, &OUTLOOK)), (Step::TakeOver, None));
     for (mark, offer, expected) in [
         (RecordedRight::Unknown, None, Obstacle::NotInSync),
-        (RecordedRight::Unknown, Some(Offer::Unrecorded { asks: true }), Obstacle::NotInSync),
-        (RecordedRight::Unknown, Some(Offer::Suspended), Obstacle::Suspended),
+        (
+            RecordedRight::Unknown,
+            Some(LossPermission::Unrecorded { asks: true }),
+            Obstacle::NotInSync,
+        ),
+        (RecordedRight::Unknown, Some(LossPermission::Suspended), Obstacle::Suspended),
     ] {
         let other = Situation { mark, ..target };
         assert_eq!(obstacle(&other, &Outlook { offer, ..OUTLOOK }), Some(expected), "{offer:?}");
@@ -68,20 +72,21 @@ fn denial_is_named_until_it_is_overcome() {
     }
 }
 
-/// The source has recorded the target, which has not seen that in the store, or sees something older.
+/// The source has recorded the target, which has not seen that in the store, or sees something
+/// older.
 #[test]
 fn target_without_proof_of_one_store_does_not_take_over() {
-    let role = Role::Target { epoch: 5, attached: true };
+    let role = NodeRole::Target { epoch: 5, attached: true };
     let mark = RecordedRight::Unknown;
     let attached = Situation { mark, ..situation(role, LegPhase::Disconnected) };
-    let offer = Some(Offer::Recorded { revision: 7 });
+    let offer = Some(LossPermission::Recorded { revision: 7 });
     let older = Denial::Older { found: 6, seen: 7 };
     for (proof, denial, expected) in [
-        (Proof::Pending(7), None, Obstacle::ArbiterSilent),
-        (Proof::Refuted(7), Some(&older), Obstacle::RecordUnusable),
-        (Proof::Refuted(7), Some(&Denial::Missing), Obstacle::RecordUnusable),
-        (Proof::Refuted(7), None, Obstacle::RecordUnusable),
-        (Proof::Unneeded, None, Obstacle::NotInSync),
+        (StoreProof::Pending(7), None, Obstacle::ArbiterSilent),
+        (StoreProof::Refuted(7), Some(&older), Obstacle::RecordUnusable),
+        (StoreProof::Refuted(7), Some(&Denial::Missing), Obstacle::RecordUnusable),
+        (StoreProof::Refuted(7), None, Obstacle::RecordUnusable),
+        (StoreProof::NotNeeded, None, Obstacle::NotInSync),
     ] {
         let outlook = Outlook { offer, denial, is_attached: true, ..OUTLOOK };
         let now = Situation { proof, ..attached };

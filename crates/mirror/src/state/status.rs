@@ -27,7 +27,8 @@ named! {
         /// The peer is unreachable, and nothing was written since.
         Disconnected = "disconnected",
         /// The peer is not a replica of this volume; or its size, granularity or logical block size
-        /// does not fit; or it speaks no version of the link in common, or means another consistency group.
+        /// does not fit; or it speaks no version of the link in common, or means another
+        /// consistency group.
         Mismatch = "mismatch",
         /// No replica has consistent data, or none was made the source.
         NoSource = "no-source",
@@ -69,11 +70,11 @@ pub enum LegPhase {
 pub enum HandshakeOutcome {
     /// The peer leads.
     Following,
-    /// See [`crate::agree::plan::Plan::AwaitStepDown`].
+    /// See [`crate::agree::plan::HandshakePlan::AwaitStepDown`].
     AwaitStepDown,
-    /// See [`crate::agree::plan::Plan::Idle`].
+    /// See [`crate::agree::plan::HandshakePlan::Idle`].
     Idle,
-    /// See [`crate::agree::plan::Plan::SplitBrain`].
+    /// See [`crate::agree::plan::HandshakePlan::SplitBrain`].
     SplitBrain,
     /// Unrelated or incompatible.
     Mismatch,

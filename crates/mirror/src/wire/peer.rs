@@ -125,7 +125,7 @@ pub trait PeerSession: Send + Sync + 'static {
 
 /// What a source allows its attached peer when it is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
+pub enum LossPermission {
     /// Nothing: the arbiter's record does not list the peer as in sync yet.
     Unrecorded {
         /// See [`AttachRequest::asks`].
@@ -247,7 +247,7 @@ pub enum PeerRequest {
     /// before the answer. Requires [`LinkVersion::RENEWS`].
     Renew {
         /// Whether this replica may ask at all.
-        offer: Offer,
+        offer: LossPermission,
         /// `failover_after` of the source, in milliseconds; not 0.
         failover_after_ms: u32,
     },

@@ -35,7 +35,7 @@ pub(crate) struct ServerLink {
     work: Rc<Notify>,
     /// Requests are pending.
     clock: Notify,
-    clock_parked: Cell<bool>,
+    clock_sleeps: Cell<bool>,
     /// Clock in ticks of a second; stops while no request is pending.
     now: Cell<u32>,
     stream: RefCell<Option<Stream>>,
@@ -57,7 +57,7 @@ impl ServerLink {
             slots: RefCell::default(),
             work: Rc::default(),
             clock: Notify::new(),
-            clock_parked: Cell::new(false),
+            clock_sleeps: Cell::new(false),
             now: Cell::new(0),
             stream: RefCell::new(None),
             closed: Cell::new(false),
@@ -88,7 +88,7 @@ impl ServerLink {
         if !had_queued {
             self.work.notify();
         }
-        if self.clock_parked.get() {
+        if self.clock_sleeps.get() {
             self.clock.notify();
         }
         PendingRequest { link: self.clone(), slot: Some(slot) }
@@ -203,10 +203,10 @@ impl ServerLink {
         let options = self.target.options;
         let ticks = |span: Duration| span.as_secs().max(1) as u32;
         loop {
-            self.clock_parked.set(true);
+            self.clock_sleeps.set(true);
             let wanted = || (self.has_work() || self.closed.get()).then_some(());
             self.clock.wait_for(wanted).await;
-            self.clock_parked.set(false);
+            self.clock_sleeps.set(false);
             if !self.has_work() {
                 return;
             }

@@ -78,7 +78,7 @@ pub(crate) struct NbdConnection {
     pub(crate) progress: Rc<Notify>,
     pub(crate) watchdog: Notify,
     /// The watchdog waits for something to watch.
-    pub(crate) watchdog_parked: Cell<bool>,
+    pub(crate) watchdog_sleeps: Cell<bool>,
 }
 
 impl NbdConnection {
@@ -111,7 +111,7 @@ impl NbdConnection {
             receives,
             progress,
             watchdog: Notify::new(),
-            watchdog_parked: Cell::new(false),
+            watchdog_sleeps: Cell::new(false),
         }
     }
 
@@ -312,7 +312,7 @@ impl NbdConnection {
 
     /// Wakes the watchdog when the connection starts to wait for the peer, or for room.
     pub(crate) fn watch(&self) {
-        if self.watchdog_parked.get() {
+        if self.watchdog_sleeps.get() {
             self.watchdog.notify();
         }
     }

@@ -263,7 +263,7 @@ pub(crate) fn write(
             job.changed(connection, result);
         }
         Err(later) => {
-            let access = Access { connection: connection.clone(), shared: true };
+            let access = BlockAccess { connection: connection.clone(), shared: true };
             spawn_detached(async move { job.changed(&access.connection, later.await) });
         }
     }
@@ -273,9 +273,9 @@ pub(crate) fn write(
 fn change(
     connection: &Rc<NbdConnection>,
     job: AdmittedRequest,
-    call: impl AsyncFnOnce(&mut Access) -> Result<(), IoError> + 'static,
+    call: impl AsyncFnOnce(&mut BlockAccess) -> Result<(), IoError> + 'static,
 ) {
-    let mut access = Access { connection: connection.clone(), shared: false };
+    let mut access = BlockAccess { connection: connection.clone(), shared: false };
     spawn_detached(async move {
         let result = call(&mut access).await;
         access.release();
@@ -284,12 +284,12 @@ fn change(
 }
 
 /// Access of one request to the export, with shared access to its block lock once requested.
-struct Access {
+struct BlockAccess {
     connection: Rc<NbdConnection>,
     shared: bool,
 }
 
-impl Access {
+impl BlockAccess {
     async fn shared(&mut self) -> &NbdSession {
         self.connection.session.export.block_lock.lock_shared().await;
         self.shared = true;
@@ -303,7 +303,7 @@ impl Access {
     }
 }
 
-impl Drop for Access {
+impl Drop for BlockAccess {
     fn drop(&mut self) {
         self.release();
     }

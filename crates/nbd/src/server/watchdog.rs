@@ -43,9 +43,9 @@ pub(crate) async fn watch(connection: Rc<NbdConnection>, timeout: Duration) -> D
 async fn peer_stalls_or_ends(connection: &NbdConnection, timeout: Duration) -> DisconnectReason {
     loop {
         let is_needed = || connection.waits_for_peer() || connection.awaits_room();
-        connection.watchdog_parked.set(true);
+        connection.watchdog_sleeps.set(true);
         connection.watchdog.wait_for(|| is_needed().then_some(())).await;
-        connection.watchdog_parked.set(false);
+        connection.watchdog_sleeps.set(false);
         let mut since = time::now();
         let mut seen = connection.peer_progress();
         while is_needed() {

@@ -6,7 +6,7 @@
 //! other length is an error.
 
 use super::io;
-use super::order::{FUA, INVALID, Order};
+use super::order::{FUA, INVALID, WritePosition};
 use crate::command::Sqe;
 use crate::command::io::{BlockCommand, BlockRange};
 use crate::sgl::SglDescriptor;
@@ -59,7 +59,7 @@ pub struct CompressedWrite {
     /// Length of the compressed data, at least 1, without padding.
     pub compressed_bytes: u32,
     /// Its position in the order, if it has one.
-    pub order: Option<Order>,
+    pub order: Option<WritePosition>,
 }
 
 impl CompressedWrite {
@@ -93,8 +93,13 @@ impl CompressedWrite {
             return Err(INVALID);
         }
         let order = match command.cdw2.get() & ORDERED != 0 {
-            true => Some(Order::parse(command)),
-            false if Order::parse(command) == (Order { number: 0, concurrent: 0 }) => None,
+            true => Some(WritePosition::parse(command)),
+            false
+                if WritePosition::parse(command)
+                    == (WritePosition { number: 0, concurrent: 0 }) =>
+            {
+                None
+            }
             false => return Err(INVALID),
         };
         let fields = BlockCommand::parse(command);
@@ -114,9 +119,11 @@ mod tests {
     use crate::wire::{U64, Wire};
     use proptest::prelude::*;
 
-    fn any_order() -> impl Strategy<Value = Option<Order>> {
+    fn any_order() -> impl Strategy<Value = Option<WritePosition>> {
         let any = (any::<u32>(), any::<u128>());
-        proptest::option::of(any.prop_map(|(number, concurrent)| Order { number, concurrent }))
+        proptest::option::of(
+            any.prop_map(|(number, concurrent)| WritePosition { number, concurrent }),
+        )
     }
 
     #[test]
@@ -126,7 +133,7 @@ mod tests {
             fua: true,
             codec: Codec::Zstd,
             compressed_bytes: 321,
-            order: Some(Order { number: 7, concurrent: 0x8_0000_0005_0000_0006 }),
+            order: Some(WritePosition { number: 7, concurrent: 0x8_0000_0005_0000_0006 }),
         };
         assert_eq!(write.sent_bytes(), Some(324));
         let command = write.command(1, 1, SglDescriptor::transport(324));

@@ -20,9 +20,9 @@ pub mod reply;
 pub mod request;
 
 pub use compressed::{Codec, CompressedWrite};
-pub use order::{Order, OrderedWrite, OrderedZeroes};
-pub use reply::{IdentifyError, IdentifyReplica, Refusal, Role};
-pub use request::{Ancestors, Attach, Offer, Request, State};
+pub use order::{OrderedWrite, OrderedZeroes, WritePosition};
+pub use reply::{IdentifyError, IdentifyReplica, ReplicaRefusal, WireRole};
+pub use request::{Ancestors, Attach, LossPermission, ReplicaRequest, StateChange};
 
 /// Data of Replica Identify, in bytes.
 pub const IDENTIFY_BYTES: usize = 512;

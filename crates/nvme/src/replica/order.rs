@@ -15,7 +15,7 @@ use crate::wire::{U32, U64};
 
 /// Position of a write in the order of its attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct WritePosition {
     /// Number, modulo 2^32; the first of an attachment is 1.
     pub number: u32,
     /// Earlier writes that it need not wait for: bit `i` is number `number - 1 - i`.
@@ -28,11 +28,11 @@ pub(super) const FUA: u32 = 1 << 30;
 const DEALLOCATE: u32 = 1 << 25;
 pub(super) const INVALID: Status = Status::INVALID_FIELD.dnr();
 
-impl Order {
-    pub(super) fn parse(command: &Sqe) -> Order {
+impl WritePosition {
+    pub(super) fn parse(command: &Sqe) -> WritePosition {
         let near = u64::from(command.cdw14.get()) | u64::from(command.cdw15.get()) << 32;
         let concurrent = u128::from(near) | u128::from(command.metadata.get()) << 64;
-        Order { number: command.cdw13.get(), concurrent }
+        WritePosition { number: command.cdw13.get(), concurrent }
     }
 
     pub(super) fn put(self, command: &mut Sqe) {
@@ -44,10 +44,10 @@ impl Order {
 
     /// Position of the `index`-th command of a write that is split into several: concurrent with
     /// all its earlier parts.
-    pub fn part(self, index: u32) -> Order {
+    pub fn part(self, index: u32) -> WritePosition {
         let own = 1u128.checked_shl(index).map_or(u128::MAX, |next| next - 1);
         let earlier = self.concurrent.checked_shl(index).unwrap_or(0);
-        Order { number: self.number.wrapping_add(index), concurrent: earlier | own }
+        WritePosition { number: self.number.wrapping_add(index), concurrent: earlier | own }
     }
 }
 
@@ -59,7 +59,7 @@ pub struct OrderedWrite {
     /// Complete when the data is on media that survives power loss.
     pub fua: bool,
     /// Its position in the order.
-    pub order: Order,
+    pub order: WritePosition,
 }
 
 impl OrderedWrite {
@@ -81,7 +81,11 @@ impl OrderedWrite {
             return Err(INVALID);
         }
         let fields = BlockCommand::parse(command);
-        Ok(OrderedWrite { range: fields.range, fua: fields.fua(), order: Order::parse(command) })
+        Ok(OrderedWrite {
+            range: fields.range,
+            fua: fields.fua(),
+            order: WritePosition::parse(command),
+        })
     }
 }
 
@@ -97,7 +101,7 @@ pub struct OrderedZeroes {
     /// The blocks may be deallocated if they then read as zeroes.
     pub deallocate: bool,
     /// Its position in the order.
-    pub order: Order,
+    pub order: WritePosition,
 }
 
 impl OrderedZeroes {
@@ -128,7 +132,7 @@ impl OrderedZeroes {
             return Err(INVALID);
         }
         let (fua, deallocate) = (options & FUA != 0, options & DEALLOCATE != 0);
-        Ok(OrderedZeroes { start, blocks, fua, deallocate, order: Order::parse(command) })
+        Ok(OrderedZeroes { start, blocks, fua, deallocate, order: WritePosition::parse(command) })
     }
 
     /// Checks the range against a namespace of `namespace_blocks` blocks.
@@ -149,13 +153,14 @@ mod tests {
     use crate::wire::Wire;
     use proptest::prelude::*;
 
-    fn any_order() -> impl Strategy<Value = Order> {
-        (any::<u32>(), any::<u128>()).prop_map(|(number, concurrent)| Order { number, concurrent })
+    fn any_order() -> impl Strategy<Value = WritePosition> {
+        (any::<u32>(), any::<u128>())
+            .prop_map(|(number, concurrent)| WritePosition { number, concurrent })
     }
 
     #[test]
     fn bits_match_document() {
-        let order = Order { number: 7, concurrent: 0x9_0000_0008_0000_0005_0000_0006 };
+        let order = WritePosition { number: 7, concurrent: 0x9_0000_0008_0000_0005_0000_0006 };
         let range = BlockRange::new(0x1_0000_0002, 8).unwrap();
         let write = OrderedWrite { range, fua: true, order };
         let command = write.command(1, 1, SglDescriptor::transport(4096));
@@ -174,11 +179,11 @@ mod tests {
 
     #[test]
     fn parts_of_write_may_run_concurrently() {
-        let whole = Order { number: u32::MAX, concurrent: 0b10 };
+        let whole = WritePosition { number: u32::MAX, concurrent: 0b10 };
         assert_eq!(whole.part(0), whole);
-        assert_eq!(whole.part(1), Order { number: 0, concurrent: 0b101 });
-        assert_eq!(whole.part(3), Order { number: 2, concurrent: 0b1_0111 });
-        assert_eq!(whole.part(128), Order { number: 127, concurrent: u128::MAX });
+        assert_eq!(whole.part(1), WritePosition { number: 0, concurrent: 0b101 });
+        assert_eq!(whole.part(3), WritePosition { number: 2, concurrent: 0b1_0111 });
+        assert_eq!(whole.part(128), WritePosition { number: 127, concurrent: u128::MAX });
         assert_eq!(
             whole.part(127).concurrent,
             u128::MAX >> 1,

@@ -47,7 +47,7 @@ wire! {
 
 /// Role of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum WireRole {
     /// It receives the writes of the source (0).
     Target = 0,
     /// It serves hosts (1).
@@ -81,7 +81,7 @@ impl IdentifyReplica {
     const FLAGS: u8 = (1 << 6) - 1;
 
     /// A reply with this role and these versions of the link protocol, all else 0.
-    pub fn new(role: Role, versions: RangeInclusive<u16>) -> IdentifyReplica {
+    pub fn new(role: WireRole, versions: RangeInclusive<u16>) -> IdentifyReplica {
         IdentifyReplica {
             lowest_version: U16::new(*versions.start()),
             highest_version: U16::new(*versions.end()),
@@ -111,7 +111,7 @@ impl IdentifyReplica {
     ///
     /// # Errors
     /// [`IdentifyError`] for invalid content.
-    pub fn check(&self) -> Result<Role, IdentifyError> {
+    pub fn check(&self) -> Result<WireRole, IdentifyError> {
         self.versions()?;
         let bit_bytes = self.bit_bytes.get();
         if !BIT_BYTES.contains(&bit_bytes) || !bit_bytes.is_power_of_two() {
@@ -124,8 +124,8 @@ impl IdentifyReplica {
             return Err(IdentifyError::Field("state"));
         }
         match self.role {
-            0 => Ok(Role::Target),
-            1 => Ok(Role::Source),
+            0 => Ok(WireRole::Target),
+            1 => Ok(WireRole::Source),
             _ => Err(IdentifyError::Field("role")),
         }
     }
@@ -138,7 +138,7 @@ impl IdentifyReplica {
 
 codes! {
     /// Reason for a refusal: status code of status code type 7h (vendor specific).
-    pub struct Refusal(u8) {
+    pub struct ReplicaRefusal(u8) {
         UNRELATED = 0x01, "Unrelated";
         SERVING = 0x02, "Serving";
         FENCED = 0x03, "Fenced";
@@ -153,9 +153,9 @@ codes! {
     }
 }
 
-impl Refusal {
-    /// Status of the completion, with do not retry. The result of [`Refusal::FENCED`] (dwords 0 and
-    /// 1) is the epoch that the replica has seen.
+impl ReplicaRefusal {
+    /// Status of the completion, with do not retry. The result of [`ReplicaRefusal::FENCED`]
+    /// (dwords 0 and 1) is the epoch that the replica has seen.
     pub const fn status(self) -> Status {
         Status::new(sct::VENDOR, self.0).dnr()
     }
@@ -172,13 +172,13 @@ mod tests {
             bit_bytes: U32::new(65_536),
             volume: [1; 16],
             replica: [2; 16],
-            ..IdentifyReplica::new(Role::Source, 2..=3)
+            ..IdentifyReplica::new(WireRole::Source, 2..=3)
         }
     }
 
     #[test]
     fn invalid_replies_are_refused() {
-        assert_eq!(sound().check(), Ok(Role::Source));
+        assert_eq!(sound().check(), Ok(WireRole::Source));
         let with = |change: fn(&mut IdentifyReplica)| {
             let mut about = sound();
             change(&mut about);
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn version_range_is_readable_by_old_peers() {
         let bytes = |versions| {
-            let about = IdentifyReplica::new(Role::Target, versions);
+            let about = IdentifyReplica::new(WireRole::Target, versions);
             let bytes = about.bytes();
             ([bytes[0], bytes[1]], [bytes[226], bytes[227]])
         };

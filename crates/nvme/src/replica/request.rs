@@ -120,7 +120,7 @@ impl Ancestors {
 
 /// State set by Replica Set State.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum StateChange {
     /// A resync begins: the data is inconsistent.
     BeginResync = 1,
     /// The resync has completed: flush, and take over the generation.
@@ -129,12 +129,12 @@ pub enum State {
     NewGeneration = 3,
 }
 
-impl State {
-    const fn of(code: u32) -> Option<State> {
+impl StateChange {
+    const fn of(code: u32) -> Option<StateChange> {
         match code {
-            1 => Some(State::BeginResync),
-            2 => Some(State::EndResync),
-            3 => Some(State::NewGeneration),
+            1 => Some(StateChange::BeginResync),
+            2 => Some(StateChange::EndResync),
+            3 => Some(StateChange::NewGeneration),
             _ => None,
         }
     }
@@ -142,7 +142,7 @@ impl State {
 
 /// What a source allows its replica in Replica Renew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
+pub enum LossPermission {
     /// Nothing: the arbiter's record does not list the replica as in sync yet.
     Unrecorded {
         /// The source runs degraded without the replica only if the record allows it.
@@ -157,22 +157,22 @@ pub enum Offer {
     Suspended,
 }
 
-impl Offer {
+impl LossPermission {
     const fn fields(self) -> (u64, u32) {
         match self {
-            Offer::Unrecorded { asks: false } => (0, 0),
-            Offer::Unrecorded { asks: true } => (0, 3),
-            Offer::Recorded { revision } => (revision, 1),
-            Offer::Suspended => (0, 2),
+            LossPermission::Unrecorded { asks: false } => (0, 0),
+            LossPermission::Unrecorded { asks: true } => (0, 3),
+            LossPermission::Recorded { revision } => (revision, 1),
+            LossPermission::Suspended => (0, 2),
         }
     }
 
-    const fn of(revision: u64, code: u32) -> Option<Offer> {
+    const fn of(revision: u64, code: u32) -> Option<LossPermission> {
         match (revision, code) {
-            (0, 0) => Some(Offer::Unrecorded { asks: false }),
-            (0, 3) => Some(Offer::Unrecorded { asks: true }),
-            (1.., 1) => Some(Offer::Recorded { revision }),
-            (0, 2) => Some(Offer::Suspended),
+            (0, 0) => Some(LossPermission::Unrecorded { asks: false }),
+            (0, 3) => Some(LossPermission::Unrecorded { asks: true }),
+            (1.., 1) => Some(LossPermission::Recorded { revision }),
+            (0, 2) => Some(LossPermission::Suspended),
             _ => None,
         }
     }
@@ -180,7 +180,7 @@ impl Offer {
 
 /// A request to a replica. Generations are 64 random bits, 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Request {
+pub enum ReplicaRequest {
     /// Requests the state of the replica, for `asker`.
     Identify {
         /// UUID of the requesting replica.
@@ -207,7 +207,7 @@ pub enum Request {
     /// Start or end of a resync, or a new generation.
     SetState {
         /// New state.
-        state: State,
+        state: StateChange,
         /// Generation of the state; may be none only at the start of a resync.
         generation: u64,
     },
@@ -257,7 +257,7 @@ pub enum Request {
     /// Renews the sender's right to serve reads while the replica is attached to it.
     Renew {
         /// What the replica may do when the source is lost.
-        offer: Offer,
+        offer: LossPermission,
         /// `failover_after` of the sender, in milliseconds: 1 to [`FAILOVER_AFTER_MAX_MS`].
         failover_after_ms: u32,
     },
@@ -299,37 +299,39 @@ const SIZE_UNIT_BYTES: u64 = 4096;
 /// Invalid Field in Command; a retry cannot succeed.
 const INVALID: Status = Status::INVALID_FIELD.dnr();
 
-impl Request {
+impl ReplicaRequest {
     /// The opcode, which gives the direction of data.
     pub const fn opcode(&self) -> AdminOpcode {
         match self {
-            Request::Identify { .. } => admin::IDENTIFY,
-            Request::Attach(_) => admin::ATTACH,
-            Request::Ancestors(_) => admin::ANCESTORS,
-            Request::Bitmap { .. } => admin::BITMAP,
-            Request::Checksum { .. } => admin::CHECKSUM,
-            Request::SetState { .. } => admin::SET_STATE,
-            Request::Promote { .. } => admin::PROMOTE,
-            Request::HandOver => admin::HAND_OVER,
-            Request::ZeroNewSpace { .. } => admin::ZERO_NEW_SPACE,
-            Request::BadRange { .. } => admin::BAD_RANGE,
-            Request::RunDegraded { .. } => admin::RUN_DEGRADED,
-            Request::Depose { .. } => admin::DEPOSE,
-            Request::Claim { .. } => admin::CLAIM,
-            Request::Remove { .. } => admin::REMOVE,
-            Request::JoinGroup { .. } => admin::JOIN_GROUP,
-            Request::Renew { .. } => admin::RENEW,
-            Request::Discard { .. } => admin::DISCARD,
+            ReplicaRequest::Identify { .. } => admin::IDENTIFY,
+            ReplicaRequest::Attach(_) => admin::ATTACH,
+            ReplicaRequest::Ancestors(_) => admin::ANCESTORS,
+            ReplicaRequest::Bitmap { .. } => admin::BITMAP,
+            ReplicaRequest::Checksum { .. } => admin::CHECKSUM,
+            ReplicaRequest::SetState { .. } => admin::SET_STATE,
+            ReplicaRequest::Promote { .. } => admin::PROMOTE,
+            ReplicaRequest::HandOver => admin::HAND_OVER,
+            ReplicaRequest::ZeroNewSpace { .. } => admin::ZERO_NEW_SPACE,
+            ReplicaRequest::BadRange { .. } => admin::BAD_RANGE,
+            ReplicaRequest::RunDegraded { .. } => admin::RUN_DEGRADED,
+            ReplicaRequest::Depose { .. } => admin::DEPOSE,
+            ReplicaRequest::Claim { .. } => admin::CLAIM,
+            ReplicaRequest::Remove { .. } => admin::REMOVE,
+            ReplicaRequest::JoinGroup { .. } => admin::JOIN_GROUP,
+            ReplicaRequest::Renew { .. } => admin::RENEW,
+            ReplicaRequest::Discard { .. } => admin::DISCARD,
         }
     }
 
     /// Length of the returned data, in bytes: at most [`super::DATA_MAX_BYTES`].
     pub const fn reply_bytes(&self) -> usize {
         match *self {
-            Request::Identify { .. } => IDENTIFY_BYTES,
-            Request::Bitmap { .. } => BITMAP_BYTES,
-            Request::Renew { .. } => READINESS_BYTES,
-            Request::Checksum { len, unit_bytes, .. } => len.div_ceil(unit_bytes) as usize * 8,
+            ReplicaRequest::Identify { .. } => IDENTIFY_BYTES,
+            ReplicaRequest::Bitmap { .. } => BITMAP_BYTES,
+            ReplicaRequest::Renew { .. } => READINESS_BYTES,
+            ReplicaRequest::Checksum { len, unit_bytes, .. } => {
+                len.div_ceil(unit_bytes) as usize * 8
+            }
             _ => 0,
         }
     }
@@ -346,8 +348,8 @@ impl Request {
     /// The data that is sent with the command.
     pub fn data(&self) -> &[u8] {
         match self {
-            Request::Attach(attach) => attach.bytes(),
-            Request::Ancestors(ancestors) => ancestors.bytes(),
+            ReplicaRequest::Attach(attach) => attach.bytes(),
+            ReplicaRequest::Ancestors(ancestors) => ancestors.bytes(),
             _ => &[],
         }
     }
@@ -361,47 +363,48 @@ impl Request {
             command.parameters_mut()[at..at + bytes.len()].copy_from_slice(bytes)
         };
         match *self {
-            Request::Identify { asker } => set(0, &asker),
-            Request::Bitmap { page: number }
-            | Request::JoinGroup { session: number }
-            | Request::ZeroNewSpace { usable_bytes: number } => {
+            ReplicaRequest::Identify { asker } => set(0, &asker),
+            ReplicaRequest::Bitmap { page: number }
+            | ReplicaRequest::JoinGroup { session: number }
+            | ReplicaRequest::ZeroNewSpace { usable_bytes: number } => {
                 set(0, &number.to_le_bytes());
             }
-            Request::Promote { epoch, revision, leaves } => {
+            ReplicaRequest::Promote { epoch, revision, leaves } => {
                 set(0, &epoch.to_le_bytes());
                 set(8, &revision.to_le_bytes());
                 set(16, &u32::from(leaves).to_le_bytes());
             }
-            Request::Renew { offer, failover_after_ms } => {
+            ReplicaRequest::Renew { offer, failover_after_ms } => {
                 let (revision, code) = offer.fields();
                 set(0, &revision.to_le_bytes());
                 set(8, &code.to_le_bytes());
                 set(12, &failover_after_ms.to_le_bytes());
             }
-            Request::Checksum { offset, len, unit_bytes } => {
+            ReplicaRequest::Checksum { offset, len, unit_bytes } => {
                 set(0, &offset.to_le_bytes());
                 set(8, &len.to_le_bytes());
                 set(12, &unit_bytes.to_le_bytes());
             }
-            Request::SetState { state, generation } => {
+            ReplicaRequest::SetState { state, generation } => {
                 set(0, &(state as u32).to_le_bytes());
                 set(8, &generation.to_le_bytes());
             }
-            Request::BadRange { offset, len, index, count } => {
+            ReplicaRequest::BadRange { offset, len, index, count } => {
                 set(0, &offset.to_le_bytes());
                 set(8, &len.to_le_bytes());
                 set(16, &index.to_le_bytes());
                 set(18, &count.to_le_bytes());
             }
-            Request::Attach(_) | Request::Ancestors(_) | Request::HandOver => {}
-            Request::RunDegraded { lost: uuid, generation: number }
-            | Request::Depose { volume: uuid, epoch: number }
-            | Request::Claim { volume: uuid, epoch: number }
-            | Request::Remove { volume: uuid, epoch: number } => {
+            ReplicaRequest::Attach(_) | ReplicaRequest::Ancestors(_) | ReplicaRequest::HandOver => {
+            }
+            ReplicaRequest::RunDegraded { lost: uuid, generation: number }
+            | ReplicaRequest::Depose { volume: uuid, epoch: number }
+            | ReplicaRequest::Claim { volume: uuid, epoch: number }
+            | ReplicaRequest::Remove { volume: uuid, epoch: number } => {
                 set(0, &uuid);
                 set(16, &number.to_le_bytes());
             }
-            Request::Discard { base, expected } => {
+            ReplicaRequest::Discard { base, expected } => {
                 set(0, &base.to_le_bytes());
                 set(8, &expected.to_le_bytes());
             }
@@ -414,24 +417,24 @@ impl Request {
     /// # Errors
     /// With do not retry: Invalid Command Opcode for other opcodes; Data SGL Length Invalid for
     /// data that is too short; Invalid Field for a nonzero reserved field or a value out of range.
-    pub fn parse(command: &Sqe, data: &[u8]) -> Result<Request, Status> {
+    pub fn parse(command: &Sqe, data: &[u8]) -> Result<ReplicaRequest, Status> {
         let fields = Fields(command.parameters());
         if command.cdw2.get() != 0 || command.cdw3.get() != 0 {
             return Err(INVALID);
         }
         let (request, used) = match AdminOpcode(command.opcode) {
-            admin::IDENTIFY => (Request::Identify { asker: fields.bytes(0) }, 16),
+            admin::IDENTIFY => (ReplicaRequest::Identify { asker: fields.bytes(0) }, 16),
             admin::ATTACH => {
                 let attach = Attach::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
                 attach.check()?;
-                (Request::Attach(*attach), 0)
+                (ReplicaRequest::Attach(*attach), 0)
             }
             admin::ANCESTORS => {
                 let ancestors =
                     Ancestors::view(data).ok_or(Status::DATA_SGL_LENGTH_INVALID.dnr())?;
-                (Request::Ancestors(*ancestors), 0)
+                (ReplicaRequest::Ancestors(*ancestors), 0)
             }
-            admin::BITMAP => (Request::Bitmap { page: fields.u64(0) }, 8),
+            admin::BITMAP => (ReplicaRequest::Bitmap { page: fields.u64(0) }, 8),
             admin::CHECKSUM => (fields.checksum()?, 16),
             admin::SET_STATE => (fields.set_state()?, 16),
             admin::PROMOTE => {
@@ -440,21 +443,28 @@ impl Request {
                     1 => true,
                     _ => return Err(INVALID),
                 };
-                (Request::Promote { epoch: fields.u64(0), revision: fields.u64(8), leaves }, 20)
+                (
+                    ReplicaRequest::Promote {
+                        epoch: fields.u64(0),
+                        revision: fields.u64(8),
+                        leaves,
+                    },
+                    20,
+                )
             }
             admin::RENEW => {
-                let offer = Offer::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
+                let offer = LossPermission::of(fields.u64(0), fields.u32(8)).ok_or(INVALID)?;
                 let failover_after_ms = fields.u32(12);
                 if !(1..=FAILOVER_AFTER_MAX_MS).contains(&failover_after_ms) {
                     return Err(INVALID);
                 }
-                (Request::Renew { offer, failover_after_ms }, 16)
+                (ReplicaRequest::Renew { offer, failover_after_ms }, 16)
             }
-            admin::HAND_OVER => (Request::HandOver, 0),
+            admin::HAND_OVER => (ReplicaRequest::HandOver, 0),
             admin::ZERO_NEW_SPACE => (fields.zero_new_space()?, 8),
             admin::JOIN_GROUP => match fields.u64(0) {
                 0 => return Err(INVALID),
-                session => (Request::JoinGroup { session }, 8),
+                session => (ReplicaRequest::JoinGroup { session }, 8),
             },
             admin::BAD_RANGE => (fields.bad_range()?, 20),
             admin::RUN_DEGRADED => {
@@ -462,7 +472,7 @@ impl Request {
                 if lost == [0; 16] || generation == 0 {
                     return Err(INVALID);
                 }
-                (Request::RunDegraded { lost, generation }, 24)
+                (ReplicaRequest::RunDegraded { lost, generation }, 24)
             }
             opcode @ (admin::DEPOSE | admin::CLAIM | admin::REMOVE) => {
                 let (volume, epoch) = (fields.bytes(0), fields.u64(16));
@@ -470,13 +480,13 @@ impl Request {
                     return Err(INVALID);
                 }
                 match opcode {
-                    admin::DEPOSE => (Request::Depose { volume, epoch }, 24),
-                    admin::CLAIM => (Request::Claim { volume, epoch }, 24),
-                    _ => (Request::Remove { volume, epoch }, 24),
+                    admin::DEPOSE => (ReplicaRequest::Depose { volume, epoch }, 24),
+                    admin::CLAIM => (ReplicaRequest::Claim { volume, epoch }, 24),
+                    _ => (ReplicaRequest::Remove { volume, epoch }, 24),
                 }
             }
             admin::DISCARD => {
-                (Request::Discard { base: fields.u64(0), expected: fields.u64(8) }, 16)
+                (ReplicaRequest::Discard { base: fields.u64(0), expected: fields.u64(8) }, 16)
             }
             _ => return Err(Status::INVALID_OPCODE.dnr()),
         };
@@ -507,7 +517,7 @@ impl Fields<'_> {
         u64::from_le_bytes(self.bytes(at))
     }
 
-    fn checksum(&self) -> Result<Request, Status> {
+    fn checksum(&self) -> Result<ReplicaRequest, Status> {
         let (offset, len, unit_bytes) = (self.u64(0), self.u32(8), self.u32(12));
         let part = |bytes: u32| bytes > 0 && bytes.is_multiple_of(CHECK_UNIT_MIN_BYTES);
         if !part(len) || !part(unit_bytes) || u64::from(len) > CHECK_BYTES {
@@ -516,16 +526,16 @@ impl Fields<'_> {
         if offset.checked_add(len.into()).is_none() {
             return Err(Status::LBA_OUT_OF_RANGE.dnr());
         }
-        Ok(Request::Checksum { offset, len, unit_bytes })
+        Ok(ReplicaRequest::Checksum { offset, len, unit_bytes })
     }
 
-    fn zero_new_space(&self) -> Result<Request, Status> {
+    fn zero_new_space(&self) -> Result<ReplicaRequest, Status> {
         let usable_bytes = self.u64(0);
         let whole = usable_bytes > 0 && usable_bytes.is_multiple_of(SIZE_UNIT_BYTES);
-        if whole { Ok(Request::ZeroNewSpace { usable_bytes }) } else { Err(INVALID) }
+        if whole { Ok(ReplicaRequest::ZeroNewSpace { usable_bytes }) } else { Err(INVALID) }
     }
 
-    fn bad_range(&self) -> Result<Request, Status> {
+    fn bad_range(&self) -> Result<ReplicaRequest, Status> {
         let (offset, len, position) = (self.u64(0), self.u64(8), self.u32(16));
         let (index, count) = (position as u16, (position >> 16) as u16);
         let whole = offset.is_multiple_of(SIZE_UNIT_BYTES) && len.is_multiple_of(SIZE_UNIT_BYTES);
@@ -535,16 +545,16 @@ impl Fields<'_> {
         if offset.checked_add(len).is_none() {
             return Err(Status::LBA_OUT_OF_RANGE.dnr());
         }
-        Ok(Request::BadRange { offset, len, index, count })
+        Ok(ReplicaRequest::BadRange { offset, len, index, count })
     }
 
-    fn set_state(&self) -> Result<Request, Status> {
-        let state = State::of(self.u32(0)).ok_or(INVALID)?;
+    fn set_state(&self) -> Result<ReplicaRequest, Status> {
+        let state = StateChange::of(self.u32(0)).ok_or(INVALID)?;
         let generation = self.u64(8);
-        if self.u32(4) != 0 || (generation == 0 && state != State::BeginResync) {
+        if self.u32(4) != 0 || (generation == 0 && state != StateChange::BeginResync) {
             return Err(INVALID);
         }
-        Ok(Request::SetState { state, generation })
+        Ok(ReplicaRequest::SetState { state, generation })
     }
 }
 
@@ -553,47 +563,50 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn any_offer() -> impl Strategy<Value = Offer> {
+    fn any_offer() -> impl Strategy<Value = LossPermission> {
         prop_oneof![
-            any::<bool>().prop_map(|asks| Offer::Unrecorded { asks }),
-            Just(Offer::Suspended),
-            (1u64..).prop_map(|revision| Offer::Recorded { revision }),
+            any::<bool>().prop_map(|asks| LossPermission::Unrecorded { asks }),
+            Just(LossPermission::Suspended),
+            (1u64..).prop_map(|revision| LossPermission::Recorded { revision }),
         ]
     }
 
-    fn any_request() -> impl Strategy<Value = Request> {
+    fn any_request() -> impl Strategy<Value = ReplicaRequest> {
         let uuid =
             || any::<[u8; 16]>().prop_map(|uuid| if uuid == [0; 16] { [1; 16] } else { uuid });
         let parts = || (1u32..=256).prop_map(|parts| parts * 4096);
         let state = prop_oneof![
-            Just(State::BeginResync),
-            Just(State::EndResync),
-            Just(State::NewGeneration)
+            Just(StateChange::BeginResync),
+            Just(StateChange::EndResync),
+            Just(StateChange::NewGeneration)
         ];
         prop_oneof![
-            any::<[u8; 16]>().prop_map(|asker| Request::Identify { asker }),
+            any::<[u8; 16]>().prop_map(|asker| ReplicaRequest::Identify { asker }),
             (uuid(), uuid(), any::<[u64; 3]>(), any::<[bool; 2]>(), any::<u16>()).prop_map(
                 |(a, b, [c, d, size], [e, asks], version)| {
                     let attach = Attach::new(a, b, c, d, e).of_size(size).asking(asks);
-                    Request::Attach(attach.of_version(version))
+                    ReplicaRequest::Attach(attach.of_version(version))
                 }
             ),
-            any::<[u64; ANCESTORS]>().prop_map(|said| Request::Ancestors(Ancestors::new(said))),
-            any::<u64>().prop_map(|page| Request::Bitmap { page }),
+            any::<[u64; ANCESTORS]>()
+                .prop_map(|said| ReplicaRequest::Ancestors(Ancestors::new(said))),
+            any::<u64>().prop_map(|page| ReplicaRequest::Bitmap { page }),
             (0..u64::MAX - CHECK_BYTES, parts(), parts()).prop_map(|(offset, len, unit_bytes)| {
-                Request::Checksum { offset, len, unit_bytes }
+                ReplicaRequest::Checksum { offset, len, unit_bytes }
             }),
-            (state, 1u64..).prop_map(|(state, generation)| Request::SetState { state, generation }),
+            (state, 1u64..)
+                .prop_map(|(state, generation)| ReplicaRequest::SetState { state, generation }),
             any::<(u64, u64, bool)>().prop_map(|(epoch, revision, leaves)| {
-                Request::Promote { epoch, revision, leaves }
+                ReplicaRequest::Promote { epoch, revision, leaves }
             }),
             (any_offer(), 1..=FAILOVER_AFTER_MAX_MS).prop_map(|(offer, failover_after_ms)| {
-                Request::Renew { offer, failover_after_ms }
+                ReplicaRequest::Renew { offer, failover_after_ms }
             }),
-            Just(Request::HandOver),
-            (1u64..1 << 40).prop_map(|pages| Request::ZeroNewSpace { usable_bytes: pages * 4096 }),
+            Just(ReplicaRequest::HandOver),
+            (1u64..1 << 40)
+                .prop_map(|pages| ReplicaRequest::ZeroNewSpace { usable_bytes: pages * 4096 }),
             (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(
-                |(offset, len, one, other)| Request::BadRange {
+                |(offset, len, one, other)| ReplicaRequest::BadRange {
                     offset: offset * 4096,
                     len: len * 4096,
                     index: one.min(other).min(u16::MAX - 1),
@@ -601,19 +614,25 @@ mod tests {
                 }
             ),
             (uuid(), 1u64..)
-                .prop_map(|(lost, generation)| Request::RunDegraded { lost, generation }),
-            (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Depose { volume, epoch }),
-            (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Claim { volume, epoch }),
-            (uuid(), any::<u64>()).prop_map(|(volume, epoch)| Request::Remove { volume, epoch }),
-            (1u64..).prop_map(|session| Request::JoinGroup { session }),
-            any::<(u64, u64)>().prop_map(|(base, expected)| Request::Discard { base, expected }),
+                .prop_map(|(lost, generation)| ReplicaRequest::RunDegraded { lost, generation }),
+            (uuid(), any::<u64>())
+                .prop_map(|(volume, epoch)| ReplicaRequest::Depose { volume, epoch }),
+            (uuid(), any::<u64>())
+                .prop_map(|(volume, epoch)| ReplicaRequest::Claim { volume, epoch }),
+            (uuid(), any::<u64>())
+                .prop_map(|(volume, epoch)| ReplicaRequest::Remove { volume, epoch }),
+            (1u64..).prop_map(|session| ReplicaRequest::JoinGroup { session }),
+            any::<(u64, u64)>()
+                .prop_map(|(base, expected)| ReplicaRequest::Discard { base, expected }),
         ]
     }
 
     #[test]
     fn bytes_match_document() {
-        let run_degraded =
-            Request::RunDegraded { lost: std::array::from_fn(|at| at as u8), generation: 0x1122 };
+        let run_degraded = ReplicaRequest::RunDegraded {
+            lost: std::array::from_fn(|at| at as u8),
+            generation: 0x1122,
+        };
         let command = run_degraded.command(7, 1);
         assert!(run_degraded.data().is_empty());
         assert_eq!((command.opcode, command.nsid.get(), command.cid.get()), (0xd0, 1, 7));
@@ -631,13 +650,13 @@ mod tests {
         (expected[52], expected[53]) = (3, 1);
         let later = attach.of_version(0x103);
         assert_eq!((later.version(), later.bytes()), (0x103, &expected[..]));
-        let clear = Request::ZeroNewSpace { usable_bytes: (1 << 33) + 4096 }.command(1, 1);
+        let clear = ReplicaRequest::ZeroNewSpace { usable_bytes: (1 << 33) + 4096 }.command(1, 1);
         assert_eq!((clear.opcode, clear.cdw10.get(), clear.cdw11.get()), (0xd8, 4096, 2));
-        let bad = Request::BadRange { offset: 1 << 33, len: 8192, index: 2, count: 5 };
+        let bad = ReplicaRequest::BadRange { offset: 1 << 33, len: 8192, index: 2, count: 5 };
         let bad = bad.command(1, 1);
         assert_eq!((bad.opcode, bad.cdw11.get(), bad.cdw12.get()), (0xe0, 2, 8192));
         assert_eq!(bad.cdw14.get(), 0x0005_0002);
-        let check = Request::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
+        let check = ReplicaRequest::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
         let command = check.command(1, 1);
         assert_eq!((command.cdw10.get(), command.cdw11.get()), (0, 2));
         assert_eq!((command.cdw12.get(), command.cdw13.get()), (8192, 4096));
@@ -646,43 +665,47 @@ mod tests {
 
     #[test]
     fn invalid_values_are_refused() {
-        let parse = |request: Request| Request::parse(&request.command(1, 1), request.data());
+        let parse =
+            |request: ReplicaRequest| ReplicaRequest::parse(&request.command(1, 1), request.data());
         for request in [
-            Request::Checksum { offset: 0, len: 0, unit_bytes: 4096 },
-            Request::Checksum { offset: 0, len: 4096, unit_bytes: 512 },
-            Request::Checksum { offset: 0, len: 2 << 20, unit_bytes: 4096 },
-            Request::SetState { state: State::EndResync, generation: 0 },
-            Request::ZeroNewSpace { usable_bytes: 0 },
-            Request::ZeroNewSpace { usable_bytes: (1 << 33) + 512 },
-            Request::BadRange { offset: 0, len: 0, index: 0, count: 1 },
-            Request::BadRange { offset: 512, len: 4096, index: 0, count: 1 },
-            Request::BadRange { offset: 0, len: 4096, index: 1, count: 1 },
-            Request::RunDegraded { lost: [0; 16], generation: 1 },
-            Request::JoinGroup { session: 0 },
-            Request::RunDegraded { lost: [1; 16], generation: 0 },
-            Request::Renew { offer: Offer::Recorded { revision: 0 }, failover_after_ms: 1 },
-            Request::Renew { offer: Offer::Suspended, failover_after_ms: 0 },
-            Request::Renew { offer: Offer::Suspended, failover_after_ms: u32::MAX },
-            Request::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
+            ReplicaRequest::Checksum { offset: 0, len: 0, unit_bytes: 4096 },
+            ReplicaRequest::Checksum { offset: 0, len: 4096, unit_bytes: 512 },
+            ReplicaRequest::Checksum { offset: 0, len: 2 << 20, unit_bytes: 4096 },
+            ReplicaRequest::SetState { state: StateChange::EndResync, generation: 0 },
+            ReplicaRequest::ZeroNewSpace { usable_bytes: 0 },
+            ReplicaRequest::ZeroNewSpace { usable_bytes: (1 << 33) + 512 },
+            ReplicaRequest::BadRange { offset: 0, len: 0, index: 0, count: 1 },
+            ReplicaRequest::BadRange { offset: 512, len: 4096, index: 0, count: 1 },
+            ReplicaRequest::BadRange { offset: 0, len: 4096, index: 1, count: 1 },
+            ReplicaRequest::RunDegraded { lost: [0; 16], generation: 1 },
+            ReplicaRequest::JoinGroup { session: 0 },
+            ReplicaRequest::RunDegraded { lost: [1; 16], generation: 0 },
+            ReplicaRequest::Renew {
+                offer: LossPermission::Recorded { revision: 0 },
+                failover_after_ms: 1,
+            },
+            ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: 0 },
+            ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: u32::MAX },
+            ReplicaRequest::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
         ] {
             assert_eq!(parse(request), Err(INVALID), "{request:?}");
         }
-        let far = Request::Checksum { offset: u64::MAX - 4095, len: 4096, unit_bytes: 4096 };
+        let far = ReplicaRequest::Checksum { offset: u64::MAX - 4095, len: 4096, unit_bytes: 4096 };
         assert_eq!(parse(far), Err(Status::LBA_OUT_OF_RANGE.dnr()));
-        let attach = Request::Attach(Attach::default()).command(1, 1);
+        let attach = ReplicaRequest::Attach(Attach::default()).command(1, 1);
         let short = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
-        assert_eq!(Request::parse(&attach, &[1; 63]), short);
+        assert_eq!(ReplicaRequest::parse(&attach, &[1; 63]), short);
         let mut other = Sqe::keep_alive(1);
         other.opcode = 0xc3;
-        assert_eq!(Request::parse(&other, &[]), Err(Status::INVALID_OPCODE.dnr()));
+        assert_eq!(ReplicaRequest::parse(&other, &[]), Err(Status::INVALID_OPCODE.dnr()));
     }
 
     proptest! {
         #[test]
         fn source_requests_reach_target(request in any_request()) {
             let (command, data) = (request.command(3, 9), request.data());
-            prop_assert_eq!(Request::parse(Sqe::view(command.bytes()).unwrap(), data), Ok(request));
-            prop_assert_eq!(Request::sent_bytes(request.opcode()), Some(data.len()));
+            prop_assert_eq!(ReplicaRequest::parse(Sqe::view(command.bytes()).unwrap(), data), Ok(request));
+            prop_assert_eq!(ReplicaRequest::sent_bytes(request.opcode()), Some(data.len()));
             let moved = command.data.data_bytes.get() as usize;
             prop_assert_eq!(moved, data.len().max(request.reply_bytes()));
         }
@@ -691,7 +714,7 @@ mod tests {
         fn reserved_bytes_are_checked(request in any_request(), at in 0usize..24, change in 1u8..) {
             let mut command = request.command(3, 9);
             command.parameters_mut()[at] ^= change;
-            if let Ok(other) = Request::parse(&command, request.data()) {
+            if let Ok(other) = ReplicaRequest::parse(&command, request.data()) {
                 prop_assert_ne!(other, request, "no byte is without a meaning");
             }
         }

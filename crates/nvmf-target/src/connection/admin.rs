@@ -36,7 +36,7 @@ impl Connection {
             return self.run_vendor(&command, data, payload);
         }
         let reply = self.with_controller(|controller, _| controller.admin(&command, data));
-        // A parked request is no longer counted as in flight: it may wait for an event
+        // A waiting request is no longer counted as in flight: it may wait for an event
         // indefinitely.
         self.answer(&command, reply.flatten(), payload);
     }

@@ -56,7 +56,7 @@ pub(crate) enum Stage {
 
 /// An exchange that has begun.
 pub(crate) struct Exchange {
-    controller: auth::Controller,
+    controller: auth::ControllerExchange,
     keys: KeyVersion,
     concatenation: ConcatenationRule,
     handshake: Handshake,
@@ -236,7 +236,8 @@ impl Connection {
                 groups: Group::ALL.into(),
                 concatenation: concatenation.accepted,
             };
-            let controller = auth::Controller::new(options, Randomness::from_words(random_u64));
+            let controller =
+                auth::ControllerExchange::new(options, Randomness::from_words(random_u64));
             let (keys, began) = (version, time::now());
             Ok(Box::new(Exchange { controller, keys, concatenation, handshake, began }))
         };
@@ -384,7 +385,7 @@ impl Exchange {
 
 impl Step {
     /// Runs on another thread. Returns the message that the host fetches.
-    fn run(self, controller: &mut auth::Controller) -> Result<Option<Vec<u8>>, Status> {
+    fn run(self, controller: &mut auth::ControllerExchange) -> Result<Option<Vec<u8>>, Status> {
         match self {
             Step::Send(bytes) => {
                 controller.send(&bytes);

@@ -80,7 +80,7 @@ impl Connection {
         let Some(session) = session.as_mut() else { return 0 };
         let (queue, controller) = (&session.connected.queue, &session.connected.controller);
         let open = queue.is_open() && session.authentication.is_open();
-        let after_half = !self.parked.borrow().is_nothing();
+        let after_half = !self.fused_first.borrow().is_nothing();
         if queue.qid == 0 || !controller.is_ready() || !open || after_half {
             return 0;
         }

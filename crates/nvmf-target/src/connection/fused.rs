@@ -2,11 +2,12 @@
 //! I/O queue and executes them as one.
 //!
 //! Invariants:
-//! - a first half is parked as state of the queue. It is no command in flight: it holds no pooled
+//! - a first half is waiting as state of the queue. It is no command in flight: it holds no pooled
 //!   buffer and no task, so the payload budget, the receiver and the connection's end never wait
-//!   for its partner. At most one is parked, with at most [`FUSED_BYTES`] of data outside the pool;
+//!   for its partner. At most one is waiting, with at most [`FUSED_BYTES`] of data outside the
+//!   pool;
 //! - the next command in order decides. A second half makes the pair one command in flight.
-//!   Anything else aborts the parked half, and so does a second half that fails by itself;
+//!   Anything else aborts the waiting half, and so does a second half that fails by itself;
 //! - both halves have their data in the capsule, or both have it requested with R2Ts: first the
 //!   Compare's, then the Write's, into one buffer that was granted for both;
 //! - each half is answered once: with its own error, Failed Fused Command if the other half failed,
@@ -30,7 +31,7 @@ use crate::limits::FUSED_BYTES;
 
 /// State that a command of a queue leaves to its successor.
 #[derive(Default)]
-pub(super) enum ParkedHalf {
+pub(super) enum FusedFirst {
     /// It was no first half.
     #[default]
     Nothing,
@@ -40,10 +41,10 @@ pub(super) enum ParkedHalf {
     Failed,
 }
 
-impl ParkedHalf {
+impl FusedFirst {
     #[inline]
     pub(super) fn is_nothing(&self) -> bool {
-        matches!(self, ParkedHalf::Nothing)
+        matches!(self, FusedFirst::Nothing)
     }
 }
 
@@ -63,25 +64,25 @@ impl Connection {
         }
     }
 
-    /// Before a command is handled: aborts a parked half whose partner it is not.
+    /// Before a command is handled: aborts a waiting half whose partner it is not.
     pub(super) fn before_fused(&self, fuse: Fuse) {
         if fuse != Fuse::Second {
-            self.abort_parked(Status::MISSING_FUSED_COMMAND);
+            self.abort_first(Status::MISSING_FUSED_COMMAND);
         }
     }
 
-    /// After a command was parked, begun or refused.
+    /// After a command was waiting, begun or refused.
     pub(super) fn after_fused(&self, fuse: Fuse) {
-        if fuse == Fuse::First && self.parked.borrow().is_nothing() {
-            self.parked.replace(ParkedHalf::Failed);
+        if fuse == Fuse::First && self.fused_first.borrow().is_nothing() {
+            self.fused_first.replace(FusedFirst::Failed);
         }
         if fuse == Fuse::Second {
-            self.abort_parked(Status::FAILED_FUSED_COMMAND);
+            self.abort_first(Status::FAILED_FUSED_COMMAND);
         }
     }
 
-    fn abort_parked(&self, status: Status) {
-        if let ParkedHalf::First { command, .. } = self.parked.take() {
+    fn abort_first(&self, status: Status) {
+        if let FusedFirst::First { command, .. } = self.fused_first.take() {
             self.answer_uncounted(&command, status);
         }
     }
@@ -100,13 +101,13 @@ impl Connection {
                     copy.copy_from_slice(&data);
                     copy.freeze()
                 });
-                self.parked.replace(ParkedHalf::First { command, data });
+                self.fused_first.replace(FusedFirst::First { command, data });
                 self.release(payload);
             }
-            Fuse::Second => match self.parked.take() {
-                ParkedHalf::Nothing => self.fail(&command, Status::MISSING_FUSED_COMMAND, payload),
-                ParkedHalf::Failed => self.fail(&command, Status::FAILED_FUSED_COMMAND, payload),
-                ParkedHalf::First { command: first, data: expected } => {
+            Fuse::Second => match self.fused_first.take() {
+                FusedFirst::Nothing => self.fail(&command, Status::MISSING_FUSED_COMMAND, payload),
+                FusedFirst::Failed => self.fail(&command, Status::FAILED_FUSED_COMMAND, payload),
+                FusedFirst::First { command: first, data: expected } => {
                     let pair = FusedPair { first, second: command };
                     self.run_pair(pair, expected, data, payload);
                 }

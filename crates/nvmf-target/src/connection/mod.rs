@@ -48,14 +48,14 @@ use flagstone_runtime::net::{Socket, Stream};
 use flagstone_runtime::task::{AbortOnDrop, EndedFlow};
 use flagstone_runtime::{spawn, sync, task, time};
 
-use super::queue::{Admitted, Phase};
+use super::queue::{CommandInFlight, Phase};
 use super::{Connected, Controller, ControllerQueue, Namespace, NamespaceTable, Target, TlsMode};
 use crate::limits::{HOST_KEEP_ALIVE, TX_ADMIN_BYTES, WATCHDOG_PERIOD};
 pub(crate) use authentication::Authentication;
 use flagstone_nvme::limits::TERM_REQ_MAX_BYTES;
 use flagstone_transport::limits::TERMINATE_TIMEOUT;
 use flagstone_transport::{Rx, RxError, Tx, source_of_peer};
-use fused::ParkedHalf;
+use fused::FusedFirst;
 use tls::TlsHost;
 use transfer::Transfers;
 use waiting::WaitingCommand;
@@ -82,7 +82,7 @@ pub(crate) struct Connection {
     transfer_bytes: Cell<usize>,
     /// In-flight commands that wait for memory.
     waiting: RefCell<VecDeque<WaitingCommand>>,
-    parked: RefCell<ParkedHalf>,
+    fused_first: RefCell<FusedFirst>,
     /// Reserved memory that lets the receiver continue while R2T data is outstanding.
     reserve: Reserve,
     /// Largest in-capsule data, in bytes; 0 before Connect.
@@ -293,7 +293,7 @@ impl Connection {
             payload_bytes: Cell::new(0),
             transfer_bytes: Cell::new(0),
             waiting: RefCell::default(),
-            parked: RefCell::default(),
+            fused_first: RefCell::default(),
             reserve: Reserve::new(room.clone()),
             in_capsule_bytes: Cell::new(0),
             queued_bytes_max: Cell::new(TX_ADMIN_BYTES),
@@ -460,8 +460,8 @@ impl Connection {
     }
 
     /// Like [`Connection::admit`], for commands that the connection itself stores.
-    pub(crate) fn admit_waiting(&self) -> Option<Admitted> {
-        self.queue.get().map(|queue| Admitted::new(queue.clone()))
+    pub(crate) fn admit_waiting(&self) -> Option<CommandInFlight> {
+        self.queue.get().map(|queue| CommandInFlight::new(queue.clone()))
     }
 
     /// Counts a command with `payload` bytes as completed or dropped.
@@ -475,13 +475,13 @@ impl Connection {
 
     /// Moves `payload` bytes of an in-flight command out of the budget: the command waits for data
     /// that the host has yet to send, and the connection must keep receiving.
-    pub(crate) fn park(&self, payload: usize) {
+    pub(crate) fn begin_waiting(&self, payload: usize) {
         self.payload_bytes.set(self.payload_bytes.get() - payload);
         self.room.notify();
     }
 
-    /// Ends [`Connection::park`]: the command no longer depends on the host.
-    pub(crate) fn unpark(&self, payload: usize) {
+    /// Ends [`Connection::begin_waiting`]: the command no longer depends on the host.
+    pub(crate) fn end_waiting(&self, payload: usize) {
         self.payload_bytes.set(self.payload_bytes.get() + payload);
     }
 

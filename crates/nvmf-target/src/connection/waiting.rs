@@ -33,7 +33,7 @@ use super::transfer::TransferHalf;
 use crate::Namespace;
 use crate::io::status_of;
 use crate::limits::{LINK_CAPSULE_BYTES, LINK_TRANSFER_BYTES};
-use crate::queue::Admitted;
+use crate::queue::CommandInFlight;
 
 thread_local! {
     static CAPSULES: Rc<SharedReserve> = Rc::new(SharedReserve::new(LINK_CAPSULE_BYTES));
@@ -64,7 +64,7 @@ struct Read {
     namespace: Arc<Namespace>,
     offset: u64,
     /// Admission of the command, since its namespace was found.
-    admitted: Option<Admitted>,
+    admitted: Option<CommandInFlight>,
     /// Bytes that it adds to the payload budget once it has memory.
     payload: usize,
 }
@@ -312,7 +312,7 @@ impl Connection {
     /// Drops all waiting commands and all transfers: their data will not arrive.
     pub(super) fn give_up_waiting(&self) {
         self.ended.set(true);
-        self.parked.take();
+        self.fused_first.take();
         for _ in self.waiting.take() {
             self.release(0);
         }

@@ -78,21 +78,21 @@ pub(crate) struct ReservationTurn {
 }
 
 /// The turn of one change, until it is dropped.
-struct Turn<'a>(&'a ReservationTurn);
+struct ChangeGuard<'a>(&'a ReservationTurn);
 
 impl ReservationTurn {
-    async fn take(&self) -> Turn<'_> {
+    async fn take(&self) -> ChangeGuard<'_> {
         let ticket = {
             let mut tickets = self.tickets.lock();
             tickets.0 += 1;
             tickets.0 - 1
         };
         self.served.wait_for(|| (self.tickets.lock().1 == ticket).then_some(())).await;
-        Turn(self)
+        ChangeGuard(self)
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.tickets.lock().1 += 1;
         self.0.served.notify();

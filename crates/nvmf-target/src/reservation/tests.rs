@@ -90,9 +90,9 @@ fn registration_key_must_match() {
     let replaced = change(RegisterAction::Replace { current: Some(10), key: 5 }).unwrap().next;
     assert_eq!(replaced.registrants[&host(1)], 5);
     assert_eq!(replaced.generation, state.generation + 1);
-    let stranger =
+    let unknown_host =
         Register { action: RegisterAction::Replace { current: None, key: 1 }, persist: None };
-    assert_eq!(state.register(host(4), stranger, false).unwrap_err(), CONFLICT);
+    assert_eq!(state.register(host(4), unknown_host, false).unwrap_err(), CONFLICT);
 }
 
 #[test]

@@ -335,11 +335,11 @@ proptest! {
         target.add_listener(&Address::Tcp("0.0.0.0:4420".parse().unwrap())).unwrap();
         let subsystem = if discovery { Nqn::discovery() } else { volume() };
         let host = TestHost::connect(&target, &subsystem);
-        let mut parked = 0;
+        let mut waiting = 0;
         for command in commands {
             prop_assert!(admin_data_bytes(&command) <= 4096);
             match host.controller().admin(&command, &data) {
-                None => parked += 1,
+                None => waiting += 1,
                 Some(CommandReply { status, data: Some(data), .. }) => {
                     prop_assert!(status.is_success());
                     prop_assert!(data.len() <= command.data.data_bytes.get() as usize);
@@ -350,7 +350,7 @@ proptest! {
                     prop_assert!(status.is_success() || result == 0);
                 }
             }
-            prop_assert!(parked <= 20 && host.controller().is_ready());
+            prop_assert!(waiting <= 20 && host.controller().is_ready());
         }
     }
 

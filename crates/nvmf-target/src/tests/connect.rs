@@ -211,14 +211,14 @@ fn allow_list_refuses_and_disconnects_hosts() {
     let other = Nqn::from_uuid([1; 16]);
     target.set_allowed_hosts(&volume(), vec![host(), other]).unwrap();
     let host_ = TestHost::connect(&target, &volume());
-    let mut stranger = Attempt::admin(&volume());
-    stranger.data.hostnqn = Nqn::from_uuid([2; 16]).to_field();
-    let refusal = stranger.send(&target).unwrap_err();
+    let mut unknown_host = Attempt::admin(&volume());
+    unknown_host.data.hostnqn = Nqn::from_uuid([2; 16]).to_field();
+    let refusal = unknown_host.send(&target).unwrap_err();
     assert_eq!(refusal.status, Status::CONNECT_INVALID_HOST.dnr());
     assert_eq!(refusal.result, ConnectField::HostNqn.result());
     // The discovery subsystem is open to every host.
-    stranger.data.subnqn = Nqn::discovery().to_field();
-    assert!(stranger.send(&target).is_ok());
+    unknown_host.data.subnqn = Nqn::discovery().to_field();
+    assert!(unknown_host.send(&target).is_ok());
 
     target.set_allowed_hosts(&volume(), vec![other]).unwrap();
     assert!(!host_.line.is_up());

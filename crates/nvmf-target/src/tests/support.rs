@@ -188,7 +188,7 @@ impl TestHost {
 
     /// Result and data of a command, or its status with More cleared.
     pub(crate) fn send(&self, command: &Sqe, data: &[u8]) -> Result<(u64, Vec<u8>), Status> {
-        let reply = self.controller().admin(command, data).expect("not parked");
+        let reply = self.controller().admin(command, data).expect("a reply");
         let CommandReply { status, result, data } = reply;
         if status.is_success() {
             return Ok((result, data.map_or(Vec::new(), |data| data.to_vec())));

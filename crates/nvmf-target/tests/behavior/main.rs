@@ -20,7 +20,9 @@ use flagstone_nvme::{IoOpcode, Sqe, Status, Wire as _};
 use flagstone_nvmf_target::TargetConfig;
 
 use support::client::{done, enabled, range};
-use support::{Gate, Host, Options, Pdu, Server, on_each_driver, on_each_real_driver, pattern};
+use support::{
+    BlockingDevice, Host, Options, Pdu, Server, on_each_driver, on_each_real_driver, pattern,
+};
 
 const MDTS: usize = 1 << 20;
 
@@ -66,7 +68,7 @@ fn reads_and_writes_of_all_sizes() {
 #[test]
 fn reads_and_writes_with_memory_alignment() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         let mut host = Host::attach(&server, &Options::default()).await;
         all_sizes(&mut host, 1, 4096).await;
         // Enough PDUs of one shape to start prediction, then others.
@@ -156,7 +158,7 @@ fn disallowed_digests_are_declined() {
 #[test]
 fn completions_report_sq_head() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         for entries in [2, 3, 8, 128] {
             let options = Options { flow_control: true, entries, ..Options::default() };
             let mut host = Host::attach(&server, &options).await;
@@ -245,8 +247,8 @@ fn read_success_in_data_pdu() {
 #[test]
 fn fua_and_flush_reach_device() {
     on_each_driver(async || {
-        let server = Server::of(TargetConfig::default(), Gate::disk());
-        let second = Gate::disk();
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
+        let second = BlockingDevice::disk();
         server.add(second.clone());
         let mut host = Host::attach(&server, &Options::default()).await;
         let flushes = || (server.gate.flushes(), second.flushes());

@@ -9,7 +9,7 @@ use flagstone_runtime::tls::TlsClient;
 use super::*;
 
 /// Host that asks for concatenation of `kind`: SC_C.
-fn concatenating(kind: Concatenation) -> auth::Host {
+fn concatenating(kind: Concatenation) -> auth::HostExchange {
     let names = Names { host: options().host.to_string(), subsystem: locked().to_string() };
     let options = auth::host::HostOptions {
         names,
@@ -19,7 +19,7 @@ fn concatenating(kind: Concatenation) -> auth::Host {
         groups: vec![Group::Null, Group::Ffdhe2048],
         concatenation: kind,
     };
-    auth::Host::new(options, 7, Randomness::from_words(random_u64))
+    auth::HostExchange::new(options, 7, Randomness::from_words(random_u64))
 }
 
 async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, HostFailure> {
@@ -29,16 +29,16 @@ async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, Ho
 }
 
 /// The rest of an exchange, after its first message.
-async fn continued(client: &mut Client, host: &mut auth::Host) -> Result<Psk, HostFailure> {
+async fn continued(client: &mut Client, host: &mut auth::HostExchange) -> Result<Psk, HostFailure> {
     let HostStep::Reply(reply) = host.fetched(&fetch(client).await.unwrap())? else {
         panic!("a reply")
     };
     assert_eq!(send(client, &reply).await, Status::SUCCESS);
-    let HostStep::Authenticated(Some(farewell)) = host.fetched(&fetch(client).await.unwrap())?
+    let HostStep::Authenticated(Some(final_reply)) = host.fetched(&fetch(client).await.unwrap())?
     else {
         panic!("authenticated")
     };
-    assert_eq!(send(client, &farewell).await, Status::SUCCESS);
+    assert_eq!(send(client, &final_reply).await, Status::SUCCESS);
     Ok(host.take_psk().expect("a PSK"))
 }
 
@@ -125,8 +125,8 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
     });
 }
 
-/// The exchange has begun when an I/O queue without TLS joins: the host must not believe that it has
-/// a PSK.
+/// The exchange has begun when an I/O queue without TLS joins: the host must not believe that it
+/// has a PSK.
 #[test]
 fn psk_that_cannot_be_kept_is_refused_to_the_host() {
     on_each_driver(async || {
@@ -167,13 +167,13 @@ fn promised_psk_keeps_plain_io_queues_out() {
         let mut io = Client::initialized(&server, &options()).await;
         let refused = io.connect(&options(), 1, id).await;
         assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.dnr());
-        let Ok(HostStep::Authenticated(Some(farewell))) =
+        let Ok(HostStep::Authenticated(Some(final_reply))) =
             begun.fetched(&fetch(&mut client).await.unwrap())
         else {
             panic!("authenticated")
         };
         assert_eq!(server.target.generated_psks(), 0);
-        assert_eq!(send(&mut client, &farewell).await, Status::SUCCESS);
+        assert_eq!(send(&mut client, &final_reply).await, Status::SUCCESS);
         assert!(handshakes(&server, &begun.take_psk().unwrap()).await);
         drop((client, io));
         is_sound(&server).await;
@@ -347,12 +347,12 @@ fn psk_of_a_replaced_key_opens_nothing() {
         let psk = concatenate(&mut one, Concatenation::NewPsk).await.unwrap();
         let mut begun = concatenating(Concatenation::NewPsk);
         assert_eq!(send(&mut other, &begun.negotiate()).await, Status::SUCCESS);
-        let parked = secured(&server, &psk).await.expect("a handshake");
+        let waiting = secured(&server, &psk).await.expect("a handshake");
         keys.host.replace(vec![secret(1), secret(3)]);
         assert!(!handshakes(&server, &psk).await);
         // Nor does it where its handshake came before.
-        let mut parked = Client::initialized_over(parked, &options()).await;
-        let refused = parked.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
+        let mut waiting = Client::initialized_over(waiting, &options()).await;
+        let refused = waiting.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
         assert_eq!(refused.status(), Status::CONNECT_CONTROLLER_BUSY);
         assert_eq!(failures(&server, FailureReason::PskEnded), 1);
         // Nor does one of an exchange that has begun with the old key.
@@ -384,13 +384,13 @@ fn psk_ends_with_the_controller_that_uses_it() {
         assert_eq!(admin.configure(enabled()).await, Status::SUCCESS);
         let second = concatenate(&mut admin, Concatenation::ReplacePsk).await.unwrap();
         let (io, _) = connected_over(&server, &second, 1, id).await;
-        let parked = secured(&server, &second).await.expect("a handshake");
+        let waiting = secured(&server, &second).await.expect("a handshake");
         drop((admin, io));
         eventually("the controller ends", || server.target.controllers() == 0).await;
         assert_eq!(server.target.generated_psks(), 0);
         assert!(!handshakes(&server, &second).await);
-        let mut parked = Client::initialized_over(parked, &options()).await;
-        let refused = parked.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
+        let mut waiting = Client::initialized_over(waiting, &options()).await;
+        let refused = waiting.connect(&options(), 0, CONTROLLER_ID_DYNAMIC).await;
         assert_eq!(refused.status(), Status::CONNECT_CONTROLLER_BUSY);
     });
 }

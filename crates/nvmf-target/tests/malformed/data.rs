@@ -286,7 +286,7 @@ fn late_padding_before_data() {
 fn capsules_with_empty_data() {
     on_each_driver(async || {
         // A device with memory alignment: the layout of the following PDUs is predicted.
-        let server = Server::of(TargetConfig::default(), Gate::disk());
+        let server = Server::of(TargetConfig::default(), BlockingDevice::disk());
         let mut host = Host::attach(&server, &Options::default()).await;
         let mut empty = Sqe::flush(3, 1);
         empty.data = SglDescriptor::in_capsule(0);

@@ -30,7 +30,7 @@ use flagstone_runtime::task;
 
 use support::client::{enabled, range};
 use support::{
-    Client, Dice, Gate, Host, Options, Pdu, Server, eventually, on_each_driver, pattern,
+    BlockingDevice, Client, Dice, Host, Options, Pdu, Server, eventually, on_each_driver, pattern,
 };
 
 const BLOCK: u64 = 512;

@@ -10,7 +10,7 @@ use flagstone_runtime::{Buf, BufMut};
 use parking_lot::Mutex;
 
 /// Open until it is closed.
-pub struct Gate {
+pub struct BlockingDevice {
     child: SharedDevice,
     state: Arc<State>,
     geometry: Geometry,
@@ -27,23 +27,23 @@ struct State {
     flushes: AtomicUsize,
 }
 
-impl Gate {
-    pub fn new(child: SharedDevice) -> Arc<Gate> {
+impl BlockingDevice {
+    pub fn new(child: SharedDevice) -> Arc<BlockingDevice> {
         let geometry = child.geometry();
-        Arc::new(Gate { child, state: Arc::default(), geometry })
+        Arc::new(BlockingDevice { child, state: Arc::default(), geometry })
     }
 
     /// 64 MiB of memory in blocks of 512 B.
-    pub fn memory() -> Arc<Gate> {
-        Gate::new(Arc::new(MemoryDevice::new(64 << 20, 512).unwrap()))
+    pub fn memory() -> Arc<BlockingDevice> {
+        BlockingDevice::new(Arc::new(MemoryDevice::new(64 << 20, 512).unwrap()))
     }
 
     /// The same with the memory alignment of a disk and a volatile write cache.
-    pub fn disk() -> Arc<Gate> {
+    pub fn disk() -> Arc<BlockingDevice> {
         let child: SharedDevice = Arc::new(MemoryDevice::new(64 << 20, 4096).unwrap());
         let geometry =
             Geometry { memory_align_bytes: 4096, volatile_cache: true, ..child.geometry() };
-        Arc::new(Gate { child, state: Arc::default(), geometry })
+        Arc::new(BlockingDevice { child, state: Arc::default(), geometry })
     }
 
     pub fn close(&self) {
@@ -114,7 +114,7 @@ impl Drop for Inside {
     }
 }
 
-impl BlockDevice for Gate {
+impl BlockDevice for BlockingDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
     }

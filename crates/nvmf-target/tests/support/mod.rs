@@ -11,6 +11,6 @@ pub mod harness;
 pub mod server;
 
 pub use client::{Client, Host, Options, Pdu};
-pub use device::{Gate, pattern};
+pub use device::{BlockingDevice, pattern};
 pub use harness::*;
 pub use server::{Server, subsystem};

@@ -14,17 +14,17 @@ use flagstone_runtime::net::{Address, Listener, Stream};
 use flagstone_runtime::task::AbortOnDrop;
 use flagstone_runtime::{alive, spawn, spawn_detached};
 
-use super::{Gate, Host, Options, eventually, pattern};
+use super::{BlockingDevice, Host, Options, eventually, pattern};
 
 /// Subsystem of every server.
 pub fn subsystem() -> Nqn {
     Nqn::new("nqn.2026-01.io.flagstone:db").unwrap()
 }
 
-/// Target with one subsystem, whose namespace 1 is a [`Gate`].
+/// Target with one subsystem, whose namespace 1 is a [`BlockingDevice`].
 pub struct Server {
     pub target: Arc<Target>,
-    pub gate: Arc<Gate>,
+    pub gate: Arc<BlockingDevice>,
     pub address: Address,
     /// Target side of the most recently accepted connection, for tests that close it.
     pub last: Rc<RefCell<Option<Stream>>>,
@@ -42,10 +42,10 @@ impl Server {
     }
 
     pub fn with(config: TargetConfig) -> Server {
-        Server::of(config, Gate::memory())
+        Server::of(config, BlockingDevice::memory())
     }
 
-    pub fn of(config: TargetConfig, gate: Arc<Gate>) -> Server {
+    pub fn of(config: TargetConfig, gate: Arc<BlockingDevice>) -> Server {
         let target = Target::new(config).unwrap();
         let serial = "SN-1".to_owned();
         let nqn = subsystem();

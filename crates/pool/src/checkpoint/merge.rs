@@ -18,7 +18,7 @@ use crate::map::recent::Change;
 use crate::map::tree::{Found, Tree, read_page};
 use crate::ondisk::ancestry::Ownership;
 use crate::ondisk::checksum;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 
@@ -107,8 +107,8 @@ impl<'a> Merge<'a> {
         Ok(own)
     }
 
-    /// The old page of a place, and its entry. A damaged page has lost its entries; only the metadata
-    /// map must be whole.
+    /// The old page of a place, and its entry. A damaged page has lost its entries; only the
+    /// metadata map must be whole.
     async fn old_page(&self, level: u8, index: u64) -> Result<(Entry, Arc<MapPage>), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let place = PagePlace { volume: self.old.volume, level, index };
@@ -261,7 +261,8 @@ impl<'a> Merge<'a> {
             checksums.push(checksum(block));
         }
         let birth = self.birth;
-        let record = |(index, _): &(u64, MapPage)| Record::Page { place: place(*index), birth };
+        let record =
+            |(index, _): &(u64, MapPage)| ChunkRecord::Page { place: place(*index), birth };
         let records = batch.iter().map(record).collect();
         let appended = self.shared.append(records, memory).await?;
         let written = batch.drain(..).zip(checksums).zip(appended.payload..);

@@ -1,4 +1,4 @@
-//! Metadata: the usage table and the catalog, as blocks of volume 0.
+//! Metadata: the usage table and the volume table, as blocks of volume 0.
 
 use flagstone_blockdev::IoError;
 
@@ -12,24 +12,24 @@ use crate::manage::space::USAGE_PER_BLOCK;
 use crate::map::recent::Change;
 use crate::map::tree::Tree;
 use crate::ondisk::ancestry::Ownership;
-use crate::ondisk::catalog::Catalog;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::PagePlace;
+use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, checksum};
 
 /// Level of the root of the metadata map.
 pub(crate) const METADATA_LEVEL: u8 = 3;
 
-/// First block of the catalog in the metadata map.
-pub(crate) const CATALOG_BLOCK: u64 = 1 << 22;
+/// First block of the volume table in the metadata map.
+pub(crate) const VOLUME_TABLE_BLOCK: u64 = 1 << 22;
 
 /// The metadata as of the last checkpoint, or as of the one being written.
 pub(crate) struct Metadata {
     tree: Tree,
     usage_on_disk: Usage,
     pub(crate) usage: Usage,
-    pub(crate) catalog_bytes: Vec<u8>,
+    pub(crate) volume_table_bytes: Vec<u8>,
 }
 
 /// Bytes as blocks, the last one filled with zeroes.
@@ -56,7 +56,7 @@ impl Metadata {
             tree: Tree { volume: 0, level: METADATA_LEVEL, root: state.superblock.root },
             usage_on_disk: state.usage.clone(),
             usage: state.meta_usage.clone(),
-            catalog_bytes: state.catalog_bytes.clone(),
+            volume_table_bytes: state.volume_table_bytes.clone(),
         }
     }
 
@@ -69,11 +69,11 @@ impl Metadata {
         &mut self,
         old: &OldMaps<'_>,
         usage: &Usage,
-        catalog: &Catalog,
+        volume_table: &VolumeTable,
         moving: &Moving,
         birth: u64,
     ) -> Result<Entry, IoError> {
-        let (shared, catalog_bytes) = (old.shared, catalog.encode());
+        let (shared, volume_table_bytes) = (old.shared, volume_table.encode());
         let moved = |index: u64| moving.touched.contains(&PagePlace { volume: 0, level: 0, index });
         let mut blocks: Vec<(u64, Option<Block>)> = Vec::new();
         let parts = usage.blocks.chunks(USAGE_PER_BLOCK);
@@ -84,9 +84,9 @@ impl Metadata {
                 blocks.push((index, Some(usage_block(new))));
             }
         }
-        let before: Vec<Block> = blocks_of(&self.catalog_bytes).collect();
-        let new: Vec<Block> = blocks_of(&catalog_bytes).collect();
-        for (index, at) in (CATALOG_BLOCK..).enumerate().take(before.len().max(new.len())) {
+        let before: Vec<Block> = blocks_of(&self.volume_table_bytes).collect();
+        let new: Vec<Block> = blocks_of(&volume_table_bytes).collect();
+        for (index, at) in (VOLUME_TABLE_BLOCK..).enumerate().take(before.len().max(new.len())) {
             if new.get(index) != before.get(index) || moved(at) {
                 blocks.push((at, new.get(index).copied()));
             }
@@ -107,7 +107,7 @@ impl Metadata {
         };
         let merge = Merge::new(old, &mut self.usage, self.tree, Ownership::default(), birth);
         let merged = merge.run(input, METADATA_LEVEL);
-        self.catalog_bytes = catalog_bytes;
+        self.volume_table_bytes = volume_table_bytes;
         Ok(merged.await?.tree.root)
     }
 }
@@ -125,7 +125,7 @@ async fn write_blocks(
         bytes.copy_from_slice(&block[..]);
     }
     let place = |index: u64| PagePlace { volume: 0, level: 0, index };
-    let record = |(index, _): &(u64, &Block)| Record::Page { place: place(*index), birth: 0 };
+    let record = |(index, _): &(u64, &Block)| ChunkRecord::Page { place: place(*index), birth: 0 };
     let records = present.iter().map(record).collect();
     let appended = shared.append(records, memory).await?;
     let mut location = appended.payload;

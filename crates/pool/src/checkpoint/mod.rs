@@ -11,7 +11,7 @@ mod metadata;
 mod reap;
 pub(crate) mod relocate;
 
-pub(crate) use metadata::{CATALOG_BLOCK, METADATA_LEVEL};
+pub(crate) use metadata::{METADATA_LEVEL, VOLUME_TABLE_BLOCK};
 
 use std::sync::Arc;
 
@@ -21,11 +21,11 @@ use crate::manage::shared::{Shared, State, Usage};
 use crate::map::orders::Trees;
 use crate::map::recent::{Change, Recent};
 use crate::map::tree::PageError;
-use crate::ondisk::catalog::{Catalog, VolumeState};
 use crate::ondisk::chunk::SnapshotOrder;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::volume_table::{VolumeState, VolumeTable};
 use crate::read_retries::{ReadRetries, Unreadable};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
@@ -39,8 +39,8 @@ pub(crate) struct Frozen {
     pub(crate) start: LogStart,
     /// Log of that chunk.
     pub(crate) log: u64,
-    /// The catalog without `snapshot`.
-    pub(crate) catalog: Catalog,
+    /// The volume table without `snapshot`.
+    pub(crate) volume_table: VolumeTable,
     /// Snapshots of exactly these changes.
     pub(crate) snapshot: Option<SnapshotOrder>,
 }
@@ -54,9 +54,9 @@ struct OldMaps<'a> {
 }
 
 impl OldMaps<'_> {
-    /// Reads pages of volumes, and repeats failed reads. `None` if a page is damaged: what it has is lost. A page that
-    /// the device cannot read may be whole, and counts as damaged only in the first checkpoint of an
-    /// opening: an operator knows of the failure then.
+    /// Reads pages of volumes, and repeats failed reads. `None` if a page is damaged: what it has
+    /// is lost. A page that the device cannot read may be whole, and counts as damaged only in the
+    /// first checkpoint of an opening: an operator knows of the failure then.
     ///
     /// # Errors
     /// Of the devices.
@@ -86,7 +86,7 @@ impl OldMaps<'_> {
 struct Work<'a> {
     shared: &'a Shared,
     old: OldMaps<'a>,
-    catalog: Catalog,
+    volume_table: VolumeTable,
     trees: Trees,
     usage: Usage,
 }
@@ -124,7 +124,7 @@ impl Shared {
                     retries: ReadRetries::default(),
                     is_opening: state.needs_first_checkpoint(),
                 },
-                catalog: frozen.catalog.clone(),
+                volume_table: frozen.volume_table.clone(),
                 trees: state.trees.clone(),
                 usage: state.usage.clone(),
             };
@@ -145,11 +145,11 @@ impl Shared {
         if let Some(order) = &frozen.snapshot {
             work.snapshot(order, frozen.start.sequence - 1);
         }
-        for (id, volume) in &mut work.catalog.volumes {
+        for (id, volume) in &mut work.volume_table.volumes {
             volume.root = work.trees[id].root;
         }
         let root =
-            meta.write(&work.old, &work.usage, &work.catalog, &moving, frozen.birth()).await?;
+            meta.write(&work.old, &work.usage, &work.volume_table, &moving, frozen.birth()).await?;
         // Everything that the checkpoint refers to took effect before, so one flush covers it.
         self.flush().await?;
         // Without the log device, too, the checkpoint is whole.
@@ -160,8 +160,8 @@ impl Shared {
             (superblock.start, superblock.log) = (frozen.start, frozen.log);
         });
         turn.write(&superblock, None).await?;
-        let Work { catalog, trees, usage, .. } = work;
-        self.commit(superblock, &frozen.catalog, &catalog, trees, meta, usage);
+        let Work { volume_table, trees, usage, .. } = work;
+        self.commit(superblock, &frozen.volume_table, &volume_table, trees, meta, usage);
         drop(turn);
         drop(frozen);
         // Clearing takes too long for the lock.
@@ -176,8 +176,8 @@ impl Shared {
     fn commit(
         &self,
         superblock: Superblock,
-        before: &Catalog,
-        after: &Catalog,
+        before: &VolumeTable,
+        after: &VolumeTable,
         trees: Trees,
         meta: Metadata,
         usage: Usage,
@@ -187,13 +187,13 @@ impl Shared {
         let start = self.storage.layout.segment_of(superblock.start.block);
         state.updated(superblock);
         for id in before.volumes.keys().filter(|id| !after.volumes.contains_key(id)) {
-            state.catalog.volumes.remove(id);
+            state.volume_table.volumes.remove(id);
             state.trees.remove(id);
         }
         for (id, merged) in &after.volumes {
             state.trees.insert(*id, trees[id]);
             let volume =
-                state.catalog.volumes.get_mut(id).expect("only checkpoints remove volumes");
+                state.volume_table.volumes.get_mut(id).expect("only checkpoints remove volumes");
             (volume.mapped, volume.shared, volume.root) =
                 (merged.mapped, merged.shared, merged.root);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
@@ -203,7 +203,7 @@ impl Shared {
             }
         }
         state.usage = usage;
-        (state.meta_usage, state.catalog_bytes) = (meta.usage, meta.catalog_bytes);
+        (state.meta_usage, state.volume_table_bytes) = (meta.usage, meta.volume_table_bytes);
         state.live = state.usage.total() + state.meta_usage.total();
         state.merged = state.frozen.take();
         let (usage, meta_usage) = (&state.usage.blocks, &state.meta_usage.blocks);
@@ -211,8 +211,8 @@ impl Shared {
         state.segments.commit(start, is_live);
         state.damaged.retain(|segment, _| state.segments.is_closed(*segment));
         state.checkpoints += 1;
-        (state.clean, state.spent) = (false, false);
-        state.catalog_changed();
+        (state.nothing_to_clean, state.cleaner_gains_nothing) = (false, false);
+        state.volume_table_changed();
         state.wanted.checkpoint |= state.deleting > 0;
     }
 }
@@ -230,7 +230,7 @@ impl Work<'_> {
     /// Merges the changes of every volume into its tree.
     async fn merge(&mut self, frozen: &Frozen, moving: &Moving) -> Result<(), IoError> {
         let changes = frozen.recent.sorted();
-        let ids: Vec<u32> = self.catalog.volumes.keys().copied().collect();
+        let ids: Vec<u32> = self.volume_table.volumes.keys().copied().collect();
         for id in ids {
             let first = changes.partition_point(|change| change.volume < id);
             let last = first + changes[first..].partition_point(|change| change.volume == id);
@@ -247,7 +247,7 @@ impl Work<'_> {
         moving: &Moving,
     ) -> Result<(), IoError> {
         let old = self.trees[&id];
-        let volume = &self.catalog.volumes[&id];
+        let volume = &self.volume_table.volumes[&id];
         let mut input = MergeInput::default();
         if volume.is_present_volume() {
             input.changes = changes.to_vec();
@@ -260,10 +260,10 @@ impl Work<'_> {
         if input.is_empty() && level == old.level {
             return Ok(());
         }
-        let ownership = self.catalog.ownership(id);
+        let ownership = self.volume_table.ownership(id);
         let merge = Merge::new(&self.old, &mut self.usage, old, ownership, frozen.birth());
         let merged = merge.run(input, level).await?;
-        let volume = self.catalog.volumes.get_mut(&id).expect("the identifiers are its own");
+        let volume = self.volume_table.volumes.get_mut(&id).expect("the identifiers are its own");
         // Damage of the map may have hidden what was mapped.
         let mapped = volume.mapped.saturating_add_signed(merged.mapped);
         volume.mapped = mapped.min(volume.blocks);
@@ -274,8 +274,10 @@ impl Work<'_> {
 
     /// Adds snapshots of the merged trees.
     fn snapshot(&mut self, order: &SnapshotOrder, sequence: u64) {
-        let first = self.catalog.next_id;
-        self.catalog.snapshot(order, sequence).expect("orders are checked before they are written");
+        let first = self.volume_table.next_id;
+        self.volume_table
+            .snapshot(order, sequence)
+            .expect("orders are checked before they are written");
         for (id, volume) in (first..).zip(&order.volumes) {
             self.trees.insert(id, crate::map::tree::Tree { volume: id, ..self.trees[volume] });
         }
@@ -322,8 +324,8 @@ impl State {
         let capacity = self.active.capacity();
         let fresh = self.spare.take().unwrap_or_else(|| Recent::new(capacity));
         let recent = std::mem::replace(&mut self.active, fresh);
-        let (log, catalog) = (self.position.log, self.catalog.clone());
-        self.frozen = Some(Arc::new(Frozen { recent, start, log, catalog, snapshot }));
+        let (log, volume_table) = (self.position.log, self.volume_table.clone());
+        self.frozen = Some(Arc::new(Frozen { recent, start, log, volume_table, snapshot }));
     }
 }
 

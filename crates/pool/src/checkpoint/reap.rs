@@ -2,7 +2,7 @@
 //!
 //! A map is walked in the order of its blocks, pages after everything below them. What belongs to
 //! the map alone, and is absent from the only map that continues from it, is freed. Nothing is
-//! written: the catalog has the block up to which the walk came.
+//! written: the volume table has the block up to which the walk came.
 //!
 //! Invariants: one map is reaped at a time, so those around it are whole; pages that cover blocks
 //! beyond the walk are whole, so it can continue after a crash; subtrees that are shared are not
@@ -16,9 +16,9 @@ use flagstone_blockdev::IoError;
 use super::Work;
 use crate::limits::REAP_PAGES;
 use crate::map::tree::{PageError, read_page};
-use crate::ondisk::catalog::VolumeState;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::ondisk::volume_table::VolumeState;
 
 /// A page on the way to the next block of the walk, and its counterpart in the other map.
 struct Frame {
@@ -59,13 +59,13 @@ impl Work<'_> {
                 VolumeState::Deleting { reaped } => Some((reaped == 0, *id)),
                 VolumeState::Present => None,
             };
-            let volumes = self.catalog.volumes.iter();
+            let volumes = self.volume_table.volumes.iter();
             let Some((_, id)) = volumes.filter_map(|(id, of)| deleting((id, of.state))).min()
             else {
                 return Ok(());
             };
             if self.reap_one(id, &mut pages).await? {
-                self.catalog.remove_reaped(id);
+                self.volume_table.remove_reaped(id);
                 self.trees.remove(&id);
             }
         }
@@ -75,10 +75,10 @@ impl Work<'_> {
     /// Continues the walk of one map; returns whether it came to the end.
     async fn reap_one(&mut self, id: u32, pages: &mut usize) -> Result<bool, IoError> {
         let tree = self.trees[&id];
-        let child = self.catalog.children(id).next().map(|child| self.trees[&child.id]);
-        let volume = &self.catalog.volumes[&id];
+        let child = self.volume_table.children(id).next().map(|child| self.trees[&child.id]);
+        let volume = &self.volume_table.volumes[&id];
         let VolumeState::Deleting { reaped: from } = volume.state else { return Ok(true) };
-        let floor = self.catalog.sequence_of(volume.parent);
+        let floor = self.volume_table.sequence_of(volume.parent);
         let mut walk = Walk { floor, from, frames: Vec::new() };
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let other = match &child {
@@ -147,7 +147,7 @@ impl Work<'_> {
     }
 
     fn set_reaped(&mut self, id: u32, reaped: u64) {
-        if let Some(volume) = self.catalog.volumes.get_mut(&id) {
+        if let Some(volume) = self.volume_table.volumes.get_mut(&id) {
             volume.state = VolumeState::Deleting { reaped };
         }
     }

@@ -11,7 +11,7 @@ use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
 use crate::map::tree::read_page;
 use crate::ondisk::checksum;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
 
@@ -33,7 +33,8 @@ impl Work<'_> {
     /// Copies what moves, and changes the trees that have it.
     ///
     /// # Errors
-    /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may move.
+    /// Of the devices; [`IoError::ReadFault`] for a page that cannot be read: then nothing may
+    /// move.
     pub(super) async fn relocate(&mut self, moving: &Moving) -> Result<(), IoError> {
         // New entries by old location, of blocks and pages.
         let mut moved = moving.blocks.clone();
@@ -130,7 +131,7 @@ impl Work<'_> {
             page.encode(place.level, place.index, block);
             entries.push(Entry { checksum: checksum(block), ..*old });
             let place = PagePlace { volume: page.volume, ..*place };
-            records.push(Record::Page { place, birth: old.birth });
+            records.push(ChunkRecord::Page { place, birth: old.birth });
         }
         let appended = self.shared.append(records, memory).await?;
         for ((entry, (.., page)), location) in entries.iter_mut().zip(pages).zip(appended.payload..)

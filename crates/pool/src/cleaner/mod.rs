@@ -4,13 +4,13 @@
 //! Invariants:
 //! - a block is copied only if the map has it at this place now, and the copy takes effect only if
 //!   the map still does;
-//! - a segment that cannot be read, or whose live blocks are not found, stays as it is, and is tried
-//!   again later;
-//! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the block
-//!   refer to the copy, so a replay never sees one of them changed alone;
+//! - a segment that cannot be read, or whose live blocks are not found, stays as it is, and is
+//!   tried again later;
+//! - a block of snapshots is copied once; the checkpoint after it makes all maps that have the
+//!   block refer to the copy, so a replay never sees one of them changed alone;
 //! - map pages and metadata are not copied: the checkpoint writes them again;
-//! - no checkpoint runs and no ancestry changes between a look at a tree and the effect of the copy,
-//!   because one task does both in turn.
+//! - no checkpoint runs and no ancestry changes between a look at a tree and the effect of the
+//!   copy, because one task does both in turn.
 
 pub(crate) mod gain;
 mod owners;
@@ -27,7 +27,7 @@ use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{
-    CHECKSUM_BYTES, ChunkHeader, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES, Record,
+    CHECKSUM_BYTES, ChunkHeader, ChunkRecord, MOVED_RECORD_BYTES, RECORD_SPACE_BYTES,
 };
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace};
@@ -43,7 +43,7 @@ const COPIES_MAX: usize = RECORD_SPACE_BYTES / (MOVED_RECORD_BYTES + CHECKSUM_BY
 #[derive(Default)]
 struct Copies {
     /// With the entries of the copied blocks.
-    records: Vec<(Record, Entry)>,
+    records: Vec<(ChunkRecord, Entry)>,
     blocks: Vec<Block>,
     /// Old locations of the pages that the next checkpoint will copy.
     pages: BTreeSet<u64>,
@@ -95,8 +95,9 @@ impl Shared {
         let victims = self.victims();
         let (leaves_max, has_spare) = {
             let mut state = self.state.lock();
-            // A block of many snapshots has as many leaves. What is spare in a small pool may be more
-            // than the reserve has for pages; a large pool has the most that memory is bounded to.
+            // A block of many snapshots has as many leaves. What is spare in a small pool may be
+            // more than the reserve has for pages; a large pool has the most that memory is bounded
+            // to.
             let spare = self.spare_blocks(&mut state) / 2;
             copies.pages_max = state.sizes.moving.max((spare as usize).min(MOVING_MAX));
             (state.sizes.recent / 2, spare > 0)
@@ -130,7 +131,7 @@ impl Shared {
         }
         let (Some(first), Some(is_whole)) = (victims.first().copied(), is_first_whole) else {
             let mut state = self.state.lock();
-            (state.clean, state.spent) = (true, true);
+            (state.nothing_to_clean, state.cleaner_gains_nothing) = (true, true);
             drop(state);
             self.progress.notify();
             return Ok(());
@@ -151,7 +152,7 @@ impl Shared {
             state.leave_alone(first);
             state.gain = Gain::default();
         }
-        state.clean = state.gain.is_over();
+        state.nothing_to_clean = state.gain.is_over();
         drop(state);
         self.progress.notify();
         Ok(())
@@ -169,8 +170,8 @@ impl Shared {
         state.segments.free() as u64 * segment + state.host_blocks
     }
 
-    /// Blocks that copies may take: half of what the checkpoint after them leaves. Pages of snapshots
-    /// take the other half, at most, as chunks of a page each.
+    /// Blocks that copies may take: half of what the checkpoint after them leaves. Pages of
+    /// snapshots take the other half, at most, as chunks of a page each.
     fn spare_blocks(&self, state: &mut State) -> u64 {
         let spare = state.segments.free().saturating_sub(state.checkpoint_segments());
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
@@ -183,20 +184,20 @@ impl Shared {
         let free_blocks = state.segments.free() as u64 * u64::from(segment_blocks);
         let evacuated = state.evacuated.clone();
         let spare = self.spare_blocks(state);
-        // During an evacuation, the device has segments for what the others have no room for. Larger
-        // passes then spread the checkpoint after each over more of them.
+        // During an evacuation, the device has segments for what the others have no room for.
+        // Larger passes then spread the checkpoint after each over more of them.
         let share = if evacuated.is_some() { 2 } else { 4 };
         let budget = Budget {
             // A copy takes a header per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
-            // A large pass spreads its checkpoint over more copies, without which it gains nothing at the
-            // density of a full pool.
+            // A large pass spreads its checkpoint over more copies, without which it gains nothing
+            // at the density of a full pool.
             copies: (state.sizes.recent as u64 / 2)
                 .min(free_blocks / share)
                 .max((state.sizes.copies as u64).min(spare)),
         };
-        // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on the
-        // others, which takes half of the reserve. Writes of hosts leave more than that, so
+        // An evacuated device is emptied whatever that gains, as long as a checkpoint has room on
+        // the others, which takes half of the reserve. Writes of hosts leave more than that, so
         // they cannot take that room for good.
         let (free, reserve) = (state.segments.free(), state.sizes.reserve);
         if let Some(range) = evacuated.clone().filter(|_| free > reserve / 2) {
@@ -237,9 +238,13 @@ impl Shared {
         let block_of = |volume: u32, index: u64| PagePlace { volume, level: 0, index };
         for record in &header.records {
             let (place, birth) = match record {
-                Record::Data { volume, block, .. } => (block_of(*volume, *block), header.sequence),
-                Record::Moved { volume, block, birth, .. } => (block_of(*volume, *block), *birth),
-                Record::Page { place, birth } => (*place, *birth),
+                ChunkRecord::Data { volume, block, .. } => {
+                    (block_of(*volume, *block), header.sequence)
+                }
+                ChunkRecord::Moved { volume, block, birth, .. } => {
+                    (block_of(*volume, *block), *birth)
+                }
+                ChunkRecord::Page { place, birth } => (*place, *birth),
                 _ => continue,
             };
             for (index, location) in (place.index..).zip(at..).take(record.payload_blocks()) {
@@ -341,8 +346,10 @@ impl Shared {
             return self.skip_damaged(top.id, place.index, location);
         }
         let record = match top.is_snapshot {
-            true => Record::Page { place, birth },
-            false => Record::Moved { volume: top.id, block: place.index, old: location, birth },
+            true => ChunkRecord::Page { place, birth },
+            false => {
+                ChunkRecord::Moved { volume: top.id, block: place.index, old: location, birth }
+            }
         };
         if top.is_snapshot && !self.add_holders(top, found, copies).await? {
             return Ok(());
@@ -410,7 +417,8 @@ impl Shared {
     }
 
     /// Writes the first of the copies as a chunk. It ends with its segment, if it reaches that end:
-    /// what chunks leave of segments is as lost as dead blocks, and a full pool has little of either.
+    /// what chunks leave of segments is as lost as dead blocks, and a full pool has little of
+    /// either.
     async fn write_chunk_of(&self, copies: &mut Copies) -> Result<(), IoError> {
         let room = self.state.lock().position.room();
         let count = if room == 0 { copies.blocks.len() } else { copies.blocks.len().min(room) };
@@ -419,8 +427,9 @@ impl Shared {
         for (block, place) in copies.blocks.drain(..count).zip(places) {
             place.copy_from_slice(&block);
         }
-        let (records, entries): (Vec<Record>, Vec<Entry>) = copies.records.drain(..count).unzip();
-        let is_shared = |record: &Record| matches!(record, Record::Page { .. });
+        let (records, entries): (Vec<ChunkRecord>, Vec<Entry>) =
+            copies.records.drain(..count).unzip();
+        let is_shared = |record: &ChunkRecord| matches!(record, ChunkRecord::Page { .. });
         let shared: Vec<bool> = records.iter().map(is_shared).collect();
         {
             let mut state = self.state.lock();

@@ -1,8 +1,8 @@
 //! Owners: which volumes and snapshots have a block or page, found by its birth.
 //!
 //! What has a block is connected in the ancestry (see [`crate::ondisk::ancestry`]). Its top is the
-//! volume or snapshot that is not older than the block, with a parent that is; it was taken from the
-//! volume that wrote the block, or adopted its place.
+//! volume or snapshot that is not older than the block, with a parent that is; it was taken from
+//! the volume that wrote the block, or adopted its place.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,8 @@ pub(super) struct Owners {
 impl Owners {
     pub(super) fn of(state: &State) -> Owners {
         let mut owners = Owners::default();
-        let catalog = &state.catalog;
-        for volume in catalog.volumes.values() {
+        let volume_table = &state.volume_table;
+        for volume in volume_table.volumes.values() {
             let Some(tree) = state.trees.get(&volume.id).copied() else { continue };
             let sequence = volume.sequence();
             let node = Node {
@@ -41,7 +41,7 @@ impl Owners {
                 tree,
                 is_snapshot: sequence.is_some(),
                 sequence: sequence.unwrap_or(u64::MAX),
-                floor: catalog.sequence_of(volume.parent),
+                floor: volume_table.sequence_of(volume.parent),
             };
             if volume.parent != 0 {
                 owners.children.entry(volume.parent).or_default().push(node);

@@ -8,7 +8,7 @@ use super::position::ChunkContent;
 use crate::limits::BLOCK_BYTES;
 use crate::manage::shared::{Shared, WriteOut};
 use crate::manage::superblock::changed;
-use crate::ondisk::chunk::{ChunkHeader, Record};
+use crate::ondisk::chunk::{ChunkHeader, ChunkRecord};
 use crate::ondisk::superblock::LogStart;
 use crate::ondisk::{Block, checksum};
 
@@ -30,8 +30,8 @@ struct ChunkPlace {
 }
 
 /// False for chunks of checkpoints and the cleaner.
-fn is_of_hosts(records: &[Record]) -> bool {
-    !matches!(records.first(), Some(Record::Page { .. } | Record::Moved { .. }))
+fn is_of_hosts(records: &[ChunkRecord]) -> bool {
+    !matches!(records.first(), Some(ChunkRecord::Page { .. } | ChunkRecord::Moved { .. }))
 }
 
 /// Memory for a chunk of this payload: the header, then the payload.
@@ -70,10 +70,10 @@ impl Shared {
     /// this chunk.
     pub(crate) async fn append(
         &self,
-        records: Vec<Record>,
+        records: Vec<ChunkRecord>,
         mut memory: BufMut,
     ) -> Result<Appended, IoError> {
-        let spare = self.state.lock().spares.checksums.pop();
+        let spare = self.state.lock().recycled.checksums.pop();
         let mut checksums = spare.unwrap_or_default();
         checksums.extend(memory[BLOCK_BYTES..].chunks(BLOCK_BYTES).map(checksum));
         let ChunkPlace { start, log, durable } = match &self.storage.log {
@@ -110,12 +110,12 @@ impl Shared {
         Ok(Appended { sequence: start.sequence, payload: start.block + 1 })
     }
 
-    /// Reserves the place of a chunk on the log device: waits for the turn of hosts, for a slot, and for
-    /// the marks of its volumes.
+    /// Reserves the place of a chunk on the log device: waits for the turn of hosts, for a slot,
+    /// and for the marks of its volumes.
     async fn reserve_on(
         &self,
         log: &LogDevice,
-        records: &[Record],
+        records: &[ChunkRecord],
         payload: usize,
     ) -> Result<ChunkPlace, IoError> {
         if is_of_hosts(records) {
@@ -133,7 +133,7 @@ impl Shared {
     /// the superblock must mark volumes first.
     fn try_reserve(
         &self,
-        records: &[Record],
+        records: &[ChunkRecord],
         payload: usize,
     ) -> Option<Result<Option<ChunkPlace>, IoError>> {
         let mut state = self.state.lock();

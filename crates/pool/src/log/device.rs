@@ -10,7 +10,7 @@ use flagstone_blockdev::{IoError, IoFuture};
 use flagstone_runtime::{Buf, BufMut, time};
 use parking_lot::Mutex;
 
-use super::tail::{Held, Tail};
+use super::tail::{Tail, TailSlot};
 use super::throttle::Throttle;
 use crate::limits::{BLOCK_BYTES, WRITE_OUT_BLOCKS, WRITE_OUT_COPIES};
 use crate::ondisk::superblock::{LogStart, SUPERBLOCK_AREA_BYTES};
@@ -36,8 +36,8 @@ pub(crate) struct Head {
     pub(crate) throttle: Throttle,
 }
 
-/// Blocks of a tail near which hosts slow down: before the slots are exhausted, of which the first and
-/// the last are in part empty.
+/// Blocks of a tail near which hosts slow down: before the slots are exhausted, of which the first
+/// and the last are in part empty.
 pub(crate) fn tail_limit(limit: u64, slots: u32, segment_blocks: u32) -> u64 {
     limit.min(u64::from(slots - 2) * u64::from(segment_blocks))
 }
@@ -81,7 +81,7 @@ impl LogDevice {
     }
 
     /// Where the log device has a block, while it does.
-    pub(crate) fn held(&self, block: u64) -> Option<Held> {
+    pub(crate) fn held(&self, block: u64) -> Option<TailSlot> {
         self.head().tail.held(self.split(block).0)
     }
 
@@ -148,7 +148,7 @@ impl LogDevice {
     /// Of the device.
     pub(crate) async fn read_held(
         &self,
-        held: Held,
+        held: TailSlot,
         block: u64,
         buf: BufMut,
     ) -> Result<(BufMut, bool), IoError> {

@@ -1,8 +1,8 @@
 //! Gathering: the writes of a core join the open chunk while earlier chunks are in flight.
 //!
 //! Invariants: a chunk is written by a task of its own, so a dropped call does not stop it; payload
-//! is kept by reference until the chunk is written, and then copied once. The steady state allocates
-//! nothing.
+//! is kept by reference until the chunk is written, and then copied once. The steady state
+//! allocates nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use flagstone_runtime::{Buf, spawn_detached, time};
 
 use super::append::chunk_memory;
 use super::pace::Pace;
-use crate::limits::{BLOCK_BYTES, SPARES_MAX};
+use crate::limits::{BLOCK_BYTES, RECYCLED_MAX};
 use crate::manage::shared::Shared;
-use crate::ondisk::chunk::{RECORD_SPACE_BYTES, Record};
+use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
 
 /// Content of an open chunk.
 #[derive(Default)]
 struct Parts {
-    records: Vec<Record>,
+    records: Vec<ChunkRecord>,
     payload: Vec<Buf>,
     blocks: usize,
     header_bytes: usize,
@@ -58,7 +58,7 @@ impl Gatherer {
     pub(crate) fn add(
         self: &Rc<Self>,
         shared: &Arc<Shared>,
-        record: Record,
+        record: ChunkRecord,
         payload: Option<Buf>,
     ) -> Rc<GatheredChunk> {
         let (blocks, bytes) = (record.payload_blocks(), record.header_bytes());
@@ -118,7 +118,7 @@ impl Gatherer {
             outcome: Cell::new(None),
             done: Notify::new(),
         });
-        if kept.len() < SPARES_MAX {
+        if kept.len() < RECYCLED_MAX {
             kept.push(chunk.clone());
         }
         chunk
@@ -141,7 +141,7 @@ impl GatheredChunk {
     }
 
     /// Copies the payload, and empties the chunk.
-    fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<Record> {
+    fn take_parts(&self, shared: &Shared, mut rest: &mut [u8]) -> Vec<ChunkRecord> {
         let mut parts = self.parts.borrow_mut();
         for data in parts.payload.drain(..) {
             let (part, after) = rest.split_at_mut(data.len());
@@ -149,7 +149,7 @@ impl GatheredChunk {
             rest = after;
         }
         (parts.blocks, parts.header_bytes) = (0, 0);
-        let spare = shared.state.lock().spares.records.pop();
+        let spare = shared.state.lock().recycled.records.pop();
         std::mem::replace(&mut parts.records, spare.unwrap_or_default())
     }
 }

@@ -1,9 +1,9 @@
 //! Pace: how many chunks of a core are in flight. Pure.
 //!
-//! A cloud disk that is limited in I/Os per second queues what exceeds the limit. More chunks in flight
-//! then only wait longer, and carry fewer writes each. So the number falls while chunks take much
-//! longer than the fastest did lately, and rises again while they do not. Two remain, so that the
-//! device never idles between chunks.
+//! A cloud disk that is limited in I/Os per second queues what exceeds the limit. More chunks in
+//! flight then only wait longer, and carry fewer writes each. So the number falls while chunks take
+//! much longer than the fastest did lately, and rises again while they do not. Two remain, so that
+//! the device never idles between chunks.
 
 use std::time::Duration;
 

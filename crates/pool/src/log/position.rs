@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use flagstone_blockdev::IoError;
 
 use super::segments::Segments;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::U48_MAX;
 use crate::ondisk::superblock::LogStart;
 
@@ -30,7 +30,7 @@ pub struct InFlight {
 #[derive(Debug, Default)]
 pub struct ChunkContent {
     /// Changes, in order.
-    pub records: Vec<Record>,
+    pub records: Vec<ChunkRecord>,
     /// Checksums of the payload.
     pub checksums: Vec<u32>,
 }
@@ -94,8 +94,8 @@ impl Position {
         (self.segment_blocks - self.next.block % self.segment_blocks - 1) as usize
     }
 
-    /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and the
-    /// following segment.
+    /// Reserves the place of a chunk with this payload: its sequence, the block of its header, and
+    /// the following segment.
     ///
     /// # Errors
     /// [`IoError::NoSpace`] without a free segment when one is needed, and at the last sequence.

@@ -1,8 +1,8 @@
 //! Tail: the part of the log that the log device holds and the devices of the pool may lack. Pure.
 //!
 //! Invariants: segments come in the order of the log and use the slots in turn; per segment,
-//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its segment is durable as a
-//! whole.
+//! *durable* ≤ *applied* ≤ *end*, in blocks; a slot is reused only after its segment is durable as
+//! a whole.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -36,7 +36,7 @@ pub struct Piece {
 
 /// Place of a segment on the log device, as of one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct TailSlot {
     /// Place of the segment.
     pub slot: u32,
     /// Number of the segment in the log since the opening.
@@ -117,10 +117,10 @@ impl Tail {
     }
 
     /// The place of a segment on the log device, while it is there.
-    pub fn held(&self, segment: u32) -> Option<Held> {
+    pub fn held(&self, segment: u32) -> Option<TailSlot> {
         let number = *self.numbers.get(&segment)?;
         let own = &self.segments[(number - self.before) as usize];
-        Some(Held { slot: own.slot, number })
+        Some(TailSlot { slot: own.slot, number })
     }
 
     /// Asks that everything that took effect is written out; returns what
@@ -181,8 +181,8 @@ impl Tail {
         self.changed.retain(|_, last| *last > durable);
     }
 
-    /// Frees the slots of segments that are durable as a whole. At once, because a segment without a
-    /// slot may come back to the log.
+    /// Frees the slots of segments that are durable as a whole. At once, because a segment without
+    /// a slot may come back to the log.
     fn free_slots(&mut self) {
         while self.segments.len() > 1 && self.segments[0].durable == self.segments[0].end {
             let gone = self.segments.pop_front().expect("there are two");

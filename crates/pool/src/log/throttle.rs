@@ -1,8 +1,8 @@
 //! Throttle: slows hosts down to the speed at which the log device is written out. Pure.
 //!
-//! Below half of its limit the tail does not slow hosts down. Above, they get a rate that falls with
-//! the room that is left: twice that of the writing out at half, the same at three quarters, so the
-//! tail settles there, and hosts never stop and go.
+//! Below half of its limit the tail does not slow hosts down. Above, they get a rate that falls
+//! with the room that is left: twice that of the writing out at half, the same at three quarters,
+//! so the tail settles there, and hosts never stop and go.
 
 use std::time::Duration;
 

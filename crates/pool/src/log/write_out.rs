@@ -28,8 +28,8 @@ enum Due {
     Unmark,
 }
 
-/// Copies pieces, several at a time. Their memory has a reserve, because writers that wait for a slot
-/// hold the rest.
+/// Copies pieces, several at a time. Their memory has a reserve, because writers that wait for a
+/// slot hold the rest.
 pub(crate) struct Copier {
     log: Arc<LogDevice>,
     reserve: Rc<SharedReserve>,

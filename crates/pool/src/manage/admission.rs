@@ -1,19 +1,19 @@
-//! Admission: whether changes and orders may begin, and what the maintenance task does for them. The decisions
-//! are in [`super::space`].
+//! Admission: whether changes and orders may begin, and what the maintenance task does for them.
+//! The decisions are in [`super::space`].
 
 use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State};
-use super::space::{Admission, Demand, OrderKind, Sizes, Supply, admit, admit_order};
+use super::space::{OrderKind, Sizes, SpaceDecision, SpaceState, WriteCost, admit, admit_order};
 use crate::limits::{CHUNKS_UNAPPLIED, LOG_SEGMENTS_MAX, PASSES_WAITED};
 use crate::map::recent::Recent;
 
 impl State {
-    pub(crate) fn supply(&mut self) -> Supply {
+    pub(crate) fn supply(&mut self) -> SpaceState {
         let new = |recent: &Recent| recent.len() - recent.copied();
         let frozen = self.frozen.as_ref().map_or(0, |frozen| new(&frozen.recent));
         let copied = self.active.copied().min(self.sizes.copies);
-        Supply {
+        SpaceState {
             live: self.live + frozen as u64,
             reserved: self.reserved,
             entries: self.active.len() - copied + self.admitted.0,
@@ -23,13 +23,13 @@ impl State {
             unmerged: !self.active.is_empty()
                 || self.frozen.as_ref().is_some_and(|frozen| !frozen.recent.is_empty())
                 || self.admitted != (0, 0),
-            clean: self.clean,
-            spent: self.spent,
+            nothing_to_clean: self.nothing_to_clean,
+            cleaner_gains_nothing: self.cleaner_gains_nothing,
         }
     }
 
     /// Decides whether a change may begin; `None` if it has to wait.
-    fn try_admit(&mut self, demand: &Demand, waited: u64) -> Option<Result<(), IoError>> {
+    fn try_admit(&mut self, demand: &WriteCost, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
             return Some(Err(error));
@@ -47,16 +47,16 @@ impl State {
         Some(decided)
     }
 
-    /// Segments that the next checkpoint takes, at most, after a pass of the cleaner: a quarter of the
-    /// reserve if nothing else changed, and half of it if as much changed as can.
+    /// Segments that the next checkpoint takes, at most, after a pass of the cleaner: a quarter of
+    /// the reserve if nothing else changed, and half of it if as much changed as can.
     pub(crate) fn checkpoint_segments(&self) -> usize {
         let Sizes { reserve, recent, .. } = self.sizes;
         let changed = (self.active.len() + self.admitted.0).min(recent);
         reserve.div_ceil(4) + (reserve * changed).div_ceil(4 * recent)
     }
 
-    /// Decides whether free segments have room for so many more reserved blocks, or will not have it;
-    /// `None` while the cleaner makes room.
+    /// Decides whether free segments have room for so many more reserved blocks, or will not have
+    /// it; `None` while the cleaner makes room.
     fn try_back(&mut self, blocks: u64, waited: u64) -> Option<Result<(), IoError>> {
         let sizes = self.sizes;
         if let Err(error) = self.check() {
@@ -67,10 +67,10 @@ impl State {
         if supply.is_backed(&sizes, blocks) || is_over || waited >= PASSES_WAITED {
             return Some(Ok(()));
         }
-        self.decide(match supply.clean {
-            false => Admission::AfterCleaning,
-            true if supply.may_shrink(waited) => Admission::AfterCheckpoint,
-            true => Admission::Now,
+        self.decide(match supply.nothing_to_clean {
+            false => SpaceDecision::AfterCleaning,
+            true if supply.may_shrink(waited) => SpaceDecision::AfterCheckpoint,
+            true => SpaceDecision::Now,
         })
     }
 
@@ -87,11 +87,11 @@ impl State {
     }
 
     /// Asks for what an admission needs.
-    fn decide(&mut self, admission: Admission) -> Option<Result<(), IoError>> {
+    fn decide(&mut self, admission: SpaceDecision) -> Option<Result<(), IoError>> {
         match admission {
-            Admission::Now => Some(Ok(())),
-            Admission::Full => Some(Err(IoError::NoSpace)),
-            Admission::AfterCheckpoint => {
+            SpaceDecision::Now => Some(Ok(())),
+            SpaceDecision::Full => Some(Err(IoError::NoSpace)),
+            SpaceDecision::AfterCheckpoint => {
                 // Admitted changes can be merged when they have taken effect, which wakes this one:
                 // until then, checkpoints would follow each other without any use.
                 let merges =
@@ -99,7 +99,7 @@ impl State {
                 self.wanted.checkpoint |= merges;
                 None
             }
-            Admission::AfterCleaning => {
+            SpaceDecision::AfterCleaning => {
                 self.wanted.cleaning = true;
                 None
             }
@@ -107,7 +107,7 @@ impl State {
     }
 
     /// Asks for work ahead of the limits, so that writes rarely wait for it.
-    fn want_upkeep(&mut self, sizes: &Sizes, supply: &Supply) {
+    fn want_upkeep(&mut self, sizes: &Sizes, supply: &SpaceState) {
         let log_max = LOG_SEGMENTS_MAX.min(self.segments.count() / 8).max(4);
         self.wanted.checkpoint |=
             4 * supply.entries > 3 * sizes.recent || self.segments.in_log() > log_max;
@@ -121,7 +121,7 @@ impl Shared {
     ///
     /// # Errors
     /// [`IoError::NoSpace`] in a full pool.
-    pub(crate) async fn admit(&self, demand: Demand) -> Result<(), IoError> {
+    pub(crate) async fn admit(&self, demand: WriteCost) -> Result<(), IoError> {
         self.admitted(|state, waited| state.try_admit(&demand, waited)).await
     }
 
@@ -129,7 +129,7 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Shared::admit`].
-    pub(crate) fn try_admit(&self, demand: &Demand) -> Option<Result<(), IoError>> {
+    pub(crate) fn try_admit(&self, demand: &WriteCost) -> Option<Result<(), IoError>> {
         self.try_admitted(|state| state.try_admit(demand, 0))
     }
 
@@ -141,7 +141,8 @@ impl Shared {
         self.admitted(|state, waited| state.try_admit_order(kind, waited)).await
     }
 
-    /// Waits until free segments have room for so many more reserved blocks, or cleaning gains no more.
+    /// Waits until free segments have room for so many more reserved blocks, or cleaning gains no
+    /// more.
     ///
     /// # Errors
     /// Of the devices.

@@ -18,12 +18,12 @@ use crate::log::position::Position;
 use crate::log::segments::Segments;
 use crate::manage::space::Sizes;
 use crate::map::recent::Recent;
-use crate::ondisk::catalog::Catalog;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::layout::{Layout, segments_of};
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
+use crate::ondisk::volume_table::VolumeTable;
 use crate::storage::{NamedDevice, Storage, read_block, write_block};
 
 /// Options of a new pool.
@@ -92,7 +92,8 @@ pub(super) async fn is_empty(
     Ok(is_blank(rest) && (is_blank(mark) || mark.starts_with(&MARK_MAGIC)))
 }
 
-/// Beginning of the mark of a device during a creation. If that does not end, the device is still empty.
+/// Beginning of the mark of a device during a creation. If that does not end, the device is still
+/// empty.
 const MARK_MAGIC: [u8; 8] = *b"FSPOOLM\n";
 
 /// Length of a mark: its beginning, and the identifier of the device.
@@ -122,8 +123,8 @@ pub(super) async fn wipe(named: &NamedDevice) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// Removes superblocks of an earlier pool, which would contradict the new ones. Meanwhile each device
-/// has its identifier in the first copy: a device with two names has only the last.
+/// Removes superblocks of an earlier pool, which would contradict the new ones. Meanwhile each
+/// device has its identifier in the first copy: a device with two names has only the last.
 pub(super) async fn wipe_all(
     devices: &[NamedDevice],
     records: &[DeviceRecord],
@@ -161,9 +162,9 @@ impl Pool {
     /// Creates a pool on these devices, and opens it.
     ///
     /// # Errors
-    /// [`PoolError`] for devices that contain data, are too small or named twice, options out of range, and
-    /// errors of the devices. The superblock is written last, so a creation that failed leaves no
-    /// pool.
+    /// [`PoolError`] for devices that contain data, are too small or named twice, options out of
+    /// range, and errors of the devices. The superblock is written last, so a creation that failed
+    /// leaves no pool.
     pub async fn create(
         devices: Vec<NamedDevice>,
         options: &CreateOptions,
@@ -233,11 +234,11 @@ impl Pool {
             segments,
             recent: Recent::new(sizes.table()),
             frozen: None,
-            catalog: Catalog::default(),
+            volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),
             usage: Usage { blocks: vec![0; segments_count] },
             meta_usage: Usage { blocks: vec![0; segments_count] },
-            catalog_bytes: Vec::new(),
+            volume_table_bytes: Vec::new(),
             superblock,
         };
         let log = log_device.zip(log_record).map(|(named, record)| {

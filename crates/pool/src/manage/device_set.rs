@@ -1,9 +1,9 @@
-//! Device set: the devices that a server records for a pool, and which of them an order is adding or
-//! removing.
+//! Device set: the devices that a server records for a pool, and which of them an order is adding
+//! or removing.
 //!
-//! A set is recorded before the order writes to a device, and again after it has ended. After a crash
-//! between the two the superblocks decide whether the device is part of the pool: a set that is not
-//! one complete pool is refused, and nothing is written to it.
+//! A set is recorded before the order writes to a device, and again after it has ended. After a
+//! crash between the two the superblocks decide whether the device is part of the pool: a set that
+//! is not one complete pool is refused, and nothing is written to it.
 
 /// Devices of a pool, as recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,8 +31,8 @@ impl<T: Clone + PartialEq> DeviceSet<T> {
         self
     }
 
-    /// Sets to open after a crash, in this order, until one is a pool: all devices, then without the
-    /// one being added, the one being removed, or both.
+    /// Sets to open after a crash, in this order, until one is a pool: all devices, then without
+    /// the one being added, the one being removed, or both.
     pub fn alternatives(&self) -> Vec<Vec<T>> {
         let mut sets = vec![self.devices.clone()];
         for left_out in [&self.adding, &self.removing].into_iter().flatten() {

@@ -7,11 +7,11 @@
 //!   two copies, and the opening completes the update, or the other devices are a pool without it;
 //! - a device is removed when nothing refers to its segments, reads in progress included.
 //!
-//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller that is
-//!   dropped does not end them halfway.
+//! - a change of the table, and a chunk of the log, are written by a task of their own: a caller
+//!   that is dropped does not end them halfway.
 //!
-//! A new device that fails before another device has the update leaves the pool as it was. A crash ends
-//! an evacuation: it is begun again by order.
+//! A new device that fails before another device has the update leaves the pool as it was. A crash
+//! ends an evacuation: it is begun again by order.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use super::create::{check_device, wipe};
 use super::pool::Pool;
 use super::shared::Shared;
 use super::space::OrderKind;
-use super::superblock::SuperblockTurn;
+use super::superblock::SuperblockLock;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
     BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, SEGMENTS_MAX,
@@ -129,8 +129,8 @@ impl Drop for Evacuation {
 }
 
 impl Pool {
-    /// Checks a device that is to be added, and removes its superblocks: it has answered then. Holds up
-    /// nothing in the pool, and may be dropped.
+    /// Checks a device that is to be added, and removes its superblocks: it has answered then.
+    /// Holds up nothing in the pool, and may be dropped.
     ///
     /// # Errors
     /// As [`Pool::grow`].
@@ -200,7 +200,8 @@ impl Pool {
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
             state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
-            (state.clean, state.spent, state.gain) = (false, false, Default::default());
+            (state.nothing_to_clean, state.cleaner_gains_nothing, state.gain) =
+                (false, false, Default::default());
         }
         drop((update, turn, order));
         shared.progress.notify();
@@ -210,7 +211,7 @@ impl Pool {
     /// Writes a superblock with another table. A new device has its first copies already.
     async fn write_table(
         &self,
-        turn: &SuperblockTurn<'_>,
+        turn: &SuperblockLock<'_>,
         superblock: &Superblock,
         new: Option<usize>,
     ) -> Result<(), IoError> {
@@ -226,8 +227,8 @@ impl Pool {
         written
     }
 
-    /// Begins to move everything from a device to the others. It is written to only while the others
-    /// have no free segment.
+    /// Begins to move everything from a device to the others. It is written to only while the
+    /// others have no free segment.
     ///
     /// # Errors
     /// [`DeviceOrderError`] if the device is not in the pool, or the others are too small.
@@ -397,8 +398,8 @@ impl Evacuation {
     }
 }
 
-/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of its own:
-/// the removal may be canceled while the device, which is slow or hangs, writes the chunk.
+/// Lets the log continue in its next segment, which a chunk in this one names. Runs in a task of
+/// its own: the removal may be canceled while the device, which is slow or hangs, writes the chunk.
 async fn leave_segment(shared: Arc<Shared>) -> Result<(), VolumeError> {
     let memory = chunk_memory(0).await;
     shared.append(Vec::new(), memory).await.map_err(VolumeError::Io)?;
@@ -438,8 +439,9 @@ pub(super) async fn check_addition(
     }
 }
 
-/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before copies
-/// 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one then.
+/// Writes copies 0 and 1 of a device that is new to the pool. They are not written again before
+/// copies 2 and 3 are: a torn write would leave one whole copy, and other devices may need this one
+/// then.
 pub(super) async fn write_first_copies(
     named: &NamedDevice,
     index: usize,

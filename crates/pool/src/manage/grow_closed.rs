@@ -1,8 +1,8 @@
 //! Growth of a closed pool: the way out of one that is too full to be opened.
 //!
-//! The new device becomes part of the table by an update of the superblock that changes nothing else:
-//! log, checkpoint and marks stay, and the next opening replays the log as before. Nothing in the log is
-//! written, so the tail of a log device stays where it is.
+//! The new device becomes part of the table by an update of the superblock that changes nothing
+//! else: log, checkpoint and marks stay, and the next opening replays the log as before. Nothing in
+//! the log is written, so the tail of a log device stays where it is.
 //!
 //! A crash leaves the pool with the new device or without, as during the growth of an open pool.
 
@@ -94,7 +94,7 @@ mod tests {
     use crate::log::append::chunk_memory;
     use crate::manage::create::is_empty;
     use crate::manage::open::LostTail;
-    use crate::ondisk::chunk::Record;
+    use crate::ondisk::chunk::ChunkRecord;
     use crate::ondisk::page::FANOUT;
     use crate::{CreateOptions, VolumeOptions};
 
@@ -106,8 +106,8 @@ mod tests {
         NamedDevice { name: name.to_owned(), device: Arc::new(device) }
     }
 
-    /// A pool whose log has all but `free` segments, with one block written, and one in each of `pages`
-    /// pages of the map.
+    /// A pool whose log has all but `free` segments, with one block written, and one in each of
+    /// `pages` pages of the map.
     async fn full_pool(device: &NamedDevice, log: Option<NamedDevice>, free: usize, pages: u64) {
         let options = CreateOptions { segment_blocks: 16, ..CreateOptions::new("fast") };
         let made = Pool::create_with_log(vec![device.clone()], log, &options).await;
@@ -118,10 +118,10 @@ mod tests {
         // No checkpoint, and no admission: the log takes every segment.
         let turn = pool.maintenance_turn().await.unwrap();
         let shared = pool.shared();
-        let volume = *shared.state.lock().catalog.volumes.keys().next().unwrap();
+        let volume = *shared.state.lock().volume_table.volumes.keys().next().unwrap();
         for page in 1..=pages {
             shared.state.lock().admitted.0 += 1;
-            let record = Record::Data { volume, block: page * FANOUT as u64, count: 1 };
+            let record = ChunkRecord::Data { volume, block: page * FANOUT as u64, count: 1 };
             shared.append(vec![record], chunk_memory(1).await).await.unwrap();
         }
         while shared.state.lock().segments.free() > free {

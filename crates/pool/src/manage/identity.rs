@@ -1,7 +1,7 @@
 //! Identity of a pool: which pool some devices are, and how recent its state on them is.
 //!
-//! An opening compares the devices with each other. That finds neither an old copy of all of them nor
-//! another pool of the same name, so a server remembers the identity of each pool.
+//! An opening compares the devices with each other. That finds neither an old copy of all of them
+//! nor another pool of the same name, so a server remembers the identity of each pool.
 
 use super::pool::Pool;
 use crate::error::PoolError;

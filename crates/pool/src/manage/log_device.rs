@@ -48,8 +48,8 @@ impl Shared {
         self.progress.wait_for(ended).await;
     }
 
-    /// True if the log device may have changes that the other devices lack, or the superblock says so.
-    /// After an update that failed, what it says is not known.
+    /// True if the log device may have changes that the other devices lack, or the superblock says
+    /// so. After an update that failed, what it says is not known.
     pub(crate) fn has_tail(&self) -> bool {
         let state = self.state.lock();
         let is_marked = !state.superblock.tail.is_empty() || state.update == Update::Over;
@@ -86,8 +86,8 @@ impl Pool {
         Ok(names)
     }
 
-    /// Returns when the log device has answered a read, a write and a flush, at once without one. A log
-    /// device that hangs never does, and would keep the pool from being closed.
+    /// Returns when the log device has answered a read, a write and a flush, at once without one. A
+    /// log device that hangs never does, and would keep the pool from being closed.
     ///
     /// # Errors
     /// Of the log device.
@@ -109,9 +109,9 @@ impl Pool {
     /// pool is to be opened again, whatever the outcome.
     ///
     /// # Errors
-    /// [`PoolError`] for a device that contains data, unless it may be overwritten, is too small, or
-    /// is part of the pool, and errors of devices. The pool then has the former log device or the new
-    /// one, and nothing in it.
+    /// [`PoolError`] for a device that contains data, unless it may be overwritten, is too small,
+    /// or is part of the pool, and errors of devices. The pool then has the former log device or
+    /// the new one, and nothing in it.
     pub async fn set_log_device(
         &self,
         log_device: Option<NamedDevice>,

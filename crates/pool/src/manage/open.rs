@@ -1,14 +1,15 @@
 //! Opening of a pool: recovery, and what to do without its log device.
 //!
-//! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device that
-//! was named is blank, as a local SSD after a stop of its machine, or has an older state of the pool.
-//! Then the pool opens with the prefix of its history that its other devices have, and keeps the
-//! volumes that lack changes from being opened. Or it is *elsewhere*: it was not found, another
-//! device was, or its superblock is damaged. Then it may come back with the tail, which opening the
-//! prefix would lose: the pool is refused, until the operator gives the tail up.
+//! A log device whose tail may be missing is in one of two conditions. It is *gone*: the device
+//! that was named is blank, as a local SSD after a stop of its machine, or has an older state of
+//! the pool. Then the pool opens with the prefix of its history that its other devices have, and
+//! keeps the volumes that lack changes from being opened. Or it is *elsewhere*: it was not found,
+//! another device was, or its superblock is damaged. Then it may come back with the tail, which
+//! opening the prefix would lose: the pool is refused, until the operator gives the tail up.
 //!
-//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied to
-//! the other devices, and the pool opens without it. A failure of another device detaches nothing.
+//! A log device that can be read but not written, as a worn one, is *detached*: its tail is copied
+//! to the other devices, and the pool opens without it. A failure of another device detaches
+//! nothing.
 
 use std::sync::Arc;
 
@@ -27,10 +28,10 @@ use crate::log::segments::Segments;
 use crate::log::write_out::Copier;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
-use crate::ondisk::catalog::Catalog;
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, TailVolumes};
+use crate::ondisk::volume_table::VolumeTable;
 use crate::recover::metadata::read_checkpoint;
-use crate::recover::replay::{Proof, Replay};
+use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{
     FoundSuperblock, assemble, read_copies, read_superblock, repair,
 };
@@ -50,11 +51,11 @@ pub struct OpenOptions {
 /// What becomes of the tail of a lost log device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LostTail {
-    /// The pool is refused: names of disks change, so a blank device may have taken the place of the
-    /// log device, which is still there.
+    /// The pool is refused: names of disks change, so a blank device may have taken the place of
+    /// the log device, which is still there.
     Keep,
-    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back is
-    /// waited for.
+    /// It is lost, and volumes that lack changes cannot be opened; a log device that may come back
+    /// is waited for.
     #[default]
     Withhold,
     /// It is given up, wherever the log device is. Volumes that lack changes can be opened. A blank
@@ -101,7 +102,7 @@ impl From<PoolError> for Failure {
 
 /// How a pool is opened that has a log device.
 #[derive(Clone, Debug)]
-enum Plan {
+enum OpenPlan {
     /// With this log device and its tail.
     Whole(NamedDevice),
     /// The tail is empty: with this log device, or without any.
@@ -110,25 +111,25 @@ enum Plan {
     Prefix,
 }
 
-fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<Plan, PoolError> {
+fn plan(found: FoundLog, superblock: &Superblock, tail: LostTail) -> Result<OpenPlan, PoolError> {
     let is_blank = matches!(found, FoundLog::Blank(_));
     // A blank device may have taken the name of the log device, whatever that still has.
     if superblock.tail.is_empty() && !(is_blank && tail == LostTail::Keep) {
         return Ok(match found {
-            FoundLog::Current(named) => Plan::Whole(named),
+            FoundLog::Current(named) => OpenPlan::Whole(named),
             // It was given up wherever the log device is, so another disk may have its name.
-            FoundLog::Blank(_) if tail == LostTail::GiveUp => Plan::Drained(None),
+            FoundLog::Blank(_) if tail == LostTail::GiveUp => OpenPlan::Drained(None),
             FoundLog::Outdated(named) | FoundLog::Blank(named) | FoundLog::Damaged(named) => {
-                Plan::Drained(Some(named))
+                OpenPlan::Drained(Some(named))
             }
-            FoundLog::Other(_) | FoundLog::Missing => Plan::Drained(None),
+            FoundLog::Other(_) | FoundLog::Missing => OpenPlan::Drained(None),
         });
     }
     let device = match (found, tail) {
-        (FoundLog::Current(named), _) => return Ok(Plan::Whole(named)),
+        (FoundLog::Current(named), _) => return Ok(OpenPlan::Whole(named)),
         (_, LostTail::GiveUp)
         | (FoundLog::Outdated(_) | FoundLog::Blank(_), LostTail::Withhold) => {
-            return Ok(Plan::Prefix);
+            return Ok(OpenPlan::Prefix);
         }
         (FoundLog::Outdated(named), _) => format!("{} has an older state of the pool", named.name),
         (FoundLog::Blank(named), _) => format!("{} is blank", named.name),
@@ -170,7 +171,7 @@ impl Pool {
     ) -> Result<Pool, PoolError> {
         let (pool, plan) = open_or_detach(devices.clone(), options).await?;
         let name = match (plan, &options.log) {
-            (Some(Plan::Prefix), Some(log)) => log.name.clone(),
+            (Some(OpenPlan::Prefix), Some(log)) => log.name.clone(),
             _ => return Ok(pool),
         };
         // Now the superblock says that the tail is empty, and the device can be used.
@@ -186,7 +187,7 @@ impl Pool {
 async fn open_or_detach(
     devices: Vec<NamedDevice>,
     options: &OpenOptions,
-) -> Result<(Pool, Option<Plan>), PoolError> {
+) -> Result<(Pool, Option<OpenPlan>), PoolError> {
     let (error, log) = match open_once(devices.clone(), options, LogUse::Continue).await {
         Ok(opened) => return Ok(opened),
         Err(Failure::Final(error)) => return Err(error),
@@ -212,7 +213,7 @@ async fn open_once(
     devices: Vec<NamedDevice>,
     options: &OpenOptions,
     log_use: LogUse,
-) -> Result<(Pool, Option<Plan>), Failure> {
+) -> Result<(Pool, Option<OpenPlan>), Failure> {
     let Found { storage, superblock, superblocks, plan } =
         find_devices(&devices, options, log_use).await?;
     let recovery = Recovery { superblocks, plan: plan.as_ref(), log_use, lost: options.tail };
@@ -227,7 +228,7 @@ pub(super) struct Found {
     /// Newest superblock.
     pub(super) superblock: Superblock,
     pub(super) superblocks: Vec<FoundSuperblock>,
-    plan: Option<Plan>,
+    plan: Option<OpenPlan>,
 }
 
 /// Reads the superblocks of the devices.
@@ -262,7 +263,8 @@ pub(super) async fn find_devices(
         None => None,
     };
     match (&plan, log_use) {
-        (Some(Plan::Whole(named)), _) | (Some(Plan::Drained(Some(named))), LogUse::Continue) => {
+        (Some(OpenPlan::Whole(named)), _)
+        | (Some(OpenPlan::Drained(Some(named))), LogUse::Continue) => {
             attach_log(&mut storage, &superblock, named);
         }
         _ => {}
@@ -342,7 +344,7 @@ async fn add_log(
 /// What a recovery knows besides the storage and its newest superblock.
 struct Recovery<'a> {
     superblocks: Vec<FoundSuperblock>,
-    plan: Option<&'a Plan>,
+    plan: Option<&'a OpenPlan>,
     log_use: LogUse,
     lost: LostTail,
 }
@@ -356,21 +358,21 @@ async fn recover(
     let sizes = Sizes::of(&storage.layout);
     let cache = PageCache::new(CACHE_PAGES);
     let checkpoint = read_checkpoint(&storage, &cache, superblock.root).await?;
-    let (recent, catalog) = (Recent::new(sizes.table()), checkpoint.catalog);
-    let mut replay = Replay::new(&storage, &superblock, recent, catalog, checkpoint.trees);
-    let is_prefix = matches!(plan, Some(Plan::Prefix));
+    let (recent, volume_table) = (Recent::new(sizes.table()), checkpoint.volume_table);
+    let mut replay = Replay::new(&storage, &superblock, recent, volume_table, checkpoint.trees);
+    let is_prefix = matches!(plan, Some(OpenPlan::Prefix));
     let gives_up = lost == LostTail::GiveUp && !superblock.tail.is_empty();
     replay.proof = match plan {
-        Some(Plan::Prefix) => Proof::Accepted,
-        Some(Plan::Whole(_)) if gives_up => Proof::Accepted,
+        Some(OpenPlan::Prefix) => LossEvidence::Accepted,
+        Some(OpenPlan::Whole(_)) if gives_up => LossEvidence::Accepted,
         // Without marks, only pages of checkpoints may be on the log device alone.
-        Some(Plan::Whole(_)) if superblock.tail.is_empty() => Proof::OfHosts,
-        Some(Plan::Drained(_)) => Proof::OfHosts,
-        Some(Plan::Whole(_)) | None => Proof::Any,
+        Some(OpenPlan::Whole(_)) if superblock.tail.is_empty() => LossEvidence::OfHosts,
+        Some(OpenPlan::Drained(_)) => LossEvidence::OfHosts,
+        Some(OpenPlan::Whole(_)) | None => LossEvidence::Any,
     };
     replay.run().await?;
     let sequence = replay.sequence();
-    if let (Some(Plan::Whole(log)), Proof::Any) = (plan, replay.proof)
+    if let (Some(OpenPlan::Whole(log)), LossEvidence::Any) = (plan, replay.proof)
         && sequence < superblock.reached
     {
         let (device, reached) = (log.name.clone(), superblock.reached);
@@ -384,7 +386,7 @@ async fn recover(
         copied.map_err(failure)?;
     }
     let on_disk = superblock.clone();
-    let Replay { recent, frozen, mut catalog, trees, segments: log_segments, .. } = replay;
+    let Replay { recent, frozen, mut volume_table, trees, segments: log_segments, .. } = replay;
     if log_use == LogUse::Detach {
         storage.log = None;
         (superblock.tail, superblock.reached) = (TailVolumes::default(), 0);
@@ -398,7 +400,7 @@ async fn recover(
     // Replayed chunks may be in the caches of the devices only.
     storage.flush_table().await.map_err(failure)?;
     if is_prefix {
-        let made = superblock.tail.made_since(catalog.next_id);
+        let made = superblock.tail.made_since(volume_table.next_id);
         tracing::error!(
             pool = superblock.name,
             sequence,
@@ -408,7 +410,7 @@ async fn recover(
         );
     }
     if is_prefix && lost != LostTail::GiveUp {
-        mark_incomplete(&mut catalog, &superblock.tail);
+        mark_incomplete(&mut volume_table, &superblock.tail);
     }
     let (usage, meta_usage) = (checkpoint.usage, checkpoint.meta_usage);
     let is_live =
@@ -419,25 +421,25 @@ async fn recover(
     let begun = Position::begin(random_u64(), sequence, superblock.segment_blocks, &mut segments);
     let position = begun.map_err(|_| PoolError::Full { pool: superblock.name.clone(), free })?;
     let position = position.on_slots(storage.log.as_ref().map_or(1, |log| log.slots));
-    let catalog_bytes = checkpoint.catalog_bytes;
+    let volume_table_bytes = checkpoint.volume_table_bytes;
     let opened = Opened {
         position,
         segments,
         recent,
         frozen,
-        catalog,
+        volume_table,
         trees,
         usage,
         meta_usage,
-        catalog_bytes,
+        volume_table_bytes,
         superblock,
     };
     Pool::start(storage, sizes, opened).await.map_err(with_log)
 }
 
 /// Keeps the volumes that lack changes from being opened.
-fn mark_incomplete(catalog: &mut Catalog, tail: &TailVolumes) {
-    for (id, volume) in &mut catalog.volumes {
+fn mark_incomplete(volume_table: &mut VolumeTable, tail: &TailVolumes) {
+    for (id, volume) in &mut volume_table.volumes {
         volume.incomplete |= tail.has(*id) && volume.is_present_volume();
     }
 }
@@ -472,10 +474,10 @@ mod tests {
         };
         let decide =
             |found: &FoundLog, tail, lost| match plan(found.clone(), &superblock(tail), lost) {
-                Ok(Plan::Whole(_)) => "whole",
-                Ok(Plan::Drained(Some(_))) => "drained",
-                Ok(Plan::Drained(None)) => "without",
-                Ok(Plan::Prefix) => "prefix",
+                Ok(OpenPlan::Whole(_)) => "whole",
+                Ok(OpenPlan::Drained(Some(_))) => "drained",
+                Ok(OpenPlan::Drained(None)) => "without",
+                Ok(OpenPlan::Prefix) => "prefix",
                 Err(_) => "refused",
             };
         for (found, drained, keep, withhold, give_up) in [

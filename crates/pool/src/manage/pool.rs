@@ -20,8 +20,8 @@ use crate::log::append::chunk_memory;
 use crate::log::position::BEGINNING_SEGMENTS;
 use crate::map::cache::PageCache;
 use crate::ondisk::FormatError;
-use crate::ondisk::catalog::{Catalog, VolumeRecord};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
+use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 use crate::storage::Storage;
 
 /// Stops the maintenance task when the last handle of the pool and its volumes is dropped.
@@ -81,9 +81,9 @@ pub struct PoolStatus {
 }
 
 /// One order at a time: released when dropped.
-pub(super) struct Order(Arc<Shared>);
+pub(super) struct OrderGuard(Arc<Shared>);
 
-impl Drop for Order {
+impl Drop for OrderGuard {
     fn drop(&mut self) {
         self.0.state.lock().ordering = false;
         self.0.progress.notify();
@@ -157,8 +157,8 @@ impl Pool {
         shared.progress.wait_for(done).await
     }
 
-    /// Makes a checkpoint, so that the next opening has nothing to replay, writes out the log device,
-    /// and stops. Changes fail from now on.
+    /// Makes a checkpoint, so that the next opening has nothing to replay, writes out the log
+    /// device, and stops. Changes fail from now on.
     ///
     /// # Errors
     /// Of the devices; the pool is stopped, and its log is replayed at the next opening.
@@ -241,7 +241,7 @@ impl Pool {
             reserved_bytes: bytes(supply.reserved),
             free_segment_bytes: bytes(supply.free as u64 * segment),
             map_cache_bytes: bytes(shared.cache.capacity() as u64),
-            volumes: state.catalog.present().count(),
+            volumes: state.volume_table.present().count(),
             checkpoints: state.checkpoints,
             cleaned_segments: state.cleaned.0,
             copied_blocks: state.cleaned.1,
@@ -253,15 +253,15 @@ impl Pool {
     /// The volumes, by identifier.
     pub fn volumes(&self) -> Vec<VolumeInfo> {
         let state = self.shared().state.lock();
-        let catalog = &state.catalog;
-        catalog.present().map(|volume| VolumeInfo::of(catalog, volume)).collect()
+        let volume_table = &state.volume_table;
+        volume_table.present().map(|volume| VolumeInfo::of(volume_table, volume)).collect()
     }
 
     /// A volume by name.
     pub fn volume(&self, name: &str) -> Option<VolumeInfo> {
         let state = self.shared().state.lock();
-        let catalog = &state.catalog;
-        catalog.by_name(name).map(|volume| VolumeInfo::of(catalog, volume))
+        let volume_table = &state.volume_table;
+        volume_table.by_name(name).map(|volume| VolumeInfo::of(volume_table, volume))
     }
 
     /// A volume as a device. Handles of the same volume see the same data and size.
@@ -270,7 +270,7 @@ impl Pool {
     /// [`VolumeError::Unknown`]; [`VolumeError::Incomplete`] after the log device was lost.
     pub fn open_volume(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
         let mut state = self.shared().state.lock();
-        let (id, blocks) = match state.catalog.by_name(name) {
+        let (id, blocks) = match state.volume_table.by_name(name) {
             Some(volume) if volume.incomplete => {
                 return Err(VolumeError::Incomplete { name: name.to_owned() });
             }
@@ -287,7 +287,7 @@ impl Pool {
         blocks: u64,
         read_only: bool,
     ) -> Arc<PoolVolume> {
-        let thick = state.catalog.volumes.get(&id).is_some_and(|volume| volume.thick);
+        let thick = state.volume_table.volumes.get(&id).is_some_and(|volume| volume.thick);
         let handle = state.handles.entry(id).or_insert_with(|| {
             Arc::new(VolumeHandle {
                 thick: AtomicBool::new(thick),
@@ -307,14 +307,14 @@ impl Pool {
     ///
     /// # Errors
     /// [`VolumeError::Full`], except for deletions.
-    pub(super) async fn order(&self, kind: OrderKind) -> Result<Order, VolumeError> {
+    pub(super) async fn order(&self, kind: OrderKind) -> Result<OrderGuard, VolumeError> {
         let shared = self.shared();
         let begin = || {
             let mut state = shared.state.lock();
             (!std::mem::replace(&mut state.ordering, true)).then_some(())
         };
         shared.progress.wait_for(begin).await;
-        let order = Order(shared.clone());
+        let order = OrderGuard(shared.clone());
         shared.admit_order(kind).await.map_err(|error| match error {
             IoError::NoSpace => VolumeError::Full { pool: shared.name.clone() },
             error => VolumeError::Io(error),
@@ -323,17 +323,17 @@ impl Pool {
     }
 
     /// Writes the record of an order, durably. A task of its own holds the locks of the order until
-    /// then, so a dropped call leaves no chunk that never ends, and no other order sees the catalog
-    /// without it. Returns the locks.
+    /// then, so a dropped call leaves no chunk that never ends, and no other order sees the volume
+    /// table without it. Returns the locks.
     pub(super) async fn commit<L: 'static>(
         &self,
         locks: L,
-        record: Record,
+        record: ChunkRecord,
     ) -> Result<L, VolumeError> {
         let shared = self.shared().clone();
         let task = spawn(async move {
-            // No admission: an order takes no entry and no block, and one that keeps the maintenance task
-            // waiting must not wait for a checkpoint.
+            // No admission: an order takes no entry and no block, and one that keeps the
+            // maintenance task waiting must not wait for a checkpoint.
             let memory = chunk_memory(0).await;
             shared.append(vec![record], memory).await?;
             shared.flush().await?;
@@ -348,33 +348,33 @@ impl Pool {
             FormatError::Field(field) => VolumeError::Field(field),
             _ => VolumeError::Field("record"),
         })?;
-        if state.catalog.by_name(&new.name).is_some_and(|other| other.id != new.id) {
+        if state.volume_table.by_name(&new.name).is_some_and(|other| other.id != new.id) {
             let (pool, name) = (self.shared().name.clone(), new.name.clone());
             return Err(VolumeError::Exists { pool, name });
         }
-        let old = state.catalog.volumes.get(&new.id);
+        let old = state.volume_table.volumes.get(&new.id);
         let is_new = usize::from(old.is_none());
         let more = new.encoded_len().saturating_sub(old.map_or(0, VolumeRecord::encoded_len));
-        self.check_room(&state.catalog, is_new, more)?;
+        self.check_room(&state.volume_table, is_new, more)?;
         let old = old.map_or(0, reservation);
         self.check_space(state, reservation(new).saturating_sub(old))
     }
 
-    /// Checks that the catalog can get `count` more volumes and snapshots, and as many bytes.
+    /// Checks that the volume table can get `count` more volumes and snapshots, and as many bytes.
     pub(super) fn check_room(
         &self,
-        catalog: &Catalog,
+        volume_table: &VolumeTable,
         count: usize,
         bytes: usize,
     ) -> Result<(), VolumeError> {
-        let bytes_max = self.shared().sizes.catalog;
-        if catalog.volumes.len() + count > VOLUMES_MAX {
+        let bytes_max = self.shared().sizes.volume_table;
+        if volume_table.volumes.len() + count > VOLUMES_MAX {
             return Err(VolumeError::TooMany);
         }
-        if bytes > 0 && catalog.encoded_len() + bytes > bytes_max {
-            return Err(VolumeError::CatalogFull { bytes_max });
+        if bytes > 0 && volume_table.encoded_len() + bytes > bytes_max {
+            return Err(VolumeError::VolumeTableFull { bytes_max });
         }
-        match catalog.next_id.checked_add(count as u32) {
+        match volume_table.next_id.checked_add(count as u32) {
             Some(_) => Ok(()),
             None => Err(VolumeError::Field("id: the pool has given out all of them")),
         }
@@ -411,7 +411,7 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
-            let id = state.catalog.next_id;
+            let id = state.volume_table.next_id;
             let mut record = VolumeRecord::new(id, name.to_owned(), blocks_of(options.size_bytes)?);
             record.thick = options.thick;
             record.uuid = PoolId::random();
@@ -419,7 +419,7 @@ impl Pool {
             self.check(&mut state, &record)?;
             record
         };
-        let _order = self.commit(order, Record::Volume(Box::new(record))).await?;
+        let _order = self.commit(order, ChunkRecord::Volume(Box::new(record))).await?;
         self.open_volume(name)
     }
 
@@ -431,7 +431,7 @@ impl Pool {
     ) -> Result<(), VolumeError> {
         let more = {
             let state = self.shared().state.lock();
-            let old = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?;
+            let old = state.volume_table.by_name(name).ok_or_else(|| self.unknown(name))?;
             let mut record = old.clone();
             change(&mut record)?;
             reservation(&record).saturating_sub(reservation(old))
@@ -440,7 +440,8 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let record = {
             let mut state = self.shared().state.lock();
-            let old = state.catalog.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
+            let old =
+                state.volume_table.by_name(name).cloned().ok_or_else(|| self.unknown(name))?;
             let mut record = old.clone();
             change(&mut record)?;
             if record == old {
@@ -450,7 +451,7 @@ impl Pool {
             record.root = crate::ondisk::entry::Entry::HOLE;
             record
         };
-        self.commit(order, Record::Volume(Box::new(record))).await.map(drop)
+        self.commit(order, ChunkRecord::Volume(Box::new(record))).await.map(drop)
     }
 
     /// Grows a volume; the same size changes nothing.
@@ -509,15 +510,15 @@ impl Pool {
         let order = self.order(OrderKind::Deletion).await?;
         let volume = {
             let state = self.shared().state.lock();
-            let volume = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?.id;
+            let volume = state.volume_table.by_name(name).ok_or_else(|| self.unknown(name))?.id;
             let own = |snapshot: &&VolumeRecord| snapshot.owner() == Some(volume);
-            let snapshots = state.catalog.snapshots().filter(own).count();
+            let snapshots = state.volume_table.snapshots().filter(own).count();
             if snapshots > 0 {
                 return Err(VolumeError::HasSnapshots { name: name.to_owned(), snapshots });
             }
             volume
         };
-        let _order = self.commit(order, Record::Delete { volume }).await?;
+        let _order = self.commit(order, ChunkRecord::Delete { volume }).await?;
         self.want_checkpoint();
         Ok(())
     }

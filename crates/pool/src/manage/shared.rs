@@ -17,7 +17,7 @@ use super::space::{Sizes, chunk_blocks};
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
-use crate::limits::{DAMAGED_CHECKPOINTS, SPARES_MAX};
+use crate::limits::{DAMAGED_CHECKPOINTS, RECYCLED_MAX};
 use crate::log::device::LogDevice;
 use crate::log::gather::Gatherer;
 use crate::log::position::{ChunkContent, Position};
@@ -26,10 +26,10 @@ use crate::map::cache::PageCache;
 use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
-use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
+use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -72,7 +72,7 @@ pub(crate) enum Work {
 
 /// Whether an order keeps the maintenance task from beginning work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum MaintenancePause {
     #[default]
     None,
     /// It waits until the maintenance task has ended its work.
@@ -129,19 +129,19 @@ impl Usage {
 
 /// Emptied lists of chunks that took effect, so that the next chunks allocate nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Spares {
-    pub(crate) records: Vec<Vec<Record>>,
+pub(crate) struct RecycledLists {
+    pub(crate) records: Vec<Vec<ChunkRecord>>,
     pub(crate) checksums: Vec<Vec<u32>>,
 }
 
-impl Spares {
+impl RecycledLists {
     fn put(&mut self, content: ChunkContent) {
         let ChunkContent { mut records, mut checksums } = content;
-        if self.records.len() < SPARES_MAX {
+        if self.records.len() < RECYCLED_MAX {
             records.clear();
             self.records.push(records);
         }
-        if self.checksums.len() < SPARES_MAX {
+        if self.checksums.len() < RECYCLED_MAX {
             checksums.clear();
             self.checksums.push(checksums);
         }
@@ -156,8 +156,9 @@ pub(crate) struct State {
     pub(crate) frozen: Option<Arc<Frozen>>,
     /// Changes that a checkpoint has merged.
     pub(crate) merged: Option<Arc<Frozen>>,
-    pub(crate) catalog: Catalog,
-    /// Maps as of the last checkpoint, of everything in the catalog but snapshots that are newer.
+    pub(crate) volume_table: VolumeTable,
+    /// Maps as of the last checkpoint, of everything in the volume table but snapshots that are
+    /// newer.
     pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
     /// Of the volumes' maps, as of the last checkpoint.
@@ -166,8 +167,8 @@ pub(crate) struct State {
     pub(crate) meta_usage: Usage,
     /// Sum of both.
     pub(crate) live: u64,
-    /// Catalog as it is on disk.
-    pub(crate) catalog_bytes: Vec<u8>,
+    /// VolumeTable as it is on disk.
+    pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
     pub(crate) update: Update,
     /// Volumes that the superblock marks, whatever becomes of an update in progress: chunks that
@@ -187,9 +188,9 @@ pub(crate) struct State {
     /// again: the device may only have been away.
     pub(crate) damaged: BTreeMap<u32, u64>,
     /// The cleaner found nothing since the last checkpoint.
-    pub(crate) clean: bool,
+    pub(crate) nothing_to_clean: bool,
     /// It found no segment to clean since the last checkpoint.
-    pub(crate) spent: bool,
+    pub(crate) cleaner_gains_nothing: bool,
     pub(crate) gain: Gain,
     /// Blocks of chunks with changes of hosts and orders since the opening.
     pub(crate) host_blocks: u64,
@@ -201,7 +202,7 @@ pub(crate) struct State {
     pub(crate) kept: bool,
     /// Whether the maintenance task works.
     pub(crate) maintenance_runs: bool,
-    pub(crate) turn: Turn,
+    pub(crate) pause: MaintenancePause,
     /// Blocks reserved for thick volumes beyond what they have.
     pub(super) reserved: u64,
     /// Volumes and snapshots being deleted.
@@ -212,7 +213,7 @@ pub(crate) struct State {
     pub(crate) sizes: Sizes,
     /// Segments of a device that is being evacuated.
     pub(crate) evacuated: Option<Range<u32>>,
-    pub(crate) spares: Spares,
+    pub(crate) recycled: RecycledLists,
     failed: Option<IoError>,
 }
 
@@ -250,11 +251,11 @@ pub(crate) struct Opened {
     pub(crate) recent: Recent,
     /// What was replayed up to a snapshot that the checkpoint lacks.
     pub(crate) frozen: Option<Frozen>,
-    pub(crate) catalog: Catalog,
+    pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
     pub(crate) usage: Usage,
     pub(crate) meta_usage: Usage,
-    pub(crate) catalog_bytes: Vec<u8>,
+    pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
 }
 
@@ -276,13 +277,13 @@ impl State {
             active: opened.recent,
             frozen: opened.frozen.map(Arc::new),
             merged: None,
-            catalog: opened.catalog,
+            volume_table: opened.volume_table,
             trees: opened.trees,
             handles: BTreeMap::new(),
             usage: opened.usage,
             meta_usage: opened.meta_usage,
             live,
-            catalog_bytes: opened.catalog_bytes,
+            volume_table_bytes: opened.volume_table_bytes,
             update: Update::Idle,
             marked: opened.superblock.tail.clone(),
             to_mark: BTreeSet::new(),
@@ -292,8 +293,8 @@ impl State {
             admitted: (0, 0),
             moving: Moving::default(),
             damaged: BTreeMap::new(),
-            clean: false,
-            spent: false,
+            nothing_to_clean: false,
+            cleaner_gains_nothing: false,
             gain: Gain::default(),
             host_blocks: 0,
             cleaned: (0, 0),
@@ -301,24 +302,24 @@ impl State {
             ordering: false,
             kept: false,
             maintenance_runs: false,
-            turn: Turn::None,
+            pause: MaintenancePause::None,
             reserved: 0,
             deleting: 0,
             spare: None,
             sizes,
             evacuated: None,
-            spares: Spares::default(),
+            recycled: RecycledLists::default(),
             failed: None,
         };
-        state.catalog_changed();
+        state.volume_table_changed();
         state
     }
 
-    /// Counts what admission needs of the catalog, so that no write iterates over volumes.
-    pub(crate) fn catalog_changed(&mut self) {
-        let thick = self.catalog.present().filter(|volume| volume.thick);
+    /// Counts what admission needs of the volume table, so that no write iterates over volumes.
+    pub(crate) fn volume_table_changed(&mut self) {
+        let thick = self.volume_table.present().filter(|volume| volume.thick);
         self.reserved = thick.map(reservation).sum();
-        let deleting = self.catalog.volumes.values();
+        let deleting = self.volume_table.volumes.values();
         self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
     }
 
@@ -333,13 +334,13 @@ impl State {
             return Some(Work::Stop);
         }
         let sealed = self.frozen.is_some();
-        let work = match self.turn {
-            Turn::Held => None,
+        let work = match self.pause {
+            MaintenancePause::Held => None,
             // An order waits for what was sealed to be merged.
-            Turn::None | Turn::Waiting if sealed => Some(Work::Checkpoint),
-            Turn::None if self.wanted.checkpoint => Some(Work::Checkpoint),
-            Turn::None if self.wanted.cleaning => Some(Work::Clean),
-            Turn::None | Turn::Waiting => None,
+            MaintenancePause::None | MaintenancePause::Waiting if sealed => Some(Work::Checkpoint),
+            MaintenancePause::None if self.wanted.checkpoint => Some(Work::Checkpoint),
+            MaintenancePause::None if self.wanted.cleaning => Some(Work::Clean),
+            MaintenancePause::None | MaintenancePause::Waiting => None,
         };
         self.maintenance_runs = work.is_some();
         work
@@ -361,15 +362,15 @@ impl State {
     }
 
     /// Records that were admitted will not take effect, or did: they no longer count as admitted.
-    pub(crate) fn withdraw(&mut self, records: &[Record]) {
+    pub(crate) fn withdraw(&mut self, records: &[ChunkRecord]) {
         for record in records {
             let (entries, ranges) = match record {
-                Record::Data { count, .. } => (usize::from(*count), 0),
-                Record::Zero { count, .. } => match zero_entries(*count) {
+                ChunkRecord::Data { count, .. } => (usize::from(*count), 0),
+                ChunkRecord::Zero { count, .. } => match zero_entries(*count) {
                     0 => (0, 1),
                     entries => (entries, 0),
                 },
-                Record::Moved { .. } => (1, 0),
+                ChunkRecord::Moved { .. } => (1, 0),
                 _ => (0, 0),
             };
             self.admitted.0 -= entries;
@@ -385,13 +386,16 @@ impl State {
                 log.applied(&chunk.start, 1 + content.checksums.len() as u64);
             }
             self.apply(chunk.start.sequence, chunk.start.block + 1, &content);
-            self.spares.put(content);
+            self.recycled.put(content);
         }
     }
 
     fn apply(&mut self, sequence: u64, payload: u64, content: &ChunkContent) {
         self.withdraw(&content.records);
-        if !matches!(content.records.first(), Some(Record::Page { .. } | Record::Moved { .. })) {
+        if !matches!(
+            content.records.first(),
+            Some(ChunkRecord::Page { .. } | ChunkRecord::Moved { .. })
+        ) {
             self.host_blocks += 1 + content.checksums.len() as u64;
         }
         let mut blocks = (payload..).zip(&content.checksums);
@@ -401,8 +405,8 @@ impl State {
         };
         for record in &content.records {
             match record {
-                Record::Data { volume, block, count } => {
-                    let effect = self.catalog.takes_effect(*volume, *block, u64::from(*count));
+                ChunkRecord::Data { volume, block, count } => {
+                    let effect = self.volume_table.takes_effect(*volume, *block, u64::from(*count));
                     for block in (*block..).take(usize::from(*count)) {
                         let entry = next();
                         if effect {
@@ -410,42 +414,42 @@ impl State {
                         }
                     }
                 }
-                Record::Zero { volume, block, count } => {
-                    if self.catalog.takes_effect(*volume, *block, *count) {
+                ChunkRecord::Zero { volume, block, count } => {
+                    if self.volume_table.takes_effect(*volume, *block, *count) {
                         self.active.zero(*volume, *block, *count);
                     }
                 }
-                Record::Moved { volume, block, old, birth } => {
+                ChunkRecord::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
-                    if self.catalog.takes_effect(*volume, *block, 1) {
+                    if self.volume_table.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
                 }
-                Record::Page { .. } => drop(next()),
+                ChunkRecord::Page { .. } => drop(next()),
                 order => self.apply_order(order, sequence),
             }
         }
     }
 
-    fn apply_order(&mut self, order: &Record, sequence: u64) {
-        if let Record::Snapshot(order) = order {
+    fn apply_order(&mut self, order: &ChunkRecord, sequence: u64) {
+        if let ChunkRecord::Snapshot(order) = order {
             // The order is alone in its chunk, so this is where the next one begins.
             self.freeze(self.position.start(), Some((**order).clone()));
         }
-        apply_order(&mut self.catalog, &mut self.trees, order, sequence)
+        apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
-        self.catalog_changed();
+        self.volume_table_changed();
         match order {
-            Record::Delete { volume } => {
+            ChunkRecord::Delete { volume } => {
                 if let Some(handle) = self.handles.remove(volume) {
                     handle.deleted.store(true, Ordering::Release);
                 }
             }
-            Record::Rollback { volume, .. } => self.active.forget(*volume),
+            ChunkRecord::Rollback { volume, .. } => self.active.forget(*volume),
             _ => {}
         }
         for (id, handle) in &self.handles {
-            if let Some(volume) = self.catalog.volumes.get(id) {
+            if let Some(volume) = self.volume_table.volumes.get(id) {
                 handle.blocks.store(volume.blocks, Ordering::Release);
                 handle.thick.store(volume.thick, Ordering::Release);
             }
@@ -465,7 +469,7 @@ impl State {
     /// The tree of a volume or snapshot, and from which tables changes since count. A snapshot that
     /// no checkpoint contains is the tree of its volume with the changes that are sealed.
     pub(crate) fn view(&self, id: u32) -> Result<View<'_>, IoError> {
-        let volume = self.catalog.volumes.get(&id).ok_or(IoError::Unreachable)?;
+        let volume = self.volume_table.volumes.get(&id).ok_or(IoError::Unreachable)?;
         let source = volume.source();
         let (tree, active, frozen) = match (self.trees.get(&id), volume.kind) {
             (Some(tree), VolumeKind::Snapshot { .. }) => (tree, None, None),

@@ -1,5 +1,5 @@
-//! Snapshots and clones: the orders that change the ancestry of volumes, and what differs between two
-//! snapshots.
+//! Snapshots and clones: the orders that change the ancestry of volumes, and what differs between
+//! two snapshots.
 //!
 //! Invariant: ancestry changes only while no checkpoint runs and the cleaner rests, so neither sees
 //! two ancestries. Hosts write on meanwhile.
@@ -11,8 +11,8 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time::wall_clock;
 
-use super::pool::{Order, Pool};
-use super::shared::{Shared, Turn, reservation};
+use super::pool::{OrderGuard, Pool};
+use super::shared::{MaintenancePause, Shared, reservation};
 use super::space::OrderKind;
 use super::volume::PoolVolume;
 use crate::error::VolumeError;
@@ -20,10 +20,10 @@ use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, SNAPSHOT_GROUP_MAX};
 use crate::map::recent::Recent;
 use crate::map::tree::{Tree, read_page};
-use crate::ondisk::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState, is_name};
-use crate::ondisk::chunk::{Record, SnapshotOrder};
+use crate::ondisk::chunk::{ChunkRecord, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
+use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable, is_name};
 
 /// Most map pages that one call of [`Pool::diff`] compares, and most ranges that it returns.
 const DIFF_STEPS: usize = 4096;
@@ -61,18 +61,18 @@ pub(super) struct MaintenanceTurn(Arc<Shared>);
 
 impl Drop for MaintenanceTurn {
     fn drop(&mut self) {
-        self.0.state.lock().turn = Turn::None;
+        self.0.state.lock().pause = MaintenancePause::None;
         self.0.progress.notify();
     }
 }
 
 /// A snapshot that is checked and can be taken at once: the checkpoint or cleaning that was in
-/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping it
-/// takes no snapshot.
+/// progress has ended, and none begins. Writes may have to wait for it, so take it soon. Dropping
+/// it takes no snapshot.
 pub struct PreparedSnapshot {
     pool: Pool,
     order: SnapshotOrder,
-    locks: (MaintenanceTurn, Order),
+    locks: (MaintenanceTurn, OrderGuard),
 }
 
 impl PreparedSnapshot {
@@ -84,13 +84,13 @@ impl PreparedSnapshot {
     /// Of the devices.
     pub async fn take(self) -> Result<(), VolumeError> {
         let PreparedSnapshot { pool, order, locks } = self;
-        pool.commit(locks, Record::Snapshot(Box::new(order))).await.map(drop)
+        pool.commit(locks, ChunkRecord::Snapshot(Box::new(order))).await.map(drop)
     }
 }
 
 /// Blocks that thick volumes need in addition when a snapshot keeps what they have.
-fn kept_by_snapshot(catalog: &Catalog, volumes: &[&str]) -> u64 {
-    let found = volumes.iter().filter_map(|name| catalog.by_name(name));
+fn kept_by_snapshot(volume_table: &VolumeTable, volumes: &[&str]) -> u64 {
+    let found = volumes.iter().filter_map(|name| volume_table.by_name(name));
     found.filter(|volume| volume.thick).map(|volume| volume.blocks - reservation(volume)).sum()
 }
 
@@ -99,7 +99,7 @@ impl Pool {
     /// begin.
     pub(super) async fn maintenance_turn(&self) -> Result<MaintenanceTurn, VolumeError> {
         let shared = self.shared();
-        shared.state.lock().turn = Turn::Waiting;
+        shared.state.lock().pause = MaintenancePause::Waiting;
         let turn = MaintenanceTurn(shared.clone());
         let rests = || {
             let mut state = shared.state.lock();
@@ -108,7 +108,7 @@ impl Pool {
             }
             let rests = !state.maintenance_runs && state.frozen.is_none();
             rests.then(|| {
-                state.turn = Turn::Held;
+                state.pause = MaintenancePause::Held;
                 Ok(())
             })
         };
@@ -139,7 +139,7 @@ impl Pool {
         name: &str,
         id: PoolId,
     ) -> Result<PreparedSnapshot, VolumeError> {
-        let more = kept_by_snapshot(&self.shared().state.lock().catalog, volumes);
+        let more = kept_by_snapshot(&self.shared().state.lock().volume_table, volumes);
         self.shared().back(more).await?;
         let order = self.order(OrderKind::Other).await?;
         if !is_name(name) {
@@ -152,20 +152,21 @@ impl Pool {
         {
             let mut state = self.shared().state.lock();
             for volume in volumes {
-                let found = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+                let found =
+                    state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
                 if found.incomplete {
                     return Err(VolumeError::Incomplete { name: (*volume).to_owned() });
                 }
                 let full = format!("{volume}@{name}");
-                if ids.contains(&found.id) || state.catalog.snapshot_by_name(&full).is_some() {
+                if ids.contains(&found.id) || state.volume_table.snapshot_by_name(&full).is_some() {
                     let pool = self.shared().name.clone();
                     return Err(VolumeError::SnapshotExists { pool, name: full });
                 }
                 ids.push(found.id);
             }
             let bytes = ids.len() * VolumeRecord::new(1, name.to_owned(), 1).encoded_len();
-            self.check_room(&state.catalog, ids.len(), bytes)?;
-            let more = kept_by_snapshot(&state.catalog, volumes);
+            self.check_room(&state.volume_table, ids.len(), bytes)?;
+            let more = kept_by_snapshot(&state.volume_table, volumes);
             self.check_space(&mut state, more)?;
         }
         let turn = self.maintenance_turn().await?;
@@ -193,20 +194,20 @@ impl Pool {
     /// The snapshots, in the order of their creation.
     pub fn snapshots(&self) -> Vec<SnapshotInfo> {
         let state = self.shared().state.lock();
-        let catalog = &state.catalog;
+        let volume_table = &state.volume_table;
         let mut clones: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         let mut users: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-        for volume in catalog.present().chain(catalog.snapshots()) {
-            let owner = catalog.present_snapshot(volume.parent).and_then(VolumeRecord::owner);
+        for volume in volume_table.present().chain(volume_table.snapshots()) {
+            let owner = volume_table.present_snapshot(volume.parent).and_then(VolumeRecord::owner);
             if volume.is_present_volume() && owner != Some(volume.id) {
                 clones.entry(volume.parent).or_default().push(volume.name.clone());
             }
-            users.entry(volume.parent).or_default().push(catalog.full_name(volume));
+            users.entry(volume.parent).or_default().push(volume_table.full_name(volume));
         }
         let mut info = |snapshot: &VolumeRecord| {
             let VolumeKind::Snapshot { created_s, .. } = snapshot.kind else { return None };
             Some(SnapshotInfo {
-                name: catalog.snapshot_name(snapshot)?,
+                name: volume_table.snapshot_name(snapshot)?,
                 id: snapshot.uuid,
                 created_s,
                 size_bytes: snapshot.blocks * BLOCK_BYTES as u64,
@@ -215,7 +216,7 @@ impl Pool {
                 users: users.remove(&snapshot.id).unwrap_or_default(),
             })
         };
-        catalog.snapshots().filter_map(&mut info).collect()
+        volume_table.snapshots().filter_map(&mut info).collect()
     }
 
     /// The snapshot `volume@snapshot` as a read-only device.
@@ -224,7 +225,7 @@ impl Pool {
     /// [`VolumeError::UnknownSnapshot`].
     pub fn open_snapshot(&self, name: &str) -> Result<Arc<PoolVolume>, VolumeError> {
         let mut state = self.shared().state.lock();
-        let found = state.catalog.snapshot_by_name(name);
+        let found = state.volume_table.snapshot_by_name(name);
         let (id, blocks) = found
             .map(|snapshot| (snapshot.id, snapshot.blocks))
             .ok_or_else(|| self.unknown_snapshot(name))?;
@@ -242,15 +243,15 @@ impl Pool {
         let snapshot = loop {
             let reaping = {
                 let state = self.shared().state.lock();
-                let found = state.catalog.snapshot_by_name(name);
+                let found = state.volume_table.snapshot_by_name(name);
                 let snapshot = found.ok_or_else(|| self.unknown_snapshot(name))?.id;
-                let children: Vec<_> = state.catalog.children(snapshot).collect();
+                let children: Vec<_> = state.volume_table.children(snapshot).collect();
                 if children.len() <= 1 {
                     break snapshot;
                 }
                 let present = children.iter().filter(|child| child.state == VolumeState::Present);
                 let users: Vec<String> =
-                    present.map(|child| state.catalog.full_name(child)).collect();
+                    present.map(|child| state.volume_table.full_name(child)).collect();
                 if users.len() > 1 {
                     let users = users.join(", ");
                     return Err(VolumeError::InUse { snapshot: name.to_owned(), users });
@@ -259,7 +260,7 @@ impl Pool {
             };
             reaping.await?;
         };
-        let _order = self.commit(order, Record::Delete { volume: snapshot }).await?;
+        let _order = self.commit(order, ChunkRecord::Delete { volume: snapshot }).await?;
         self.want_checkpoint();
         Ok(())
     }
@@ -279,25 +280,26 @@ impl Pool {
         };
         let more = {
             let state = self.shared().state.lock();
-            let found = state.catalog.by_name(volume).zip(state.catalog.snapshot_by_name(&full));
+            let found =
+                state.volume_table.by_name(volume).zip(state.volume_table.snapshot_by_name(&full));
             found.map_or(0, |(target, found)| needed(target, found))
         };
         self.shared().back(more).await?;
         let order = self.order(OrderKind::Other).await?;
         let (volume, snapshot) = {
             let mut state = self.shared().state.lock();
-            let target = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
-            let found = state.catalog.snapshot_by_name(&full);
+            let target = state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+            let found = state.volume_table.snapshot_by_name(&full);
             let found = found.ok_or_else(|| self.unknown_snapshot(&full))?;
             let ids = (target.id, found.id);
             let more = needed(target, found);
             let hidden = VolumeRecord::new(1, target.name.clone(), 1).encoded_len();
-            self.check_room(&state.catalog, 1, hidden)?;
+            self.check_room(&state.volume_table, 1, hidden)?;
             self.check_space(&mut state, more)?;
             ids
         };
         let turn = self.maintenance_turn().await?;
-        let record = Record::Rollback { volume, snapshot };
+        let record = ChunkRecord::Rollback { volume, snapshot };
         let (turn, _order) = self.commit((turn, order), record).await?;
         drop(turn);
         self.want_checkpoint();
@@ -311,8 +313,8 @@ impl Pool {
     pub async fn has_changed(&self, volume: &str, snapshot: &str) -> Result<bool, VolumeError> {
         self.checkpoint().await?;
         let state = self.shared().state.lock();
-        let own = state.catalog.by_name(volume).ok_or_else(|| self.unknown(volume))?;
-        let found = state.catalog.snapshot_by_name(snapshot);
+        let own = state.volume_table.by_name(volume).ok_or_else(|| self.unknown(volume))?;
+        let found = state.volume_table.snapshot_by_name(snapshot);
         let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
         let tree = |of: &VolumeRecord| state.trees.get(&of.id).map(|tree| (tree.level, tree.root));
         let has_changes = state.view(own.id)?.has_changes();
@@ -334,17 +336,17 @@ impl Pool {
         let turn = self.maintenance_turn().await?;
         let record = {
             let mut state = self.shared().state.lock();
-            let found = state.catalog.snapshot_by_name(snapshot);
+            let found = state.volume_table.snapshot_by_name(snapshot);
             let found = found.ok_or_else(|| self.unknown_snapshot(snapshot))?;
             let mut record =
-                VolumeRecord::new(state.catalog.next_id, name.to_owned(), found.blocks);
+                VolumeRecord::new(state.volume_table.next_id, name.to_owned(), found.blocks);
             record.parent = found.id;
             record.uuid = PoolId::random();
             record.properties = properties;
             self.check(&mut state, &record)?;
             record
         };
-        let _locks = self.commit((turn, order), Record::Volume(Box::new(record))).await?;
+        let _locks = self.commit((turn, order), ChunkRecord::Volume(Box::new(record))).await?;
         self.open_volume(name)
     }
 
@@ -358,11 +360,11 @@ impl Pool {
         let order = self.order(OrderKind::Other).await?;
         let volume = {
             let state = self.shared().state.lock();
-            let volume = state.catalog.by_name(name).ok_or_else(|| self.unknown(name))?.id;
-            check_promotion(&state.catalog, volume, name)?;
+            let volume = state.volume_table.by_name(name).ok_or_else(|| self.unknown(name))?.id;
+            check_promotion(&state.volume_table, volume, name)?;
             volume
         };
-        self.commit(order, Record::Promote { volume }).await.map(drop)
+        self.commit(order, ChunkRecord::Promote { volume }).await.map(drop)
     }
 
     /// The trees of merged snapshots.
@@ -375,7 +377,7 @@ impl Pool {
             }
             let mut trees = [None; 2];
             for (name, tree) in names.iter().zip(&mut trees) {
-                let Some(snapshot) = state.catalog.snapshot_by_name(name) else {
+                let Some(snapshot) = state.volume_table.snapshot_by_name(name) else {
                     return Some(Err(self.unknown_snapshot(name)));
                 };
                 *tree = state.trees.get(&snapshot.id).copied();
@@ -386,8 +388,8 @@ impl Pool {
         shared.progress.wait_for(find).await
     }
 
-    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume or
-    /// of volumes that share a snapshot. Others differ wherever one has data.
+    /// Ranges from `offset` on that differ between two snapshots `volume@snapshot`, of one volume
+    /// or of volumes that share a snapshot. Others differ wherever one has data.
     ///
     /// # Errors
     /// [`VolumeError::UnknownSnapshot`], or of the devices.
@@ -468,12 +470,12 @@ fn push_difference(ranges: &mut Vec<Range<u64>>, old: &Entry, new: &Entry, block
     }
 }
 
-fn check_promotion(catalog: &Catalog, volume: u32, name: &str) -> Result<(), VolumeError> {
-    let mut tried = catalog.clone();
+fn check_promotion(volume_table: &VolumeTable, volume: u32, name: &str) -> Result<(), VolumeError> {
+    let mut tried = volume_table.clone();
     if tried.promote(volume).is_ok() {
         return Ok(());
     }
-    let is_clone = catalog.ancestors(volume).any(|snapshot| snapshot.owner() != Some(volume));
+    let is_clone = volume_table.ancestors(volume).any(|snapshot| snapshot.owner() != Some(volume));
     Err(match is_clone {
         true => VolumeError::PromotedNames { name: name.to_owned() },
         false => VolumeError::NotAClone { name: name.to_owned() },

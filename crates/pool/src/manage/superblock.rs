@@ -5,21 +5,21 @@
 //! - before a chunk that changes a volume goes to the log device, the superblock says that the log
 //!   device may have changes of this volume. So an opening without the log device knows which
 //!   volumes lack changes;
-//! - an update that failed, or whose task was dropped, as that of an opening that is given up, may be
-//!   on some of the devices, so no further one follows it.
+//! - an update that failed, or whose task was dropped, as that of an opening that is given up, may
+//!   be on some of the devices, so no further one follows it.
 
 use std::collections::BTreeSet;
 
 use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State, Update};
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::superblock::{Superblock, TailVolumes};
 
 /// The right to update the superblock, until it is dropped.
-pub(crate) struct SuperblockTurn<'a>(&'a Shared);
+pub(crate) struct SuperblockLock<'a>(&'a Shared);
 
-impl Drop for SuperblockTurn<'_> {
+impl Drop for SuperblockLock<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.update = state.update.ended();
@@ -28,7 +28,7 @@ impl Drop for SuperblockTurn<'_> {
     }
 }
 
-impl SuperblockTurn<'_> {
+impl SuperblockLock<'_> {
     /// Writes an update. A new device has it in copies 0 and 1 already.
     ///
     /// # Errors
@@ -48,16 +48,16 @@ impl SuperblockTurn<'_> {
 }
 
 /// Volumes that a record changes for hosts.
-pub(crate) fn changed(record: &Record) -> &[u32] {
+pub(crate) fn changed(record: &ChunkRecord) -> &[u32] {
     match record {
-        Record::Data { volume, .. }
-        | Record::Zero { volume, .. }
-        | Record::Delete { volume }
-        | Record::Rollback { volume, .. }
-        | Record::Promote { volume } => std::slice::from_ref(volume),
-        Record::Volume(volume) => std::slice::from_ref(&volume.id),
-        Record::Snapshot(order) => &order.volumes,
-        Record::Moved { .. } | Record::Page { .. } => &[],
+        ChunkRecord::Data { volume, .. }
+        | ChunkRecord::Zero { volume, .. }
+        | ChunkRecord::Delete { volume }
+        | ChunkRecord::Rollback { volume, .. }
+        | ChunkRecord::Promote { volume } => std::slice::from_ref(volume),
+        ChunkRecord::Volume(volume) => std::slice::from_ref(&volume.id),
+        ChunkRecord::Snapshot(order) => &order.volumes,
+        ChunkRecord::Moved { .. } | ChunkRecord::Page { .. } => &[],
     }
 }
 
@@ -66,7 +66,7 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Shared::superblock_turn`].
-    pub(crate) async fn update_turn(&self) -> Result<SuperblockTurn<'_>, IoError> {
+    pub(crate) async fn update_turn(&self) -> Result<SuperblockLock<'_>, IoError> {
         self.superblock_turn(|_| false).await.map(|turn| turn.expect("there is a need"))
     }
 
@@ -77,7 +77,7 @@ impl Shared {
     async fn superblock_turn(
         &self,
         done: impl Fn(&State) -> bool,
-    ) -> Result<Option<SuperblockTurn<'_>>, IoError> {
+    ) -> Result<Option<SuperblockLock<'_>>, IoError> {
         let turn = || {
             let mut state = self.state.lock();
             if let Err(error) = state.check_updates() {
@@ -89,7 +89,7 @@ impl Shared {
             match state.update {
                 Update::Idle => {
                     state.update = Update::Runs;
-                    Some(Ok(Some(SuperblockTurn(self))))
+                    Some(Ok(Some(SuperblockLock(self))))
                 }
                 Update::Runs | Update::Writes => None,
                 Update::Over => Some(Err(IoError::WriteFault)),
@@ -98,8 +98,8 @@ impl Shared {
         self.progress.wait_for(turn).await
     }
 
-    /// The next update, with a change. Until it is written, chunks may only change volumes that both
-    /// it and the last update mark.
+    /// The next update, with a change. Until it is written, chunks may only change volumes that
+    /// both it and the last update mark.
     pub(crate) fn next_update(&self, change: impl FnOnce(&mut Superblock)) -> Superblock {
         let mut state = self.state.lock();
         let mut next = state.superblock.clone();
@@ -137,7 +137,7 @@ impl Shared {
     ///
     /// # Errors
     /// Of the devices.
-    pub(crate) async fn mark(&self, records: &[Record]) -> Result<(), IoError> {
+    pub(crate) async fn mark(&self, records: &[ChunkRecord]) -> Result<(), IoError> {
         let volumes: BTreeSet<u32> = records.iter().flat_map(changed).copied().collect();
         self.state.lock().to_mark.extend(&volumes);
         let done = |state: &State| {
@@ -161,7 +161,7 @@ impl Shared {
         }
     }
 
-    async fn update_marks(&self, turn: SuperblockTurn<'_>) -> Result<(), IoError> {
+    async fn update_marks(&self, turn: SuperblockLock<'_>) -> Result<(), IoError> {
         let next = self.next_update(|_| {});
         if let Err(error) = turn.write(&next, None).await {
             self.state.lock().fail(IoError::WriteFault);
@@ -195,7 +195,7 @@ impl State {
     }
 
     /// Whether a chunk with these records may go to the log device.
-    pub(crate) fn is_marked(&self, records: &[Record]) -> bool {
+    pub(crate) fn is_marked(&self, records: &[ChunkRecord]) -> bool {
         records.iter().flat_map(changed).all(|volume| self.marked.has(*volume))
     }
 }

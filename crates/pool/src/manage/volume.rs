@@ -13,18 +13,18 @@ use flagstone_runtime::{Buf, BufMut, buf};
 
 use super::pool::PoolGuard;
 use super::shared::{Shared, VolumeHandle};
-use super::space::Demand;
+use super::space::WriteCost;
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS};
 use crate::log::gather::GatheredChunk;
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
 use crate::map::tree::Found;
-use crate::ondisk::catalog::{Catalog, VolumeRecord};
 use crate::ondisk::checksum;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::FANOUT;
+use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -68,8 +68,8 @@ pub struct VolumeInfo {
 }
 
 impl VolumeInfo {
-    pub(crate) fn of(catalog: &Catalog, record: &VolumeRecord) -> VolumeInfo {
-        let origin = catalog.present_snapshot(record.parent);
+    pub(crate) fn of(volume_table: &VolumeTable, record: &VolumeRecord) -> VolumeInfo {
+        let origin = volume_table.present_snapshot(record.parent);
         let origin = origin.filter(|snapshot| snapshot.owner() != Some(record.id));
         VolumeInfo {
             name: record.name.clone(),
@@ -77,7 +77,7 @@ impl VolumeInfo {
             size_bytes: record.blocks * BLOCK,
             used_bytes: record.mapped * BLOCK,
             thick: record.thick,
-            origin: origin.and_then(|snapshot| catalog.snapshot_name(snapshot)),
+            origin: origin.and_then(|snapshot| volume_table.snapshot_name(snapshot)),
             incomplete: record.incomplete,
             properties: record.properties.clone(),
         }
@@ -107,9 +107,9 @@ impl PoolVolume {
     /// The volume as listed, unless it was deleted.
     pub fn info(&self) -> Option<VolumeInfo> {
         let state = self.guard.0.state.lock();
-        let record = state.catalog.volumes.get(&self.io.volume);
+        let record = state.volume_table.volumes.get(&self.io.volume);
         let record = record.filter(|record| record.is_present_volume());
-        record.map(|record| VolumeInfo::of(&state.catalog, record))
+        record.map(|record| VolumeInfo::of(&state.volume_table, record))
     }
 
     fn check(&self, checked: Result<(), IoError>) -> Result<(), IoError> {
@@ -149,7 +149,7 @@ impl BlockDevice for PoolVolume {
 
     fn used_bytes(&self) -> Option<u64> {
         let state = self.io.shared.state.lock();
-        let record = state.catalog.volumes.get(&self.io.volume)?;
+        let record = state.volume_table.volumes.get(&self.io.volume)?;
         // A reservation is space in use.
         Some(if record.thick { record.blocks } else { record.mapped } * BLOCK)
     }
@@ -310,11 +310,11 @@ impl VolumeIo {
         Err(IoError::ReadFault)
     }
 
-    fn demand(&self, data: &Buf) -> Demand {
+    fn demand(&self, data: &Buf) -> WriteCost {
         let zeroes: usize = runs(data).filter(|(_, zero)| *zero).map(|(run, _)| run.len()).sum();
         let entries = data.len() / BLOCK_BYTES;
         let reserved = self.handle.thick.load(Ordering::Acquire);
-        Demand { entries, ranges: 0, blocks: (entries - zeroes) as u64, reserved }
+        WriteCost { entries, ranges: 0, blocks: (entries - zeroes) as u64, reserved }
     }
 
     async fn write(&self, block: u64, data: Buf) -> Result<(), IoError> {
@@ -342,10 +342,10 @@ impl VolumeIo {
         for (run, zero) in runs(data) {
             let (volume, block) = (self.volume, block + run.start as u64);
             let chunk = if zero {
-                let record = Record::Zero { volume, block, count: run.len() as u64 };
+                let record = ChunkRecord::Zero { volume, block, count: run.len() as u64 };
                 gatherer.add(&self.shared, record, None)
             } else {
-                let record = Record::Data { volume, block, count: run.len() as u16 };
+                let record = ChunkRecord::Data { volume, block, count: run.len() as u16 };
                 let payload = data.slice(run.start * BLOCK_BYTES..run.end * BLOCK_BYTES);
                 gatherer.add(&self.shared, record, Some(payload))
             };
@@ -359,8 +359,8 @@ impl VolumeIo {
             let count = (blocks.end - block).min(ZERO_RECORD_BLOCKS);
             let entries = zero_entries(count);
             let ranges = usize::from(entries == 0);
-            self.shared.admit(Demand { entries, ranges, blocks: 0, reserved: true }).await?;
-            let record = Record::Zero { volume: self.volume, block, count };
+            self.shared.admit(WriteCost { entries, ranges, blocks: 0, reserved: true }).await?;
+            let record = ChunkRecord::Zero { volume: self.volume, block, count };
             self.shared.gatherer().add(&self.shared, record, None).outcome().await?;
             block += count;
         }

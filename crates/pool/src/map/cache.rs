@@ -1,5 +1,5 @@
-//! Page cache: decoded map pages, bounded in number, with second-chance eviction. The bound may change
-//! at any time.
+//! Page cache: decoded map pages, bounded in number, with second-chance eviction. The bound may
+//! change at any time.
 //!
 //! Invariant: a page is returned only for the entry with which it was read. A location that was
 //! reused for another page is a miss, because the entries differ in birth.

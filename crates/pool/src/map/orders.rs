@@ -1,12 +1,12 @@
-//! Orders: their effect on the catalog and the trees, the same at run time and in a replay.
+//! Orders: their effect on the volume table and the trees, the same at run time and in a replay.
 
 use std::collections::BTreeMap;
 
 use super::tree::Tree;
 use crate::ondisk::FormatError;
-use crate::ondisk::catalog::Catalog;
-use crate::ondisk::chunk::Record;
+use crate::ondisk::chunk::ChunkRecord;
 use crate::ondisk::entry::Entry;
+use crate::ondisk::volume_table::VolumeTable;
 
 /// Trees by volume or snapshot.
 pub(crate) type Trees = BTreeMap<u32, Tree>;
@@ -15,35 +15,38 @@ pub(crate) type Trees = BTreeMap<u32, Tree>;
 /// no tree before the checkpoint that merges what was written before them.
 ///
 /// # Errors
-/// [`FormatError::Field`] for an order that does not fit the catalog.
+/// [`FormatError::Field`] for an order that does not fit the volume table.
 pub(crate) fn apply_order(
-    catalog: &mut Catalog,
+    volume_table: &mut VolumeTable,
     trees: &mut Trees,
-    record: &Record,
+    record: &ChunkRecord,
     sequence: u64,
 ) -> Result<(), FormatError> {
     let unmerged = FormatError::Field("snapshot");
     match record {
-        Record::Volume(volume) => {
+        ChunkRecord::Volume(volume) => {
             let fresh = Tree { volume: volume.id, level: 1, root: Entry::HOLE };
             let from = match (trees.get(&volume.id), volume.parent) {
                 (Some(tree), _) => *tree,
                 (None, 0) => fresh,
                 (None, parent) => *trees.get(&parent).ok_or(unmerged)?,
             };
-            catalog.upsert(volume)?;
+            volume_table.upsert(volume)?;
             trees.insert(volume.id, Tree { volume: volume.id, ..from });
         }
-        Record::Delete { volume } => catalog.delete(*volume)?,
-        Record::Snapshot(order) => catalog.snapshot(order, sequence)?,
-        Record::Rollback { volume, snapshot } => {
+        ChunkRecord::Delete { volume } => volume_table.delete(*volume)?,
+        ChunkRecord::Snapshot(order) => volume_table.snapshot(order, sequence)?,
+        ChunkRecord::Rollback { volume, snapshot } => {
             let to = *trees.get(snapshot).ok_or(unmerged)?;
-            let hidden = catalog.rollback(*volume, *snapshot)?;
+            let hidden = volume_table.rollback(*volume, *snapshot)?;
             let former = trees.insert(*volume, Tree { volume: *volume, ..to }).ok_or(unmerged)?;
             trees.insert(hidden, Tree { volume: hidden, ..former });
         }
-        Record::Promote { volume } => catalog.promote(*volume)?,
-        Record::Data { .. } | Record::Zero { .. } | Record::Moved { .. } | Record::Page { .. } => {}
+        ChunkRecord::Promote { volume } => volume_table.promote(*volume)?,
+        ChunkRecord::Data { .. }
+        | ChunkRecord::Zero { .. }
+        | ChunkRecord::Moved { .. }
+        | ChunkRecord::Page { .. } => {}
     }
     Ok(())
 }

@@ -1,16 +1,16 @@
 //! Ancestry: the forest of snapshots that volumes continue from, and the orders that change it.
 //!
 //! Ownership by birth: a block or map page belongs to the oldest snapshot or volume on its way from
-//! the root of the forest that is not older than its birth. Everything below that has it, too, until
-//! it was overwritten. Hence what has a block is connected, and freeing needs no counts: a volume
-//! frees what is younger than its parent; a deleted snapshot frees what is younger than its parent
-//! and absent from its only child.
+//! the root of the forest that is not older than its birth. Everything below that has it, too,
+//! until it was overwritten. Hence what has a block is connected, and freeing needs no counts: a
+//! volume frees what is younger than its parent; a deleted snapshot frees what is younger than its
+//! parent and absent from its only child.
 
 use std::collections::BTreeSet;
 
 use super::FormatError;
-use super::catalog::{Catalog, VolumeKind, VolumeRecord, VolumeState};
 use super::chunk::SnapshotOrder;
+use super::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
 use crate::id::PoolId;
 
 /// Which blocks and pages of a map belong to the map alone, and not to its parent too.
@@ -62,7 +62,7 @@ impl VolumeRecord {
     }
 }
 
-impl Catalog {
+impl VolumeTable {
     /// Whether a change of blocks takes effect. Those in flight do not when their volume was
     /// deleted, or rolled back to a smaller size.
     pub fn takes_effect(&self, volume: u32, block: u64, count: u64) -> bool {
@@ -305,89 +305,91 @@ mod tests {
     }
 
     /// Volume 1 with the snapshots 3 and 4, and clone 5 of the first; volume 2 with snapshot 6.
-    fn family() -> Catalog {
-        let mut catalog = Catalog::default();
-        catalog.upsert(&volume(1, "db", 0)).unwrap();
-        catalog.upsert(&volume(2, "log", 0)).unwrap();
-        catalog.snapshot(&order(&[1], "a"), 10).unwrap();
-        catalog.snapshot(&order(&[1], "b"), 20).unwrap();
-        catalog.upsert(&volume(5, "test", 3)).unwrap();
-        catalog.snapshot(&order(&[2], "a"), 30).unwrap();
-        catalog.check_ancestry().unwrap();
-        catalog
+    fn family() -> VolumeTable {
+        let mut volume_table = VolumeTable::default();
+        volume_table.upsert(&volume(1, "db", 0)).unwrap();
+        volume_table.upsert(&volume(2, "log", 0)).unwrap();
+        volume_table.snapshot(&order(&[1], "a"), 10).unwrap();
+        volume_table.snapshot(&order(&[1], "b"), 20).unwrap();
+        volume_table.upsert(&volume(5, "test", 3)).unwrap();
+        volume_table.snapshot(&order(&[2], "a"), 30).unwrap();
+        volume_table.check_ancestry().unwrap();
+        volume_table
     }
 
-    fn parents(catalog: &Catalog) -> Vec<(u32, u32)> {
-        catalog.volumes.values().map(|volume| (volume.id, volume.parent)).collect()
+    fn parents(volume_table: &VolumeTable) -> Vec<(u32, u32)> {
+        volume_table.volumes.values().map(|volume| (volume.id, volume.parent)).collect()
     }
 
     #[test]
     fn snapshots_are_found_by_name_and_order() {
-        let catalog = family();
-        assert_eq!(parents(&catalog), [(1, 4), (2, 6), (3, 0), (4, 3), (5, 3), (6, 0)]);
-        assert_eq!(catalog.snapshot_by_name("db@b").unwrap().id, 4);
-        assert!(catalog.snapshot_by_name("test@a").is_none());
+        let volume_table = family();
+        assert_eq!(parents(&volume_table), [(1, 4), (2, 6), (3, 0), (4, 3), (5, 3), (6, 0)]);
+        assert_eq!(volume_table.snapshot_by_name("db@b").unwrap().id, 4);
+        assert!(volume_table.snapshot_by_name("test@a").is_none());
         let of_clone = Ownership { parent: 10, reaped: 0, grandparent: 0 };
-        assert_eq!(catalog.ownership(5), of_clone);
+        assert_eq!(volume_table.ownership(5), of_clone);
         assert!(of_clone.is_own(11, 50) && !of_clone.is_own(10, 50));
-        assert_eq!(Catalog::decode(&catalog.encode(), 1000), Ok(catalog));
+        assert_eq!(VolumeTable::decode(&volume_table.encode(), 1000), Ok(volume_table));
     }
 
     #[test]
     fn impossible_orders_change_nothing() {
-        let catalog = family();
-        let refused = |change: &dyn Fn(&mut Catalog) -> Result<(), FormatError>| {
-            let mut tried = catalog.clone();
+        let volume_table = family();
+        let refused = |change: &dyn Fn(&mut VolumeTable) -> Result<(), FormatError>| {
+            let mut tried = volume_table.clone();
             assert!(change(&mut tried).is_err());
-            assert_eq!(tried, catalog);
+            assert_eq!(tried, volume_table);
         };
-        refused(&|catalog| catalog.snapshot(&order(&[1, 1], "c"), 40));
-        refused(&|catalog| catalog.snapshot(&order(&[2, 1], "b"), 40));
-        refused(&|catalog| catalog.snapshot(&order(&[3], "c"), 40));
-        refused(&|catalog| catalog.rollback(2, 3).map(drop));
-        refused(&|catalog| catalog.promote(1));
-        refused(&|catalog| catalog.delete(1));
-        refused(&|catalog| catalog.delete(3));
-        refused(&|catalog| catalog.upsert(&volume(7, "more", 2)));
-        refused(&|catalog| catalog.upsert(&VolumeRecord { blocks: 99, ..volume(7, "more", 3) }));
+        refused(&|volume_table| volume_table.snapshot(&order(&[1, 1], "c"), 40));
+        refused(&|volume_table| volume_table.snapshot(&order(&[2, 1], "b"), 40));
+        refused(&|volume_table| volume_table.snapshot(&order(&[3], "c"), 40));
+        refused(&|volume_table| volume_table.rollback(2, 3).map(drop));
+        refused(&|volume_table| volume_table.promote(1));
+        refused(&|volume_table| volume_table.delete(1));
+        refused(&|volume_table| volume_table.delete(3));
+        refused(&|volume_table| volume_table.upsert(&volume(7, "more", 2)));
+        refused(&|volume_table| {
+            volume_table.upsert(&VolumeRecord { blocks: 99, ..volume(7, "more", 3) })
+        });
     }
 
     #[test]
     fn promoted_clone_outlives_its_origin() {
-        let mut catalog = family();
-        catalog.promote(5).unwrap();
-        assert_eq!(catalog.snapshot_by_name("test@a").unwrap().id, 3);
-        assert!(catalog.promote(5).is_err());
-        catalog.delete(4).unwrap();
-        catalog.remove_reaped(4);
-        catalog.delete(1).unwrap();
-        catalog.remove_reaped(1);
-        catalog.delete(3).unwrap();
-        catalog.remove_reaped(3);
-        assert_eq!(parents(&catalog), [(2, 6), (5, 0), (6, 0)]);
-        let clone = &catalog.volumes[&5];
+        let mut volume_table = family();
+        volume_table.promote(5).unwrap();
+        assert_eq!(volume_table.snapshot_by_name("test@a").unwrap().id, 3);
+        assert!(volume_table.promote(5).is_err());
+        volume_table.delete(4).unwrap();
+        volume_table.remove_reaped(4);
+        volume_table.delete(1).unwrap();
+        volume_table.remove_reaped(1);
+        volume_table.delete(3).unwrap();
+        volume_table.remove_reaped(3);
+        assert_eq!(parents(&volume_table), [(2, 6), (5, 0), (6, 0)]);
+        let clone = &volume_table.volumes[&5];
         assert!(clone.adopted, "blocks that volume 1 wrote are below a volume of another source");
-        catalog.check_ancestry().unwrap();
+        volume_table.check_ancestry().unwrap();
     }
 
     #[test]
     fn rollback_keeps_later_snapshots() {
-        let mut catalog = family();
-        catalog.volumes.get_mut(&1).unwrap().incomplete = true;
-        assert_eq!(catalog.rollback(1, 3), Ok(7));
-        assert!(!catalog.volumes[&1].incomplete, "the snapshot has all of its writes");
-        assert_eq!(parents(&catalog)[..2], [(1, 3), (2, 6)]);
-        let former = &catalog.volumes[&7];
+        let mut volume_table = family();
+        volume_table.volumes.get_mut(&1).unwrap().incomplete = true;
+        assert_eq!(volume_table.rollback(1, 3), Ok(7));
+        assert!(!volume_table.volumes[&1].incomplete, "the snapshot has all of its writes");
+        assert_eq!(parents(&volume_table)[..2], [(1, 3), (2, 6)]);
+        let former = &volume_table.volumes[&7];
         assert_eq!((former.parent, former.state), (4, VolumeState::Deleting { reaped: 0 }));
-        catalog.check_ancestry().unwrap();
+        volume_table.check_ancestry().unwrap();
     }
 
     #[test]
     fn grandparent_owns_blocks_below_the_deletion_walk() {
-        let mut catalog = family();
-        catalog.delete(4).unwrap();
-        catalog.volumes.get_mut(&4).unwrap().state = VolumeState::Deleting { reaped: 50 };
-        let ownership = catalog.ownership(1);
+        let mut volume_table = family();
+        volume_table.delete(4).unwrap();
+        volume_table.volumes.get_mut(&4).unwrap().state = VolumeState::Deleting { reaped: 50 };
+        let ownership = volume_table.ownership(1);
         assert!(ownership.is_own(15, 50) && !ownership.is_own(15, 51));
         assert!(!ownership.is_own(10, 50) && ownership.is_own(21, 51));
     }
@@ -395,9 +397,9 @@ mod tests {
     #[test]
     fn impossible_ancestry_is_refused() {
         let damage = |change: &dyn Fn(&mut BTreeMap<u32, VolumeRecord>)| {
-            let mut catalog = family();
-            change(&mut catalog.volumes);
-            assert_eq!(catalog.check_ancestry(), Err(FormatError::Field("ancestry")));
+            let mut volume_table = family();
+            change(&mut volume_table.volumes);
+            assert_eq!(volume_table.check_ancestry(), Err(FormatError::Field("ancestry")));
         };
         let set = |volumes: &mut BTreeMap<u32, VolumeRecord>, id, parent| {
             volumes.get_mut(&id).unwrap().parent = parent;

@@ -1,9 +1,9 @@
 //! Chunk: a header of one block with records and the checksums of the payload blocks after it.
 
-use super::catalog::{VolumeRecord, is_name};
 use super::entry::U48_MAX;
 use super::layout::Layout;
 use super::page::{LEVEL_MAX, PagePlace};
+use super::volume_table::{VolumeRecord, is_name};
 use super::{Block, CRC_AT, Fields, FormatError, begin, open, put, seal};
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, CHUNK_PAYLOAD_BLOCKS, SNAPSHOT_GROUP_MAX, VOLUME_BLOCKS_MAX};
@@ -17,10 +17,10 @@ pub const RECORD_SPACE_BYTES: usize = CRC_AT - RECORDS_AT;
 /// Bytes of the checksum of a payload block.
 pub const CHECKSUM_BYTES: usize = 4;
 
-/// Length of an encoded [`Record::Moved`], in bytes.
+/// Length of an encoded [`ChunkRecord::Moved`], in bytes.
 pub const MOVED_RECORD_BYTES: usize = 32;
 
-/// Bytes of an encoded [`Record::Snapshot`] without its volumes and name.
+/// Bytes of an encoded [`ChunkRecord::Snapshot`] without its volumes and name.
 const SNAPSHOT_FIXED_BYTES: usize = 32;
 
 /// Snapshots that are taken at one point of the log.
@@ -38,7 +38,7 @@ pub struct SnapshotOrder {
 
 /// One change, or the owner of a payload block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum ChunkRecord {
     /// Blocks of a volume, in the payload.
     Data {
         /// Volume.
@@ -99,16 +99,16 @@ pub enum Record {
     },
 }
 
-impl Record {
+impl ChunkRecord {
     /// Length when encoded, in bytes.
     pub fn encoded_len(&self) -> usize {
         match self {
-            Record::Data { .. } | Record::Rollback { .. } => 16,
-            Record::Zero { .. } | Record::Page { .. } => 24,
-            Record::Moved { .. } => MOVED_RECORD_BYTES,
-            Record::Volume(volume) => 4 + volume.encoded_len(),
-            Record::Delete { .. } | Record::Promote { .. } => 8,
-            Record::Snapshot(order) => {
+            ChunkRecord::Data { .. } | ChunkRecord::Rollback { .. } => 16,
+            ChunkRecord::Zero { .. } | ChunkRecord::Page { .. } => 24,
+            ChunkRecord::Moved { .. } => MOVED_RECORD_BYTES,
+            ChunkRecord::Volume(volume) => 4 + volume.encoded_len(),
+            ChunkRecord::Delete { .. } | ChunkRecord::Promote { .. } => 8,
+            ChunkRecord::Snapshot(order) => {
                 SNAPSHOT_FIXED_BYTES + 4 * order.volumes.len() + order.name.len()
             }
         }
@@ -117,8 +117,8 @@ impl Record {
     /// Payload blocks that belong to it.
     pub fn payload_blocks(&self) -> usize {
         match self {
-            Record::Data { count, .. } => usize::from(*count),
-            Record::Moved { .. } | Record::Page { .. } => 1,
+            ChunkRecord::Data { count, .. } => usize::from(*count),
+            ChunkRecord::Moved { .. } | ChunkRecord::Page { .. } => 1,
             _ => 0,
         }
     }
@@ -130,42 +130,42 @@ impl Record {
 
     fn encode(&self, bytes: &mut [u8]) {
         match self {
-            Record::Data { volume, block, count } => {
+            ChunkRecord::Data { volume, block, count } => {
                 bytes[0] = 1;
                 put(bytes, 2, &count.to_le_bytes());
                 put(bytes, 4, &volume.to_le_bytes());
                 put(bytes, 8, &block.to_le_bytes());
             }
-            Record::Zero { volume, block, count } => {
+            ChunkRecord::Zero { volume, block, count } => {
                 bytes[0] = 2;
                 put(bytes, 4, &volume.to_le_bytes());
                 put(bytes, 8, &block.to_le_bytes());
                 put(bytes, 16, &count.to_le_bytes());
             }
-            Record::Moved { volume, block, old, birth } => {
+            ChunkRecord::Moved { volume, block, old, birth } => {
                 bytes[0] = 3;
                 put(bytes, 4, &volume.to_le_bytes());
                 put(bytes, 8, &block.to_le_bytes());
                 put(bytes, 16, &old.to_le_bytes());
                 put(bytes, 24, &birth.to_le_bytes());
             }
-            Record::Page { place, birth } => {
+            ChunkRecord::Page { place, birth } => {
                 bytes[0] = 4;
                 bytes[1] = place.level;
                 put(bytes, 4, &place.volume.to_le_bytes());
                 put(bytes, 8, &place.index.to_le_bytes());
                 put(bytes, 16, &birth.to_le_bytes());
             }
-            Record::Volume(volume) => {
+            ChunkRecord::Volume(volume) => {
                 bytes[0] = 5;
                 put(bytes, 2, &(volume.encoded_len() as u16).to_le_bytes());
                 volume.encode(&mut bytes[4..]);
             }
-            Record::Delete { volume } => {
+            ChunkRecord::Delete { volume } => {
                 bytes[0] = 6;
                 put(bytes, 4, &volume.to_le_bytes());
             }
-            Record::Snapshot(order) => {
+            ChunkRecord::Snapshot(order) => {
                 bytes[0] = 7;
                 bytes[1] = order.name.len() as u8;
                 put(bytes, 2, &(order.volumes.len() as u16).to_le_bytes());
@@ -178,12 +178,12 @@ impl Record {
                 }
                 put(bytes, at, order.name.as_bytes());
             }
-            Record::Rollback { volume, snapshot } => {
+            ChunkRecord::Rollback { volume, snapshot } => {
                 bytes[0] = 8;
                 put(bytes, 4, &volume.to_le_bytes());
                 put(bytes, 8, &snapshot.to_le_bytes());
             }
-            Record::Promote { volume } => {
+            ChunkRecord::Promote { volume } => {
                 bytes[0] = 9;
                 put(bytes, 4, &volume.to_le_bytes());
             }
@@ -191,7 +191,7 @@ impl Record {
     }
 
     /// Decodes the first record of `bytes`; returns it with its length.
-    fn decode(bytes: &[u8], layout: &Layout) -> Result<(Record, usize), FormatError> {
+    fn decode(bytes: &[u8], layout: &Layout) -> Result<(ChunkRecord, usize), FormatError> {
         let bad = FormatError::Field("record");
         let needs = |len: usize| bytes.get(..len).map(Fields).ok_or(bad);
         let range = |block: u64, count: u64| match block.checked_add(count) {
@@ -203,13 +203,13 @@ impl Record {
                 let fields = needs(16)?;
                 let (volume, block, count) = (fields.u32(4), fields.u64(8), fields.u16(2));
                 range(block, u64::from(count))?;
-                Record::Data { volume, block, count }
+                ChunkRecord::Data { volume, block, count }
             }
             Some(2) => {
                 let fields = needs(24)?;
                 let (volume, block, count) = (fields.u32(4), fields.u64(8), fields.u64(16));
                 range(block, count)?;
-                Record::Zero { volume, block, count }
+                ChunkRecord::Zero { volume, block, count }
             }
             Some(3) => {
                 let fields = needs(32)?;
@@ -219,7 +219,7 @@ impl Record {
                 if old == 0 || old >= layout.blocks() || birth > U48_MAX {
                     return Err(bad);
                 }
-                Record::Moved { volume, block, old, birth }
+                ChunkRecord::Moved { volume, block, old, birth }
             }
             Some(4) => {
                 let fields = needs(24)?;
@@ -230,7 +230,7 @@ impl Record {
                 if place.level > LEVEL_MAX || birth > U48_MAX {
                     return Err(bad);
                 }
-                Record::Page { place, birth }
+                ChunkRecord::Page { place, birth }
             }
             Some(5) => {
                 let len = usize::from(needs(4)?.u16(2));
@@ -239,23 +239,23 @@ impl Record {
                 if used != len {
                     return Err(bad);
                 }
-                Record::Volume(Box::new(volume))
+                ChunkRecord::Volume(Box::new(volume))
             }
-            Some(6) => Record::Delete { volume: needs(8)?.u32(4) },
-            Some(7) => Record::Snapshot(Box::new(SnapshotOrder::decode(bytes).ok_or(bad)?)),
+            Some(6) => ChunkRecord::Delete { volume: needs(8)?.u32(4) },
+            Some(7) => ChunkRecord::Snapshot(Box::new(SnapshotOrder::decode(bytes).ok_or(bad)?)),
             Some(8) => {
                 let fields = needs(16)?;
-                Record::Rollback { volume: fields.u32(4), snapshot: fields.u32(8) }
+                ChunkRecord::Rollback { volume: fields.u32(4), snapshot: fields.u32(8) }
             }
-            Some(9) => Record::Promote { volume: needs(8)?.u32(4) },
+            Some(9) => ChunkRecord::Promote { volume: needs(8)?.u32(4) },
             _ => return Err(bad),
         };
         if matches!(
             record,
-            Record::Data { volume: 0, .. }
-                | Record::Zero { volume: 0, .. }
-                | Record::Moved { volume: 0, .. }
-                | Record::Delete { volume: 0 }
+            ChunkRecord::Data { volume: 0, .. }
+                | ChunkRecord::Zero { volume: 0, .. }
+                | ChunkRecord::Moved { volume: 0, .. }
+                | ChunkRecord::Delete { volume: 0 }
         ) {
             return Err(bad);
         }
@@ -294,7 +294,7 @@ pub struct ChunkHeader {
     /// Segment that follows in the log.
     pub following: u32,
     /// Changes, in order.
-    pub records: Vec<Record>,
+    pub records: Vec<ChunkRecord>,
     /// Checksums of the payload blocks.
     pub checksums: Vec<u32>,
 }
@@ -305,7 +305,7 @@ impl ChunkHeader {
     /// # Panics
     /// If records and checksums exceed [`RECORD_SPACE_BYTES`], or do not belong together.
     pub fn encode(&self, block: &mut Block) {
-        let payload: usize = self.records.iter().map(Record::payload_blocks).sum();
+        let payload: usize = self.records.iter().map(ChunkRecord::payload_blocks).sum();
         assert_eq!(payload, self.checksums.len(), "each payload block has an owner");
         assert!(payload <= CHUNK_PAYLOAD_BLOCKS);
         block.fill(0);
@@ -356,12 +356,12 @@ impl ChunkHeader {
         let mut rest = &block[RECORDS_AT..RECORDS_AT + record_bytes];
         let mut records = Vec::new();
         for _ in 0..fields.u16(12) {
-            let (record, used) = Record::decode(rest, layout)?;
+            let (record, used) = ChunkRecord::decode(rest, layout)?;
             records.push(record);
             rest = &rest[used..];
         }
-        let owned: usize = records.iter().map(Record::payload_blocks).sum();
-        let orders = records.iter().filter(|record| matches!(record, Record::Snapshot(_)));
+        let owned: usize = records.iter().map(ChunkRecord::payload_blocks).sum();
+        let orders = records.iter().filter(|record| matches!(record, ChunkRecord::Snapshot(_)));
         if !rest.is_empty() || owned != payload || (orders.count() > 0 && records.len() > 1) {
             return Err(FormatError::Field("record"));
         }

@@ -13,47 +13,49 @@ fn layout() -> Layout {
     Layout::new(256, &[device]).unwrap()
 }
 
-fn any_record() -> impl Strategy<Value = Record> {
+fn any_record() -> impl Strategy<Value = ChunkRecord> {
     let volume = || 1..100_u32;
     let block = || 0..1_000_000_u64;
     prop_oneof![
-        (volume(), block(), 1..9_u16).prop_map(|(volume, block, count)| Record::Data {
+        (volume(), block(), 1..9_u16).prop_map(|(volume, block, count)| ChunkRecord::Data {
             volume,
             block,
             count
         }),
-        (volume(), block(), 1..1_u64 << 30).prop_map(|(volume, block, count)| Record::Zero {
+        (volume(), block(), 1..1_u64 << 30).prop_map(|(volume, block, count)| ChunkRecord::Zero {
             volume,
             block,
             count
         }),
-        (volume(), block(), 1..16_000_u64, 0..U48_MAX)
-            .prop_map(|(volume, block, old, birth)| Record::Moved { volume, block, old, birth }),
+        (volume(), block(), 1..16_000_u64, 0..U48_MAX).prop_map(|(volume, block, old, birth)| {
+            ChunkRecord::Moved { volume, block, old, birth }
+        }),
         (0..9_u32, 0..4_u8, block(), 0..U48_MAX).prop_map(|(volume, level, index, birth)| {
-            Record::Page { place: PagePlace { volume, level, index }, birth }
+            ChunkRecord::Page { place: PagePlace { volume, level, index }, birth }
         }),
         (volume(), "[a-z]{1,20}", 1..1_u64 << 40).prop_map(|(id, name, blocks)| {
             let mut volume = VolumeRecord::new(id, name, blocks);
             volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
-            Record::Volume(Box::new(volume))
+            ChunkRecord::Volume(Box::new(volume))
         }),
-        volume().prop_map(|volume| Record::Delete { volume }),
-        volume().prop_map(|volume| Record::Promote { volume }),
-        (volume(), volume()).prop_map(|(volume, snapshot)| Record::Rollback { volume, snapshot }),
+        volume().prop_map(|volume| ChunkRecord::Delete { volume }),
+        volume().prop_map(|volume| ChunkRecord::Promote { volume }),
+        (volume(), volume())
+            .prop_map(|(volume, snapshot)| ChunkRecord::Rollback { volume, snapshot }),
     ]
 }
 
-fn any_snapshot() -> impl Strategy<Value = Record> {
+fn any_snapshot() -> impl Strategy<Value = ChunkRecord> {
     (vec(1..100_u32, 1..40), "[a-z]{1,20}", any::<u64>()).prop_map(|(volumes, name, created_s)| {
         let uuid = PoolId([7; 16]);
-        Record::Snapshot(Box::new(SnapshotOrder { name, volumes, uuid, created_s }))
+        ChunkRecord::Snapshot(Box::new(SnapshotOrder { name, volumes, uuid, created_s }))
     })
 }
 
 fn any_header() -> impl Strategy<Value = ChunkHeader> {
     let records = prop_oneof![vec(any_record(), 0..12), vec(any_snapshot(), 1)];
     (records, any::<u64>(), 0..=U48_MAX, 0..8_u64).prop_map(|(records, log, sequence, at)| {
-        let payload: usize = records.iter().map(Record::payload_blocks).sum();
+        let payload: usize = records.iter().map(ChunkRecord::payload_blocks).sum();
         ChunkHeader {
             log,
             sequence,
@@ -112,7 +114,7 @@ fn chunk_beyond_its_segment_is_refused() {
         durable: 0,
         block: 252,
         following: 0,
-        records: vec![Record::Data { volume: 1, block: 0, count: 4 }],
+        records: vec![ChunkRecord::Data { volume: 1, block: 0, count: 4 }],
         checksums: vec![0; 4],
     };
     let mut block = [0; BLOCK_BYTES];

@@ -46,8 +46,8 @@ impl Entry {
     /// Reads the entry from 16 bytes.
     ///
     /// # Errors
-    /// [`FormatError::Field`] for a location of `blocks` or more, or none with other fields than those
-    /// of [`Entry::HOLE`] or [`Entry::LOST`].
+    /// [`FormatError::Field`] for a location of `blocks` or more, or none with other fields than
+    /// those of [`Entry::HOLE`] or [`Entry::LOST`].
     pub fn decode(bytes: &[u8], blocks: u64) -> Result<Entry, FormatError> {
         let fields = Fields(bytes);
         let u48 = |at| {

@@ -5,12 +5,12 @@
 //! because the bytes may come from anywhere.
 
 pub mod ancestry;
-pub mod catalog;
 pub mod chunk;
 pub mod entry;
 pub mod layout;
 pub mod page;
 pub mod superblock;
+pub mod volume_table;
 
 use crate::limits::BLOCK_BYTES;
 

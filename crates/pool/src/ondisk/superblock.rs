@@ -106,7 +106,8 @@ impl TailVolumes {
         }
     }
 
-    /// Number of listed volumes from this identifier on: those that were made since it was the next.
+    /// Number of listed volumes from this identifier on: those that were made since it was the
+    /// next.
     pub fn made_since(&self, next_id: u32) -> usize {
         match self {
             TailVolumes::Listed(volumes) => volumes.range(next_id..).count(),

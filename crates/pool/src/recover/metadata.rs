@@ -1,23 +1,23 @@
-//! Metadata of the last checkpoint: usage table and catalog, read through the metadata map.
+//! Metadata of the last checkpoint: usage table and volume table, read through the metadata map.
 
 use super::superblocks::device_error;
-use crate::checkpoint::{CATALOG_BLOCK, METADATA_LEVEL};
+use crate::checkpoint::{METADATA_LEVEL, VOLUME_TABLE_BLOCK};
 use crate::error::PoolError;
 use crate::limits::BLOCK_BYTES;
 use crate::manage::shared::Usage;
 use crate::manage::space::USAGE_PER_BLOCK;
 use crate::map::cache::PageCache;
 use crate::map::tree::{PageError, Tree, read_page};
-use crate::ondisk::catalog::Catalog;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, PagePlace, root_level};
+use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::storage::Storage;
 
 /// A checkpoint.
 pub(crate) struct Checkpoint {
-    pub(crate) catalog: Catalog,
-    pub(crate) catalog_bytes: Vec<u8>,
+    pub(crate) volume_table: VolumeTable,
+    pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) trees: Vec<Tree>,
     pub(crate) usage: Usage,
     pub(crate) meta_usage: Usage,
@@ -39,15 +39,15 @@ pub(crate) async fn read_checkpoint(
 ) -> Result<Checkpoint, PoolError> {
     let segments = storage.layout.segments() as usize;
     let mut found = Checkpoint {
-        catalog: Catalog::default(),
-        catalog_bytes: Vec::new(),
+        volume_table: VolumeTable::default(),
+        volume_table_bytes: Vec::new(),
         trees: Vec::new(),
         usage: Usage { blocks: vec![0; segments] },
         meta_usage: Usage { blocks: vec![0; segments] },
     };
-    let mut catalog_len = 0;
+    let mut volume_table_len = 0;
     let mut pages = vec![(METADATA_LEVEL, 0_u64, root)];
-    // Depth first and ascending, so that the catalog's blocks come in order.
+    // Depth first and ascending, so that the volume table's blocks come in order.
     while let Some((level, index, entry)) = pages.pop() {
         if entry.is_hole() {
             continue;
@@ -72,26 +72,28 @@ pub(crate) async fn read_checkpoint(
         }
         let block = read_checked(storage, entry).await?;
         let bad = |reason| metadata_error(storage, entry.location, reason);
-        if index < CATALOG_BLOCK {
+        if index < VOLUME_TABLE_BLOCK {
             found.read_usage(index, &block, storage.layout.segment_blocks()).map_err(bad)?;
         } else {
-            if index == CATALOG_BLOCK {
-                catalog_len = Catalog::decode_len(&block).map_err(bad)?;
+            if index == VOLUME_TABLE_BLOCK {
+                volume_table_len = VolumeTable::decode_len(&block).map_err(bad)?;
             }
-            let at = (index - CATALOG_BLOCK) as usize * BLOCK_BYTES;
-            if at != found.catalog_bytes.len() || at >= catalog_len {
-                return Err(bad(FormatError::Field("catalog")));
+            let at = (index - VOLUME_TABLE_BLOCK) as usize * BLOCK_BYTES;
+            if at != found.volume_table_bytes.len() || at >= volume_table_len {
+                return Err(bad(FormatError::Field("volume table")));
             }
-            found.catalog_bytes.extend(block);
+            found.volume_table_bytes.extend(block);
         }
     }
-    if root.is_hole() || found.catalog_bytes.len() < catalog_len || catalog_len == 0 {
-        return Err(metadata_error(storage, root.location, FormatError::Field("catalog")));
+    if root.is_hole() || found.volume_table_bytes.len() < volume_table_len || volume_table_len == 0
+    {
+        return Err(metadata_error(storage, root.location, FormatError::Field("volume table")));
     }
-    found.catalog_bytes.truncate(catalog_len);
-    let catalog = Catalog::decode(&found.catalog_bytes, storage.layout.blocks());
-    found.catalog = catalog.map_err(|reason| metadata_error(storage, root.location, reason))?;
-    let trees = found.catalog.volumes.values();
+    found.volume_table_bytes.truncate(volume_table_len);
+    let volume_table = VolumeTable::decode(&found.volume_table_bytes, storage.layout.blocks());
+    found.volume_table =
+        volume_table.map_err(|reason| metadata_error(storage, root.location, reason))?;
+    let trees = found.volume_table.volumes.values();
     found.trees = trees
         .map(|volume| Tree {
             volume: volume.id,
@@ -133,4 +135,4 @@ async fn read_checked(storage: &Storage, entry: Entry) -> Result<Block, PoolErro
     Ok(block)
 }
 
-const _: () = assert!((CATALOG_BLOCK as u128) < (FANOUT as u128).pow(METADATA_LEVEL as u32));
+const _: () = assert!((VOLUME_TABLE_BLOCK as u128) < (FANOUT as u128).pow(METADATA_LEVEL as u32));

@@ -14,10 +14,10 @@ use crate::manage::superblock::changed;
 use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::Recent;
 use crate::map::tree::Tree;
-use crate::ondisk::catalog::Catalog;
-use crate::ondisk::chunk::{ChunkHeader, Record, SnapshotOrder};
+use crate::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
 use crate::ondisk::entry::Entry;
 use crate::ondisk::superblock::{LogStart, Superblock};
+use crate::ondisk::volume_table::VolumeTable;
 use crate::ondisk::{Block, FormatError, checksum};
 use crate::read_retries::{ReadRetries, Unread, Unreadable};
 use crate::storage::{NamedDevice, Storage};
@@ -65,11 +65,11 @@ fn add_piece(pieces: &mut Vec<Piece>, segment: u32, slot: u32, first: u32, count
 
 /// Which later chunk proves that a missing one was durable, and so that flushed data is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Proof {
+pub(crate) enum LossEvidence {
     /// Any that says so.
     Any,
-    /// One with changes of hosts. The log device is gone, and had none of them; pages of checkpoints
-    /// were durable on it alone.
+    /// One with changes of hosts. The log device is gone, and had none of them; pages of
+    /// checkpoints were durable on it alone.
     OfHosts,
     /// None: the loss of the end of the log is accepted.
     Accepted,
@@ -84,7 +84,7 @@ pub(crate) struct Replay<'a> {
     log: u64,
     next: LogStart,
     pub(crate) recent: Recent,
-    pub(crate) catalog: Catalog,
+    pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
     /// What was replayed before a snapshot.
     pub(crate) frozen: Option<Frozen>,
@@ -92,7 +92,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) segments: Vec<u32>,
     /// What was found on the log device, to be written out.
     pub(crate) on_log: Vec<Piece>,
-    pub(crate) proof: Proof,
+    pub(crate) proof: LossEvidence,
 }
 
 impl<'a> Replay<'a> {
@@ -101,7 +101,7 @@ impl<'a> Replay<'a> {
         storage: &'a Storage,
         superblock: &Superblock,
         recent: Recent,
-        catalog: Catalog,
+        volume_table: VolumeTable,
         trees: Vec<Tree>,
     ) -> Replay<'a> {
         Replay {
@@ -111,12 +111,12 @@ impl<'a> Replay<'a> {
             log: superblock.log,
             next: superblock.start,
             recent,
-            catalog,
+            volume_table,
             trees: trees.into_iter().map(|tree| (tree.volume, tree)).collect(),
             frozen: None,
             segments: vec![storage.layout.segment_of(superblock.start.block)],
             on_log: Vec::new(),
-            proof: Proof::Any,
+            proof: LossEvidence::Any,
         }
     }
 
@@ -148,8 +148,8 @@ impl<'a> Replay<'a> {
             }
         }
         match self.proof {
-            Proof::Any | Proof::OfHosts => self.search_later().await,
-            Proof::Accepted => Ok(()),
+            LossEvidence::Any | LossEvidence::OfHosts => self.search_later().await,
+            LossEvidence::Accepted => Ok(()),
         }
     }
 
@@ -157,7 +157,8 @@ impl<'a> Replay<'a> {
         (slot + 1) % self.storage.log.as_ref().map_or(1, |log| log.slots)
     }
 
-    /// The next chunk, if it is whole and begins at `block`: on the log device, or else in its place.
+    /// The next chunk, if it is whole and begins at `block`: on the log device, or else in its
+    /// place.
     async fn chunk(&mut self, block: u64, slot: u32) -> Result<Option<ChunkHeader>, PoolError> {
         if let Some(log) = &self.storage.log {
             let place = Place::Slot(log, slot);
@@ -194,7 +195,8 @@ impl<'a> Replay<'a> {
         Ok(sums.eq(header.checksums.iter().copied()).then_some(header))
     }
 
-    /// Reads blocks, and repeats failed reads. `None` if only they cannot be read, which a torn write may have left.
+    /// Reads blocks, and repeats failed reads. `None` if only they cannot be read, which a torn
+    /// write may have left.
     async fn read(
         &self,
         block: u64,
@@ -239,7 +241,7 @@ impl<'a> Replay<'a> {
         let mut snapshot = None;
         for record in &header.records {
             match record {
-                Record::Data { volume, block, count } => {
+                ChunkRecord::Data { volume, block, count } => {
                     let effect = self.takes_effect(*volume, *block, u64::from(*count));
                     let effect = effect.ok_or_else(|| bad("record"))?;
                     for block in (*block..).take(usize::from(*count)) {
@@ -249,13 +251,13 @@ impl<'a> Replay<'a> {
                         }
                     }
                 }
-                Record::Zero { volume, block, count } => {
+                ChunkRecord::Zero { volume, block, count } => {
                     let effect = self.takes_effect(*volume, *block, *count);
                     if effect.ok_or_else(|| bad("record"))? {
                         self.recent.zero(*volume, *block, *count);
                     }
                 }
-                Record::Moved { volume, block, old, birth } => {
+                ChunkRecord::Moved { volume, block, old, birth } => {
                     let entry = Entry { birth: *birth, ..next() };
                     let effect = self.takes_effect(*volume, *block, 1);
                     // Without a recent change the map has the block where the cleaner found it.
@@ -267,12 +269,12 @@ impl<'a> Replay<'a> {
                         self.recent.insert(*volume, *block, entry);
                     }
                 }
-                Record::Page { .. } => drop(next()),
-                Record::Snapshot(order) => snapshot = Some((**order).clone()),
+                ChunkRecord::Page { .. } => drop(next()),
+                ChunkRecord::Snapshot(order) => snapshot = Some((**order).clone()),
                 order => {
-                    apply_order(&mut self.catalog, &mut self.trees, order, header.sequence)
+                    apply_order(&mut self.volume_table, &mut self.trees, order, header.sequence)
                         .map_err(|_| bad("order"))?;
-                    if let Record::Rollback { volume, .. } = order {
+                    if let ChunkRecord::Rollback { volume, .. } = order {
                         self.recent.forget(*volume);
                     }
                 }
@@ -298,20 +300,21 @@ impl<'a> Replay<'a> {
         if self.frozen.is_some() {
             return Err(FormatError::Field("snapshot"));
         }
-        let (catalog, fresh) = (self.catalog.clone(), Recent::new(self.recent.capacity()));
+        let (volume_table, fresh) =
+            (self.volume_table.clone(), Recent::new(self.recent.capacity()));
         let recent = std::mem::replace(&mut self.recent, fresh);
-        self.catalog.snapshot(&order, sequence)?;
+        self.volume_table.snapshot(&order, sequence)?;
         let (start, log, snapshot) = (self.next, self.log, Some(order));
-        self.frozen = Some(Frozen { recent, start, log, catalog, snapshot });
+        self.frozen = Some(Frozen { recent, start, log, volume_table, snapshot });
         Ok(())
     }
 
-    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or of
-    /// a volume that never existed.
+    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or
+    /// of a volume that never existed.
     fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
-        let is_snapshot = self.catalog.present_snapshot(volume).is_some();
-        let possible = volume < self.catalog.next_id && !is_snapshot;
-        possible.then(|| self.catalog.takes_effect(volume, block, count))
+        let is_snapshot = self.volume_table.present_snapshot(volume).is_some();
+        let possible = volume < self.volume_table.next_id && !is_snapshot;
+        possible.then(|| self.volume_table.takes_effect(volume, block, count))
     }
 
     /// Searches the rest of the last segment and the following ones, as far as they have later
@@ -382,9 +385,9 @@ impl<'a> Replay<'a> {
             return Ok(None);
         };
         let proves = match self.proof {
-            Proof::Any => true,
-            Proof::OfHosts => later.records.iter().any(|record| !changed(record).is_empty()),
-            Proof::Accepted => false,
+            LossEvidence::Any => true,
+            LossEvidence::OfHosts => later.records.iter().any(|record| !changed(record).is_empty()),
+            LossEvidence::Accepted => false,
         };
         if proves && later.durable > self.next.sequence {
             return Err(PoolError::LostChunk {

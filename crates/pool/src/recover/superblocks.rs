@@ -64,9 +64,9 @@ pub(crate) async fn read_copies(
 }
 
 /// Brings every copy to the newest update, before anything else is written: what is written next
-/// may use space that an older update still refers to. Damaged copies get the update of their device
-/// first, so that a torn write leaves two whole copies, unless another device lacks it. Then the
-/// newest update goes to copies 0 and 1 of every device, and only then to copies 2 and 3.
+/// may use space that an older update still refers to. Damaged copies get the update of their
+/// device first, so that a torn write leaves two whole copies, unless another device lacks it. Then
+/// the newest update goes to copies 0 and 1 of every device, and only then to copies 2 and 3.
 ///
 /// # Errors
 /// Of the device whose second copy failed.

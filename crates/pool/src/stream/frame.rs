@@ -1,11 +1,11 @@
 //! Frame of a stream: a header with its checksum, then a payload with its own.
 //!
-//! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed. Every
-//! frame names the snapshot, so that frames of two streams are not mixed.
+//! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed.
+//! Every frame names the snapshot, so that frames of two streams are not mixed.
 
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX};
-use crate::ondisk::catalog::is_name;
+use crate::ondisk::volume_table::is_name;
 use crate::ondisk::{Fields, FormatError, checksum, put};
 
 const MAGIC: &[u8; 8] = b"FSSTREAM";

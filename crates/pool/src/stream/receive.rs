@@ -57,8 +57,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// A receiver after the first frame. The volume has the content of the base, and reads as zeroes
-    /// from `empty_from`: frames of zeroes change nothing there, however long they are.
+    /// A receiver after the first frame. The volume has the content of the base, and reads as
+    /// zeroes from `empty_from`: frames of zeroes change nothing there, however long they are.
     pub fn new(
         device: Arc<PoolVolume>,
         snapshot: PoolId,

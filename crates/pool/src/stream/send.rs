@@ -1,5 +1,5 @@
-//! Send: parts of the stream of a snapshot. A part is made without state of the parts before it, so a
-//! stream continues after a failure of either side.
+//! Send: parts of the stream of a snapshot. A part is made without state of the parts before it, so
+//! a stream continues after a failure of either side.
 
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_runtime::buf;
@@ -88,7 +88,8 @@ impl Pool {
     }
 
     /// The part of a stream from an offset on: of a snapshot `volume@snapshot`, or with `base` of
-    /// the differences from that snapshot. `offset` is 0 or [`StreamPart::next`] of the part before.
+    /// the differences from that snapshot. `offset` is 0 or [`StreamPart::next`] of the part
+    /// before.
     ///
     /// # Errors
     /// [`VolumeError`] for unknown snapshots, an offset that cannot be, and errors of the devices.

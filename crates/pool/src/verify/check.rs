@@ -1,9 +1,9 @@
 //! Check: walks the devices of a closed pool, without changing them, and reads everything.
 //!
 //! It finds: damaged copies of superblocks, metadata, map pages and blocks; blocks that two maps
-//! have for their own; counts of live blocks that are wrong; chunk headers without which the cleaner
-//! cannot move their blocks; a log that lost chunks. Not found: damage of what nothing refers to, and
-//! of the last chunks of the log after the last flush, which a crash may leave torn.
+//! have for their own; counts of live blocks that are wrong; chunk headers without which the
+//! cleaner cannot move their blocks; a log that lost chunks. Not found: damage of what nothing
+//! refers to, and of the last chunks of the log after the last flush, which a crash may leave torn.
 
 use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
@@ -18,14 +18,14 @@ use crate::manage::shared::Usage;
 use crate::manage::space::Sizes;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
-use crate::ondisk::catalog::{Catalog, VolumeState};
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkHeader;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
+use crate::ondisk::volume_table::{VolumeState, VolumeTable};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
-use crate::recover::replay::{Proof, Replay};
+use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
 use crate::storage::{NamedDevice, Storage};
 
@@ -132,8 +132,8 @@ impl Pool {
             name: superblock.name.clone(),
             id: superblock.pool,
             update: superblock.update,
-            volumes: checkpoint.catalog.present().count(),
-            snapshots: checkpoint.catalog.snapshots().count(),
+            volumes: checkpoint.volume_table.present().count(),
+            snapshots: checkpoint.volume_table.snapshots().count(),
             live_bytes: bytes(checkpoint.usage.total() + checkpoint.meta_usage.total()),
             // The metadata was compared when it was read.
             verified_bytes: bytes(checkpoint.meta_usage.total()),
@@ -143,10 +143,10 @@ impl Pool {
             check_copies(named, found, &mut report);
         }
         let recent = Recent::new(Sizes::of(&storage.layout).recent);
-        let (catalog, trees) = (checkpoint.catalog.clone(), checkpoint.trees.clone());
-        let mut replay = Replay::new(&storage, &superblock, recent, catalog, trees);
+        let (volume_table, trees) = (checkpoint.volume_table.clone(), checkpoint.trees.clone());
+        let mut replay = Replay::new(&storage, &superblock, recent, volume_table, trees);
         if superblock.log_device.is_some() && storage.log.is_none() {
-            replay.proof = Proof::OfHosts;
+            replay.proof = LossEvidence::OfHosts;
         }
         match replay.run().await {
             Ok(()) => {}
@@ -167,7 +167,7 @@ impl Pool {
             progress,
         };
         check.metadata(&checkpoint, superblock.root).await?;
-        check.maps(&checkpoint.catalog).await?;
+        check.maps(&checkpoint.volume_table).await?;
         check.counts(&checkpoint.usage);
         check.headers(&checkpoint).await?;
         Ok(check.report)
@@ -231,16 +231,16 @@ impl Check<'_> {
     }
 
     /// Walks the maps of volumes and snapshots, each page and block where it belongs.
-    async fn maps(&mut self, catalog: &Catalog) -> Result<(), PoolError> {
-        for (id, volume) in &catalog.volumes {
+    async fn maps(&mut self, volume_table: &VolumeTable) -> Result<(), PoolError> {
+        for (id, volume) in &volume_table.volumes {
             let level = root_level(volume.blocks);
             let name = match volume.state {
-                VolumeState::Present => catalog.full_name(volume),
+                VolumeState::Present => volume_table.full_name(volume),
                 VolumeState::Deleting { .. } => format!("{} (being deleted)", volume.name),
             };
             let mut pages = vec![(level, 0_u64, volume.root, u64::MAX)];
             while let Some((level, index, entry, youngest)) = pages.pop() {
-                let walk = Walk { catalog, id: *id, name: &name, level, index, youngest };
+                let walk = Walk { volume_table, id: *id, name: &name, level, index, youngest };
                 if let Some(page) = self.page(&walk, entry).await? {
                     let youngest = entry.birth;
                     match level {
@@ -280,7 +280,7 @@ impl Check<'_> {
     fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: Entry) -> bool {
         if entry == Entry::LOST {
             self.is_partial = true;
-            let root = walk.catalog.volumes[&walk.id].root.location;
+            let root = walk.volume_table.volumes[&walk.id].root.location;
             self.add(root, walk.kind(level, index), LOST);
         }
         if !entry.is_stored() {
@@ -294,11 +294,11 @@ impl Check<'_> {
             );
         }
         let end = (index + 1).saturating_mul(span(level));
-        let freed = match walk.catalog.volumes[&walk.id].state {
+        let freed = match walk.volume_table.volumes[&walk.id].state {
             VolumeState::Deleting { reaped } => end <= reaped,
             VolumeState::Present => false,
         };
-        !freed && walk.catalog.ownership(walk.id).is_own(entry.birth, end)
+        !freed && walk.volume_table.ownership(walk.id).is_own(entry.birth, end)
     }
 
     fn count(&mut self, entry: Entry) {
@@ -404,7 +404,7 @@ impl Check<'_> {
 /// A place of a walk.
 #[derive(Clone, Copy)]
 struct Walk<'a> {
-    catalog: &'a Catalog,
+    volume_table: &'a VolumeTable,
     id: u32,
     name: &'a str,
     level: u8,

@@ -1,5 +1,6 @@
-//! Verification: whether every block is what was written there. [`scrub`] reads an open pool while it
-//! is used; [`check`] walks the devices of a closed one and reads everything that refers to a block.
+//! Verification: whether every block is what was written there. [`scrub`] reads an open pool while
+//! it is used; [`check`] walks the devices of a closed one and reads everything that refers to a
+//! block.
 
 pub mod check;
 pub mod scrub;
@@ -54,7 +55,7 @@ pub enum DamageKind {
         /// Bytes below it.
         len_bytes: u64,
     },
-    /// Metadata of the pool: the usage table or the catalog.
+    /// Metadata of the pool: the usage table or the volume table.
     Metadata,
     /// A chunk of the log.
     Log,

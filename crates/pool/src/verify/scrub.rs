@@ -17,11 +17,11 @@ use crate::log::segments::ReadGuard;
 use crate::manage::pool::Pool;
 use crate::manage::shared::{Shared, State};
 use crate::map::tree::Tree;
-use crate::ondisk::catalog::VolumeState;
 use crate::ondisk::checksum;
 use crate::ondisk::entry::Entry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, span};
 use crate::ondisk::superblock::{COPIES, Superblock, copy_offset};
+use crate::ondisk::volume_table::VolumeState;
 use crate::storage;
 
 /// Most blocks of one read.
@@ -87,18 +87,18 @@ impl State {
             let tree = Tree { volume: 0, level: METADATA_LEVEL, root: self.superblock.root };
             return Some(Map { id: 0, name: String::new(), tree, floor: 0, _guard: self.guard() });
         }
-        let present = |id: &u32| self.catalog.volumes[id].state == VolumeState::Present;
-        let mut ids = self.catalog.volumes.range(volume..).map(|(id, _)| *id).filter(present);
+        let present = |id: &u32| self.volume_table.volumes[id].state == VolumeState::Present;
+        let mut ids = self.volume_table.volumes.range(volume..).map(|(id, _)| *id).filter(present);
         // A snapshot that no checkpoint contains has nothing that was written before the scrub
         // began and is not in the map of its volume.
         let (id, tree) = ids.find_map(|id| Some((id, *self.trees.get(&id)?)))?;
-        let record = &self.catalog.volumes[&id];
+        let record = &self.volume_table.volumes[&id];
         let mut above = record.parent;
         while above != 0 && !present(&above) {
-            above = self.catalog.volumes[&above].parent;
+            above = self.volume_table.volumes[&above].parent;
         }
-        let floor = self.catalog.sequence_of(above);
-        let name = self.catalog.full_name(record);
+        let floor = self.volume_table.sequence_of(above);
+        let name = self.volume_table.full_name(record);
         Some(Map { id, name, tree, floor, _guard: self.guard() })
     }
 }

@@ -214,8 +214,8 @@ fn device_is_not_removed_without_room() {
     .unwrap();
 }
 
-/// The chunk with which the log left the device was never completed, so that no later one took effect:
-/// every call of every volume waited for ever.
+/// The chunk with which the log left the device was never completed, so that no later one took
+/// effect: every call of every volume waited for ever.
 #[test]
 fn canceled_step_of_a_removal_does_not_stop_the_log() {
     let sim = Simulation::new(3, SimConfig::default());

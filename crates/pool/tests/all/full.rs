@@ -157,8 +157,8 @@ fn thick_volume_has_its_space() {
     .unwrap();
 }
 
-/// The checkpoint freed a part of a deleted volume, and recorded a root of another level than its size
-/// asks for.
+/// The checkpoint freed a part of a deleted volume, and recorded a root of another level than its
+/// size asks for.
 #[test]
 fn volume_deleted_after_growth_is_reaped_across_openings() {
     block_on(async {

@@ -1,5 +1,6 @@
-//! Another log device for a pool in use, or none, while a device fails at any write, or the power at
-//! any event. Openings of a pool with a tail on its log device that fail at any write, or are dropped.
+//! Another log device for a pool in use, or none, while a device fails at any write, or the power
+//! at any event. Openings of a pool with a tail on its log device that fail at any write, or are
+//! dropped.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -74,7 +75,7 @@ impl BlockDevice for DyingDisk {
 
 /// What becomes of a write.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum WriteOutcome {
     Done,
     Failed,
     Hung,
@@ -84,7 +85,7 @@ enum Fate {
 #[derive(Debug)]
 struct HookedDisk {
     disk: SharedDevice,
-    hook: fn(write: i64, offset: u64, chosen: i64) -> Fate,
+    hook: fn(write: i64, offset: u64, chosen: i64) -> WriteOutcome,
     chosen: i64,
     writes: Arc<AtomicI64>,
 }
@@ -101,16 +102,16 @@ impl BlockDevice for HookedDisk {
     fn write(&self, offset: u64, data: Buf, fua: bool) -> IoFuture<()> {
         let write = self.writes.fetch_add(1, Ordering::Relaxed);
         match (self.hook)(write, offset, self.chosen) {
-            Fate::Done => self.disk.write(offset, data, fua),
-            Fate::Failed => IoFuture::ready(Err(IoError::WriteFault)),
-            Fate::Hung => IoFuture::later(std::future::pending()),
+            WriteOutcome::Done => self.disk.write(offset, data, fua),
+            WriteOutcome::Failed => IoFuture::ready(Err(IoError::WriteFault)),
+            WriteOutcome::Hung => IoFuture::later(std::future::pending()),
         }
     }
 
     fn flush(&self) -> IoFuture<()> {
         match (self.hook)(self.writes.load(Ordering::Relaxed), u64::MAX, self.chosen) {
-            Fate::Hung => IoFuture::later(std::future::pending()),
-            Fate::Done | Fate::Failed => self.disk.flush(),
+            WriteOutcome::Hung => IoFuture::later(std::future::pending()),
+            WriteOutcome::Done | WriteOutcome::Failed => self.disk.flush(),
         }
     }
 
@@ -197,8 +198,8 @@ fn simulate(seed: u64, work: impl Future<Output = ()> + 'static) {
     sim.block_on(async { done.await.unwrap() });
 }
 
-/// Changes the log device of a pool, of which one disk fails from each write on in turn. Returns the
-/// number of failures.
+/// Changes the log device of a pool, of which one disk fails from each write on in turn. Returns
+/// the number of failures.
 async fn fail_each_write(dying: usize, target: Option<usize>) -> usize {
     let mut failures = 0;
     for writes in 0.. {
@@ -327,7 +328,9 @@ fn no_update_follows_that_of_a_dropped_opening() {
         hooked[0].device = Arc::new(HookedDisk {
             disk: disks[0].device.clone(),
             // The second copy of an update hangs.
-            hook: |_, offset, _| if offset == 1 << 18 { Fate::Hung } else { Fate::Done },
+            hook: |_, offset, _| {
+                if offset == 1 << 18 { WriteOutcome::Hung } else { WriteOutcome::Done }
+            },
             chosen: 0,
             writes: writes.clone(),
         });
@@ -352,7 +355,9 @@ fn failed_write_of_a_disk_detaches_no_log_device() {
             let writes = Arc::new(AtomicI64::new(0));
             hooked[0].device = Arc::new(HookedDisk {
                 disk: disks[0].device.clone(),
-                hook: |write, _, chosen| if write == chosen { Fate::Failed } else { Fate::Done },
+                hook: |write, _, chosen| {
+                    if write == chosen { WriteOutcome::Failed } else { WriteOutcome::Done }
+                },
                 chosen,
                 writes: writes.clone(),
             });
@@ -384,8 +389,8 @@ fn log_device_that_hangs_at_flushes_does_not_answer() {
         hooked[LOG].device = Arc::new(HookedDisk {
             disk: disks[LOG].device.clone(),
             hook: |write, offset, chosen| match offset == u64::MAX && write >= chosen {
-                true => Fate::Hung,
-                false => Fate::Done,
+                true => WriteOutcome::Hung,
+                false => WriteOutcome::Done,
             },
             chosen: 1_000_000,
             writes: writes.clone(),

@@ -65,8 +65,8 @@ impl Bed {
         found
     }
 
-    /// A pool with volumes `db` and `old`, whose log device is drained, and then has a write to `db`
-    /// that is not written out. Block 1 of both volumes was 1; that of `db` is 2.
+    /// A pool with volumes `db` and `old`, whose log device is drained, and then has a write to
+    /// `db` that is not written out. Block 1 of both volumes was 1; that of `db` is 2.
     async fn crashed() -> Bed {
         let bed = Bed::new(vec![Image::default(); 2]);
         let pool = Pool::create_with_log(vec![bed.devices[0].clone()], bed.log(), &options()).await;

@@ -73,7 +73,7 @@ async fn create_until_refused(pool: &Pool) -> (u64, VolumeError) {
             return (number, refused);
         }
     }
-    unreachable!("a catalog has a limit")
+    unreachable!("a volume table has a limit")
 }
 
 /// Orders took the last segment. Then neither a deletion nor an opening found room.

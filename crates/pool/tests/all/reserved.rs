@@ -1,4 +1,5 @@
-//! Reservations: a thick volume can be overwritten in full, again and again, whatever its neighbors do.
+//! Reservations: a thick volume can be overwritten in full, again and again, whatever its neighbors
+//! do.
 
 use std::sync::Arc;
 
@@ -122,8 +123,8 @@ impl Neighbors {
     }
 }
 
-/// The cleaner could not make room at the density of a full pool, and gave up: the last blocks of the
-/// thick volume did not fit. Dead blocks among those of the neighbor made it worse.
+/// The cleaner could not make room at the density of a full pool, and gave up: the last blocks of
+/// the thick volume did not fit. Dead blocks among those of the neighbor made it worse.
 #[test]
 fn thick_volume_fits_a_pool_that_others_filled() {
     for (kept, piece) in [(8, 160), (1, 160), (1, 3)] {

@@ -1,9 +1,9 @@
-//! Random histories of concurrent writers, orders and snapshots, with a power loss after each event of the
-//! disks. After each, the pool must open with a prefix of the history that contains everything
-//! flushed, and every volume order that was acknowledged. Snapshots never change.
+//! Random histories of concurrent writers, orders and snapshots, with a power loss after each event
+//! of the disks. After each, the pool must open with a prefix of the history that contains
+//! everything flushed, and every volume order that was acknowledged. Snapshots never change.
 //!
-//! With a log device, also its loss at any crash: blank, or replaced by an old copy. Then the pool must
-//! open with a prefix, and volumes that lack flushed changes must be withheld.
+//! With a log device, also its loss at any crash: blank, or replaced by an old copy. Then the pool
+//! must open with a prefix, and volumes that lack flushed changes must be withheld.
 //!
 //! Left out: disks that fail calls, and crashes of one disk alone.
 #![allow(missing_docs)]

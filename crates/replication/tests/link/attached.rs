@@ -19,7 +19,7 @@ async fn attached(address: Address) -> Arc<RemoteSession> {
         .await
         .expect("the node serves");
     let source = [3; 16];
-    let asked = wire::Request::Identify { asker: source };
+    let asked = wire::ReplicaRequest::Identify { asker: source };
     let command = asked.command(0, session.nsid());
     let place = CommandData::In(buf::alloc_small(asked.reply_bytes()));
     let said =
@@ -27,7 +27,7 @@ async fn attached(address: Address) -> Arc<RemoteSession> {
     let number = |at: usize| u64::from_le_bytes(said[at..at + 8].try_into().expect("8 bytes"));
     let (epoch, generation) = (number(48), number(56));
     let attach = wire::Attach::new([7; 16], source, epoch + 1, generation, true);
-    let command = wire::Request::Attach(attach).command(0, session.nsid());
+    let command = wire::ReplicaRequest::Attach(attach).command(0, session.nsid());
     let mut data = buf::alloc_small(attach.bytes().len());
     data.copy_from_slice(attach.bytes());
     let answer =
@@ -49,7 +49,7 @@ fn unattached_session_fails_immediately() {
         let began = time::now();
         let read = session.read(0, buf::alloc_small(4096)).await.map(drop);
         let write = session.write(0, buf::zeroes(4096), false).await;
-        let order = wire::Order { number: 1, concurrent: 0 };
+        let order = wire::WritePosition { number: 1, concurrent: 0 };
         let ordered = session.write_ordered(0, buf::zeroes(4096), false, order).await;
         let flush = session.flush().await;
         assert_eq!([read, write, ordered, flush], [Err(IoError::Unreachable); 4]);
@@ -126,7 +126,7 @@ fn ordered_writes_inflate_without_free_memory() {
         // One sent write has a buffer, and that is all.
         taken.pop();
         for index in 0..16 {
-            let order = wire::Order { number: index + 1, concurrent: 0 };
+            let order = wire::WritePosition { number: index + 1, concurrent: 0 };
             let (offset, data) = (u64::from(index) * 8192, eight_kib_of(index as u8 + 1));
             let write = session.write_compressed(offset, 8192, data, false, Some(order));
             let ended = time::timeout(TIMEOUT, write).await;
@@ -170,7 +170,8 @@ fn link_writes_are_received_without_free_memory() {
                 0 | 1 => session.write(offset, data, false),
                 // Numbers start at 1.
                 second => {
-                    let order = wire::Order { number: index / 4 * 2 + second - 1, concurrent: 0 };
+                    let order =
+                        wire::WritePosition { number: index / 4 * 2 + second - 1, concurrent: 0 };
                     session.write_ordered(offset, data, false, order)
                 }
             }));
@@ -195,13 +196,13 @@ fn link_writes_are_received_without_free_memory() {
 #[test]
 fn source_without_version_range_is_served() {
     with_attached(Memory::shared(), async |session| {
-        let asked = wire::Request::Identify { asker: [3; 16] };
+        let asked = wire::ReplicaRequest::Identify { asker: [3; 16] };
         let command = asked.command(0, session.nsid());
         let place = CommandData::In(buf::alloc_small(asked.reply_bytes()));
         let said =
             session.admin(command, place).await.expect("the peer answers").data.expect("success");
         assert_eq!(said[..2], [2, 0], "the only bytes it reads");
-        let clear = wire::Request::ZeroNewSpace { usable_bytes: 4096 };
+        let clear = wire::ReplicaRequest::ZeroNewSpace { usable_bytes: 4096 };
         let command = clear.command(0, session.nsid());
         let answer = session.admin(command, CommandData::None).await.expect("the peer answers");
         assert!(answer.status.is_success(), "{}", answer.status);
@@ -215,12 +216,12 @@ fn source_with_unsupported_version_is_refused() {
     with_attached(Memory::shared(), async |session| {
         for version in [1, 4, 0x200, u16::MAX] {
             let attach = wire::Attach::new([7; 16], [3; 16], 99, 1, true).of_version(version);
-            let command = wire::Request::Attach(attach).command(0, session.nsid());
+            let command = wire::ReplicaRequest::Attach(attach).command(0, session.nsid());
             let mut data = buf::alloc_small(attach.bytes().len());
             data.copy_from_slice(attach.bytes());
             let data = CommandData::Out(data.freeze());
             let answer = session.admin(command, data).await.expect("the peer answers");
-            let refusal = wire::Refusal::VERSION.status().more();
+            let refusal = wire::ReplicaRefusal::VERSION.status().more();
             assert_eq!(answer.status, refusal, "version {version}");
         }
         // It is still attached.

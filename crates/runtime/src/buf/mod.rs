@@ -27,13 +27,13 @@
 //! 3. Memory that a peer can hold for an unlimited time, because it was received before its length
 //!    was known, has a budget of its own ([`ReceiveBudget`]): at most a quarter of the limit. So
 //!    has the memory of commands that wait for other commands of their host, or that are held until
-//!    a node returns ([`ParkedMemory`]): at most an eighth, and none of it from rule 4.
+//!    a node returns ([`WaitingMemory`]): at most an eighth, and none of it from rule 4.
 //! 4. Memory that returns only when the receiver of its connection makes progress (data that a
 //!    target requested from its host) comes with a [`Reserve`] for that receiver.
 //! 5. [`alloc_small`] serves everything that must be sent or received before memory can return.
 //!
 //! So the queue always moves. Idle blocks of every core go to its head at once. Blocks in use are
-//! of three kinds. Blocks received ahead and parked blocks leave five eighths of the limit, and no
+//! of three kinds. Blocks received ahead and waiting blocks leave five eighths of the limit, and no
 //! single request may exceed that ([`TooLarge`]). The memory of a command returns when the device
 //! and the peer are done with it, and neither of them waits for the pool (rules 2 and 5): the
 //! device completes by itself, and a peer without progress is disconnected. Requested data arrives
@@ -41,12 +41,12 @@
 //! the device (rule 4). So all other memory in use returns eventually while no new memory is
 //! granted (rule 1), and then the head of the queue fits.
 
-mod arbiter;
-#[cfg(test)]
-mod arbiter_tests;
 mod pool;
 mod quota;
 mod share;
+mod share_table;
+#[cfg(test)]
+mod share_table_tests;
 mod system;
 
 use std::mem::ManuallyDrop;
@@ -59,7 +59,7 @@ use crate::limits::{
 };
 
 use pool::{Block, PARTS, Wait, class_bytes, class_of};
-pub use quota::{ParkedMemory, ReceiveBudget, Reserve, SharedReserve};
+pub use quota::{ReceiveBudget, Reserve, SharedReserve, WaitingMemory};
 pub use share::{BufferShares, DrainState, PeerProgress, Protocol, Share, ShareReport};
 
 thread_local! {

@@ -28,11 +28,11 @@ static TAKEN_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Blocks outside the limit ([`super::alloc_small`] and reserves), in use and idle.
 static SMALL_BYTES: AtomicUsize = AtomicUsize::new(0);
 /// Part of the limit that cores have reserved for receiving ahead.
-static AHEAD_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Part of the limit used by parked and held commands.
-static PARKED_BYTES: AtomicUsize = AtomicUsize::new(0);
-/// Part of `PARKED_BYTES` used by held commands.
-static HELD_BYTES: AtomicUsize = AtomicUsize::new(0);
+static RECEIVE_AHEAD_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Part of the limit used by waiting and held commands.
+static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// Part of `WAITING_BYTES` used by held commands.
+static BLOCKED_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Waiters in FIFO order.
 static QUEUE: Mutex<VecDeque<Arc<Ticket>>> = Mutex::new(VecDeque::new());
@@ -60,18 +60,18 @@ pub(super) fn taken() -> usize {
 }
 
 /// Bound of the memory received ahead, over all cores.
-fn ahead_limit() -> usize {
+fn receive_ahead_limit() -> usize {
     limit() / 4
 }
 
-/// Bound of the memory of parked and held commands.
-fn parked_limit() -> usize {
+/// Bound of the memory of waiting and held commands.
+fn waiting_limit() -> usize {
     limit() / 8
 }
 
 /// Largest request that is certain to be granted eventually.
 pub(super) fn most() -> usize {
-    limit() - ahead_limit() - parked_limit()
+    limit() - receive_ahead_limit() - waiting_limit()
 }
 
 pub(super) const fn class_bytes(class: usize) -> usize {
@@ -215,7 +215,7 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        AHEAD_BYTES.fetch_sub(self.ahead_reserved.get(), Relaxed);
+        RECEIVE_AHEAD_BYTES.fetch_sub(self.ahead_reserved.get(), Relaxed);
     }
 }
 
@@ -453,14 +453,14 @@ impl Drop for Wait {
 
 /// Counts a block of `bytes` as received ahead on this core; false if the bound is reached.
 pub(super) fn count_ahead(bytes: usize) -> bool {
-    let step = (ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
+    let step = (receive_ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
     let counted = CORE.try_with(|core| {
         let (used, reserved) = (core.ahead.get() + bytes, core.ahead_reserved.get());
         if used > reserved {
             let more = (used - reserved).max(step);
-            let limit = ahead_limit();
+            let limit = receive_ahead_limit();
             let fits = |all: usize| all.checked_add(more).filter(|sum| *sum <= limit);
-            if AHEAD_BYTES.fetch_update(Relaxed, Relaxed, fits).is_err() {
+            if RECEIVE_AHEAD_BYTES.fetch_update(Relaxed, Relaxed, fits).is_err() {
                 return false;
             }
             core.ahead_reserved.set(reserved + more);
@@ -473,38 +473,38 @@ pub(super) fn count_ahead(bytes: usize) -> bool {
 
 /// Reverts [`count_ahead`].
 pub(super) fn uncount_ahead(bytes: usize) {
-    let step = (ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
+    let step = (receive_ahead_limit() / 64).min(BUF_AHEAD_STEP_BYTES);
     let _ = CORE.try_with(|core| {
         core.ahead.set(core.ahead.get() - bytes);
         let unused = core.ahead_reserved.get() - core.ahead.get();
         if unused > 2 * step {
             let less = unused - step;
             core.ahead_reserved.set(core.ahead_reserved.get() - less);
-            AHEAD_BYTES.fetch_sub(less, Relaxed);
+            RECEIVE_AHEAD_BYTES.fetch_sub(less, Relaxed);
         }
     });
 }
 
-/// Counts `bytes` of a parked or held command; false if the bound is reached.
-pub(super) fn count_parked(bytes: usize, is_held: bool) -> bool {
+/// Counts `bytes` of a waiting or held command; false if the bound is reached.
+pub(super) fn count_waiting(bytes: usize, is_held: bool) -> bool {
     let count = |counter: &AtomicUsize, limit: usize| {
         let fits = |all: usize| all.checked_add(bytes).filter(|sum| *sum <= limit);
         counter.fetch_update(Relaxed, Relaxed, fits).is_ok()
     };
-    if is_held && !count(&HELD_BYTES, parked_limit() / 2) {
+    if is_held && !count(&BLOCKED_BYTES, waiting_limit() / 2) {
         return false;
     }
-    let fits = count(&PARKED_BYTES, parked_limit());
+    let fits = count(&WAITING_BYTES, waiting_limit());
     if is_held && !fits {
-        HELD_BYTES.fetch_sub(bytes, Relaxed);
+        BLOCKED_BYTES.fetch_sub(bytes, Relaxed);
     }
     fits
 }
 
-/// Reverts [`count_parked`].
-pub(super) fn uncount_parked(bytes: usize, is_held: bool) {
-    PARKED_BYTES.fetch_sub(bytes, Relaxed);
+/// Reverts [`count_waiting`].
+pub(super) fn uncount_waiting(bytes: usize, is_held: bool) {
+    WAITING_BYTES.fetch_sub(bytes, Relaxed);
     if is_held {
-        HELD_BYTES.fetch_sub(bytes, Relaxed);
+        BLOCKED_BYTES.fetch_sub(bytes, Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! Budgets for blocks in use: memory received ahead, memory of parked commands, the reserve of a
+//! Budgets for blocks in use: memory received ahead, memory of waiting commands, the reserve of a
 //! connection, and shared reserves outside the limit.
 
 use std::cell::{Cell, RefCell};
@@ -13,7 +13,7 @@ use crate::sync::Notify;
 
 /// The budget that counts a block while it is in use.
 pub(super) enum Holder {
-    Ahead(Rc<AheadCount>),
+    Ahead(Rc<ReceiveAhead>),
     Reserve(Rc<Home>),
 }
 
@@ -48,14 +48,14 @@ impl Holder {
 /// A peer can hold such a block for an unlimited time, and a payload in it keeps all of it. So all
 /// of them together are at most a quarter of the memory limit, and the blocks of one connection at
 /// most `max_bytes`.
-pub struct ReceiveBudget(Rc<AheadCount>);
+pub struct ReceiveBudget(Rc<ReceiveAhead>);
 
-pub(super) struct AheadCount {
+pub(super) struct ReceiveAhead {
     bytes: Cell<usize>,
     max_bytes: usize,
 }
 
-impl AheadCount {
+impl ReceiveAhead {
     fn settle(&self, bytes: usize) {
         self.bytes.set(self.bytes.get() - bytes);
         pool::uncount_ahead(bytes);
@@ -65,7 +65,7 @@ impl AheadCount {
 impl ReceiveBudget {
     /// A budget of `max_bytes` for this connection.
     pub fn new(max_bytes: usize) -> ReceiveBudget {
-        ReceiveBudget(Rc::new(AheadCount { bytes: Cell::new(0), max_bytes }))
+        ReceiveBudget(Rc::new(ReceiveAhead { bytes: Cell::new(0), max_bytes }))
     }
 
     /// Bytes of blocks in use, completely or in part.
@@ -104,32 +104,32 @@ impl ReceiveBudget {
     }
 }
 
-/// Memory of a parked command, which waits for other commands of its host, which may arrive at
+/// Memory of a waiting command, which waits for other commands of its host, which may arrive at
 /// any time, or for an operator.
 ///
-/// All parked commands together get at most an eighth of the memory limit. The rest keeps moving,
+/// All waiting commands together get at most an eighth of the memory limit. The rest keeps moving,
 /// so the commands that they wait for eventually get memory.
 #[derive(Debug)]
-pub struct ParkedMemory {
+pub struct WaitingMemory {
     bytes: usize,
     is_held: bool,
 }
 
-impl ParkedMemory {
-    /// Counts `data` as parked for the lifetime of the result. `None` if the bound is reached, or
+impl WaitingMemory {
+    /// Counts `data` as waiting for the lifetime of the result. `None` if the bound is reached, or
     /// if the data is in the [`Reserve`] of a connection, which the connection needs to receive the
     /// commands waited for: such a command must not wait.
-    pub fn keep(data: &Buf) -> Option<ParkedMemory> {
-        ParkedMemory::count(data, false)
+    pub fn keep(data: &Buf) -> Option<WaitingMemory> {
+        WaitingMemory::count(data, false)
     }
 
     /// The same for a command that is held until another node returns or an operator decides. That
     /// may take days, so held commands get at most half of the bound.
-    pub fn hold(data: &Buf) -> Option<ParkedMemory> {
-        ParkedMemory::count(data, true)
+    pub fn hold(data: &Buf) -> Option<WaitingMemory> {
+        WaitingMemory::count(data, true)
     }
 
-    fn count(data: &Buf, is_held: bool) -> Option<ParkedMemory> {
+    fn count(data: &Buf, is_held: bool) -> Option<WaitingMemory> {
         let block = &data.0.block;
         let holder = block.holder.take();
         let bytes = match &holder {
@@ -140,13 +140,13 @@ impl ParkedMemory {
         };
         block.holder.set(holder);
         let bytes = bytes?;
-        pool::count_parked(bytes, is_held).then(|| ParkedMemory { bytes, is_held })
+        pool::count_waiting(bytes, is_held).then(|| WaitingMemory { bytes, is_held })
     }
 }
 
-impl Drop for ParkedMemory {
+impl Drop for WaitingMemory {
     fn drop(&mut self) {
-        pool::uncount_parked(self.bytes, self.is_held);
+        pool::uncount_waiting(self.bytes, self.is_held);
     }
 }
 
@@ -158,7 +158,7 @@ pub struct Reserve(Rc<Home>);
 pub(super) struct Home {
     block: RefCell<Option<Rc<Block>>>,
     is_filled: Cell<bool>,
-    bell: Rc<Notify>,
+    notify: Rc<Notify>,
 }
 
 impl Home {
@@ -170,15 +170,15 @@ impl Home {
         }
         *place = Some(block);
         drop(place);
-        self.bell.notify();
+        self.notify.notify();
         None
     }
 }
 
 impl Reserve {
-    /// Starts empty. `bell` rings whenever the buffer returns.
-    pub fn new(bell: Rc<Notify>) -> Reserve {
-        Reserve(Rc::new(Home { block: RefCell::default(), is_filled: Cell::new(false), bell }))
+    /// Starts empty. `notify` rings whenever the buffer returns.
+    pub fn new(notify: Rc<Notify>) -> Reserve {
+        Reserve(Rc::new(Home { block: RefCell::default(), is_filled: Cell::new(false), notify }))
     }
 
     /// True if it has a buffer, idle or in use.
@@ -189,7 +189,7 @@ impl Reserve {
     pub(super) fn fill(&self, block: Rc<Block>) {
         self.0.is_filled.set(true);
         self.0.block.replace(Some(block));
-        self.0.bell.notify();
+        self.0.notify.notify();
     }
 
     /// Releases the buffer. If it is in use, it goes to the pool afterwards.
@@ -223,15 +223,15 @@ impl Drop for Reserve {
 /// memory that they hold.
 pub struct SharedReserve {
     bytes: usize,
-    bell: Rc<Notify>,
+    notify: Rc<Notify>,
     reserve: Reserve,
 }
 
 impl SharedReserve {
     /// A shared reserve of `bytes`.
     pub fn new(bytes: usize) -> SharedReserve {
-        let bell = Rc::new(Notify::new());
-        SharedReserve { bytes, reserve: Reserve::new(bell.clone()), bell }
+        let notify = Rc::new(Notify::new());
+        SharedReserve { bytes, reserve: Reserve::new(notify.clone()), notify }
     }
 
     /// A buffer of `len` bytes: at once if there is memory, otherwise from the queue or from this
@@ -249,7 +249,7 @@ impl SharedReserve {
             return buf;
         }
         let mut acquired = pin!(super::alloc(len));
-        let mut spared = pin!(self.bell.wait_for(|| self.take(len)));
+        let mut spared = pin!(self.notify.wait_for(|| self.take(len)));
         poll_fn(|cx| match acquired.as_mut().poll(cx) {
             Poll::Pending => spared.as_mut().poll(cx),
             done => done,

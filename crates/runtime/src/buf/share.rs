@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use super::arbiter::{Arbiter, MemberId};
-pub use super::arbiter::{DrainState, PeerProgress, Protocol};
+pub use super::share_table::{DrainState, PeerProgress, Protocol};
+use super::share_table::{MemberId, ShareTable};
 use crate::limits::{DRAINED_BYTES, SHARE_LOOK, SHARE_STEP_BYTES};
 use crate::sync::SharedNotify;
 use crate::time;
@@ -31,19 +31,19 @@ pub struct BufferShares {
 
 #[derive(Debug)]
 struct State {
-    arbiter: Arbiter,
-    bells: BTreeMap<MemberId, Arc<Bell>>,
+    table: ShareTable,
+    notifies: BTreeMap<MemberId, Arc<ShareNotify>>,
 }
 
 /// Rings when the connection has something to do.
 #[derive(Debug, Default)]
-struct Bell {
+struct ShareNotify {
     rings: AtomicBool,
     has_ended: AtomicBool,
     notify: SharedNotify,
 }
 
-impl Bell {
+impl ShareNotify {
     fn ring(&self) {
         self.rings.store(true, Relaxed);
         self.notify.notify();
@@ -58,11 +58,11 @@ impl BufferShares {
     /// Shares of `memory_bytes` for at most `connections`. Three eighths of the memory are shared:
     /// half of that in equal parts, half of it as it is needed.
     pub fn new(memory_bytes: usize, connections: usize) -> Arc<BufferShares> {
-        let arbiter = Arbiter::new(memory_bytes, connections);
+        let table = ShareTable::new(memory_bytes, connections);
         Arc::new(BufferShares {
-            guaranteed: arbiter.guaranteed(),
+            guaranteed: table.guaranteed(),
             is_short: AtomicBool::new(false),
-            state: Mutex::new(State { arbiter, bells: BTreeMap::new() }),
+            state: Mutex::new(State { table, notifies: BTreeMap::new() }),
         })
     }
 
@@ -70,15 +70,15 @@ impl BufferShares {
     /// only in the port are one host's.
     pub fn join(self: &Arc<Self>, protocol: Protocol, peer: &str) -> Share {
         let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host).to_owned();
-        let bell = Arc::new(Bell::default());
+        let notify = Arc::new(ShareNotify::default());
         let mut state = self.state.lock();
-        let id = state.arbiter.join(protocol, host);
-        state.bells.insert(id, bell.clone());
+        let id = state.table.join(protocol, host);
+        state.notifies.insert(id, notify.clone());
         drop(state);
         Share {
             shares: self.clone(),
             id,
-            bell,
+            notify,
             granted: Cell::new(self.guaranteed),
             target: Cell::new(None),
             is_fresh: Cell::new(false),
@@ -86,15 +86,16 @@ impl BufferShares {
         }
     }
 
-    /// Runs `change`, and rings the bells of the connections that it returns.
+    /// Runs `change`, and notifies the connections that it returns.
     fn change(&self, change: impl FnOnce(&mut State) -> Vec<MemberId>) {
         let mut state = self.state.lock();
         let rings = change(&mut state);
-        self.is_short.store(state.arbiter.is_short(), Relaxed);
-        let bells: Vec<_> = rings.iter().filter_map(|id| state.bells.get(id).cloned()).collect();
+        self.is_short.store(state.table.is_short(), Relaxed);
+        let notifies: Vec<_> =
+            rings.iter().filter_map(|id| state.notifies.get(id).cloned()).collect();
         drop(state);
-        for bell in bells {
-            bell.ring();
+        for notify in notifies {
+            notify.ring();
         }
     }
 }
@@ -104,7 +105,7 @@ impl BufferShares {
 pub struct Share {
     shares: Arc<BufferShares>,
     id: MemberId,
-    bell: Arc<Bell>,
+    notify: Arc<ShareNotify>,
     granted: Cell<usize>,
     /// Requested bytes, while the request waits.
     target: Cell<Option<usize>>,
@@ -162,13 +163,13 @@ impl Share {
         let mut granted = None;
         self.shares.change(|state| {
             let ample = bytes.next_multiple_of(SHARE_STEP_BYTES);
-            let was_short = state.arbiter.is_short();
+            let was_short = state.table.is_short();
             let mut ask = |bytes: usize, waits: bool| {
                 let target = bytes - guaranteed;
-                let arbiter = &mut state.arbiter;
+                let table = &mut state.table;
                 let done = match waits {
-                    false => arbiter.try_ask(self.id, target, drain_state, now),
-                    true => arbiter.ask(self.id, target, drain_state, now),
+                    false => table.try_ask(self.id, target, drain_state, now),
+                    true => table.ask(self.id, target, drain_state, now),
                 };
                 granted = done.then_some(bytes);
                 done
@@ -182,7 +183,7 @@ impl Share {
                 rings.push(self.id);
             }
             if !was_short {
-                rings.extend(state.arbiter.holders());
+                rings.extend(state.table.holders());
             }
             rings
         });
@@ -205,8 +206,8 @@ impl Share {
         self.is_fresh.set(false);
         if let Some(target) = self.target.take() {
             self.shares.change(|state| {
-                if state.arbiter.is_waiting(self.id) {
-                    state.arbiter.withdraw(self.id);
+                if state.table.is_waiting(self.id) {
+                    state.table.withdraw(self.id);
                 } else {
                     // It was granted meanwhile.
                     self.granted.set(target);
@@ -222,11 +223,11 @@ impl Share {
     pub async fn attend(&self, report: impl Fn() -> ShareReport, wake: impl Fn()) {
         loop {
             if self.target.get().is_some() {
-                let _ = time::timeout(SHARE_LOOK, self.bell.rung()).await;
+                let _ = time::timeout(SHARE_LOOK, self.notify.rung()).await;
             } else {
-                self.bell.rung().await;
+                self.notify.rung().await;
             }
-            if self.bell.has_ended.load(Relaxed) {
+            if self.notify.has_ended.load(Relaxed) {
                 return;
             }
             self.exchange(report());
@@ -234,13 +235,13 @@ impl Share {
         }
     }
 
-    /// Reports the state of this connection to the arbiter, and learns its decision.
+    /// Reports the state of this connection to the table, and learns its decision.
     fn exchange(&self, report: ShareReport) {
         let (now, guaranteed) = (time::now(), self.guaranteed());
         self.shares.change(|state| {
             let mut rings = Vec::new();
             if let Some(target) = self.target.get() {
-                if state.arbiter.is_waiting(self.id) {
+                if state.table.is_waiting(self.id) {
                     rings.extend(state.look(now));
                 } else {
                     self.target.set(None);
@@ -248,12 +249,12 @@ impl Share {
                     self.is_fresh.set(true);
                 }
             }
-            state.arbiter.report(self.id, report.peer);
-            if state.arbiter.is_short() && !self.is_fresh.get() {
+            state.table.report(self.id, report.peer);
+            if state.table.is_short() && !self.is_fresh.get() {
                 let keep = report.held.max(guaranteed);
                 if keep < self.granted.get() {
                     self.granted.set(keep);
-                    rings.extend(state.arbiter.give_back(self.id, keep - guaranteed, now));
+                    rings.extend(state.table.give_back(self.id, keep - guaranteed, now));
                 }
             }
             rings
@@ -279,7 +280,7 @@ impl Share {
         if keep < self.granted.get() {
             self.granted.set(keep);
             let (now, extra) = (time::now(), keep - self.guaranteed());
-            self.shares.change(|state| state.arbiter.give_back(self.id, extra, now));
+            self.shares.change(|state| state.table.give_back(self.id, extra, now));
         }
     }
 }
@@ -288,8 +289,8 @@ impl Drop for Share {
     fn drop(&mut self) {
         let now = time::now();
         self.shares.change(|state| {
-            state.bells.remove(&self.id);
-            state.arbiter.leave(self.id, now)
+            state.notifies.remove(&self.id);
+            state.table.leave(self.id, now)
         });
     }
 }
@@ -297,14 +298,14 @@ impl Drop for Share {
 impl State {
     /// Ends stalled connections, and returns the connections that have to report.
     fn look(&mut self, now: time::Instant) -> Vec<MemberId> {
-        if !self.arbiter.may_look(now) {
+        if !self.table.may_look(now) {
             return Vec::new();
         }
-        for id in self.arbiter.stalled(now) {
-            if let Some(bell) = self.bells.get(&id) {
-                bell.has_ended.store(true, Relaxed);
+        for id in self.table.stalled(now) {
+            if let Some(notify) = self.notifies.get(&id) {
+                notify.has_ended.store(true, Relaxed);
             }
         }
-        self.arbiter.holders().collect()
+        self.table.holders().collect()
     }
 }

@@ -79,12 +79,12 @@ impl Threads {
         }
     }
 
-    /// Sleeps until a socket is ready, the bell rings or the timeout expires; then attempts the
-    /// ready operations.
+    /// Sleeps until a socket is ready, the eventfd is written or the timeout expires; then attempts
+    /// the ready operations.
     fn poll(&mut self, timeout_ns: Option<u64>, ops: &mut Ops, garbage: &mut Vec<Op>) {
-        let bell = self.shared.bell().as_fd();
+        let wake_fd = self.shared.wake_fd().as_fd();
         let mut fds: Vec<PollFd<'_>> = Vec::with_capacity(self.waiting.len() + 1);
-        fds.push(PollFd::from_borrowed_fd(bell, PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(wake_fd, PollFlags::IN));
         for waiting in &self.waiting {
             fds.push(PollFd::from_borrowed_fd(os::borrow(waiting.raw), waiting.interest));
         }
@@ -97,7 +97,7 @@ impl Threads {
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         if ready[0] {
-            let _ = rustix::io::read(bell, &mut [0; 8]);
+            let _ = rustix::io::read(wake_fd, &mut [0; 8]);
         }
         let all = std::mem::take(&mut self.waiting);
         for (waiting, ready) in all.into_iter().zip(&ready[1..]) {

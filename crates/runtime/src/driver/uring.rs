@@ -18,7 +18,7 @@ use crate::runtime::StartError;
 
 const ENTER_GETEVENTS: u32 = 1;
 /// `user_data` of entries that belong to the driver itself.
-const BELL: u64 = u64::MAX;
+const WAKE_USER_DATA: u64 = u64::MAX;
 const CANCEL: u64 = u64::MAX - 1;
 /// Disk reads and writes submitted in one call. The kernel holds back the requests of a call until
 /// the last one is prepared (its block plug). Submitting all requests of a turn at once would leave
@@ -31,9 +31,9 @@ pub(crate) struct Uring {
     ring: IoUring,
     shared: Arc<Shared>,
     busy_poll: BusyPoll,
-    /// Buffer for reads of the bell.
-    bell: Box<u64>,
-    bell_armed: bool,
+    /// Buffer for reads of the wake-up eventfd.
+    wake_count: Box<u64>,
+    wake_armed: bool,
     /// The kernel delivers completions only in calls that ask for them (DEFER_TASKRUN).
     deferred: bool,
     /// Upper bound of disk reads and writes that wait for submission.
@@ -93,8 +93,8 @@ impl Uring {
             ring,
             shared,
             busy_poll,
-            bell: Box::new(0),
-            bell_armed: false,
+            wake_count: Box::new(0),
+            wake_armed: false,
             deferred,
             for_disks: 0,
             changing_files: 0,
@@ -104,7 +104,8 @@ impl Uring {
     fn push(&mut self, entry: &squeue::Entry) {
         loop {
             // SAFETY: every pointer of the entry is into memory that the slot of the operation owns
-            // until its completion (buffers, lists, addresses), or that the driver owns (the bell).
+            // until its completion (buffers, lists, addresses), or that the driver owns (the
+            // eventfd).
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
                 return;
             }
@@ -113,14 +114,14 @@ impl Uring {
         }
     }
 
-    fn arm_bell(&mut self) {
-        if self.bell_armed {
+    fn arm_wake(&mut self) {
+        if self.wake_armed {
             return;
         }
-        self.bell_armed = true;
-        let fd = types::Fd(self.shared.bell().as_raw_fd());
-        let place = (&raw mut *self.bell).cast();
-        let entry = opcode::Read::new(fd, place, 8).build().user_data(BELL);
+        self.wake_armed = true;
+        let fd = types::Fd(self.shared.wake_fd().as_raw_fd());
+        let place = (&raw mut *self.wake_count).cast();
+        let entry = opcode::Read::new(fd, place, 8).build().user_data(WAKE_USER_DATA);
         self.push(&entry);
     }
 
@@ -165,7 +166,7 @@ impl Uring {
         let end = deadline.min(started + budget_ns);
         loop {
             for _ in 0..16 {
-                if self.has_completions() || self.has_task_work() || self.shared.has_mail() {
+                if self.has_completions() || self.has_task_work() || self.shared.has_remote_work() {
                     return true;
                 }
                 std::hint::spin_loop();
@@ -178,11 +179,11 @@ impl Uring {
 
     /// Submits, and waits for completions until `deadline`.
     fn wait(&mut self, deadline: Option<u64>) {
-        self.arm_bell();
+        self.arm_wake();
         if !self.ring.submission().is_empty() {
             self.enter(0, None);
         }
-        if self.has_completions() || self.shared.has_mail() {
+        if self.has_completions() || self.shared.has_remote_work() {
             return;
         }
         let started = os::now();
@@ -193,7 +194,7 @@ impl Uring {
         let budget = self.busy_poll.budget(started, limit, self.changing_files == 0);
         if budget > 0 && self.poll_for(budget, started, limit) {
             self.busy_poll.paid();
-            if !self.has_completions() && !self.shared.has_mail() {
+            if !self.has_completions() && !self.shared.has_remote_work() {
                 self.enter(0, None);
             }
             return;
@@ -204,7 +205,8 @@ impl Uring {
                 Some(deadline) => self.enter(1, Some(deadline.saturating_sub(now))),
                 None => self.enter(1, None),
             }
-            let (woken, nothing) = (os::now(), !self.has_completions() && !self.shared.has_mail());
+            let (woken, nothing) =
+                (os::now(), !self.has_completions() && !self.shared.has_remote_work());
             if nothing && woken >= limit {
                 self.busy_poll.timed_out(woken);
             } else {
@@ -219,7 +221,7 @@ impl Uring {
         let completions = unsafe { self.ring.completion_shared() };
         for entry in completions {
             match entry.user_data() {
-                BELL => self.bell_armed = false,
+                WAKE_USER_DATA => self.wake_armed = false,
                 CANCEL => {}
                 id => {
                     if ops.op_mut(id as OpId).is_some_and(|op| op.changes_file()) {

@@ -64,7 +64,7 @@ impl Driver for SimDriver {
         state.fire_due(ops);
         if let Wait::Until(deadline) = wait {
             let limit = nanos(state.config.time_limit);
-            while state.done.is_empty() && !self.shared.has_mail() && state.now <= limit {
+            while state.done.is_empty() && !self.shared.has_remote_work() && state.now <= limit {
                 let next = match (state.next_event(), deadline) {
                     (Some(event), Some(deadline)) => event.min(deadline),
                     (Some(at), None) | (None, Some(at)) => at,

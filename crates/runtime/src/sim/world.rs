@@ -201,9 +201,9 @@ impl World {
             // Work that the node sent to its own core becomes tasks first, and is dropped with the
             // others; their destructors may send more.
             loop {
-                self.executor.read_mail();
+                self.executor.take_remote_work();
                 self.executor.abort_node(node.0);
-                if !self.executor.shared.has_mail() {
+                if !self.executor.shared.has_remote_work() {
                     break;
                 }
             }
@@ -488,7 +488,7 @@ impl World {
     fn is_quiet(&self) -> bool {
         self.executor.is_idle()
             && self.executor.next_timer().is_none()
-            && !self.executor.shared.has_mail()
+            && !self.executor.shared.has_remote_work()
             && self.state.borrow().is_quiet()
     }
 

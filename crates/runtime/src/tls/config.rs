@@ -285,7 +285,7 @@ struct HelloCallback;
 
 #[derive(Debug, thiserror::Error)]
 #[error("refused")]
-struct Refused;
+struct RefusedHello;
 
 impl ClientHelloCallback for HelloCallback {
     fn on_client_hello(
@@ -293,7 +293,7 @@ impl ClientHelloCallback for HelloCallback {
         connection: &mut Connection,
     ) -> Result<Option<std::pin::Pin<Box<dyn ConnectionFuture>>>, Error> {
         let message = whole_hello(connection)?;
-        let refused = || Error::application(Box::new(Refused));
+        let refused = || Error::application(Box::new(RefusedHello));
         let context = connection.application_context::<Arc<HelloContext>>().ok_or_else(refused)?;
         let context = context.clone();
         let choice =

@@ -206,8 +206,8 @@ fn wrong_keys_and_unknown_identities_are_refused() {
         let (accepted, connected) = handshake(&server(key.clone()), &wrong).await;
         assert!(matches!(accepted, Err(TlsFailure::Protocol(_))), "{:?}", accepted.err());
         assert!(connected.is_err());
-        let stranger = TlsClient::with_psks(vec![psk("other", 7, PskHash::Sha256)]).unwrap();
-        let (accepted, connected) = handshake(&server(key.clone()), &stranger).await;
+        let unknown_host = TlsClient::with_psks(vec![psk("other", 7, PskHash::Sha256)]).unwrap();
+        let (accepted, connected) = handshake(&server(key.clone()), &unknown_host).await;
         let refusal = PskRefusal::UnknownIdentity(b"?".to_vec());
         assert!(matches!(accepted, Err(TlsFailure::Psk(reason)) if reason == refusal));
         assert!(matches!(connected, Err(TlsFailure::Alert(_))), "{:?}", connected.err());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use crate::http::access::Users;
-use crate::http::{Access, HttpServer, ServerOptions, Site};
+use crate::http::{HttpServer, ListenerAccess, ServerOptions, Site};
 use flagstone_runtime::net::{Address, Listener};
 
 use super::ReloadConfig;
@@ -47,7 +47,7 @@ pub(crate) async fn start(
     };
     let socket = socket.map(|(path, listener)| {
         let router = Rc::new(super::router(server, reload));
-        sites.push(Site { listener, router, access: Access::Local });
+        sites.push(Site { listener, router, access: ListenerAccess::Local });
         path
     });
     let tls = match &server.config.server.api_tls {
@@ -59,7 +59,7 @@ pub(crate) async fn start(
             let busy = "choose another port in [server.api_tls]";
             let (listener, bound) = bind_tcp(tls.listen, what, busy).await?;
             let users = server.api_users.get_or_init(|| Users::new(credentials));
-            let access = Access::Users(users.clone());
+            let access = ListenerAccess::Users(users.clone());
             sites.push(Site { listener, router: Rc::new(super::router(server, reload)), access });
             Some(bound)
         }
@@ -70,7 +70,7 @@ pub(crate) async fn start(
         let busy = "choose another port with --metrics, or 0 for any";
         let (listener, bound) = bind_tcp(address, what, busy).await?;
         let router = Rc::new(super::metrics_router(server, reload));
-        sites.push(Site { listener, router, access: Access::Open });
+        sites.push(Site { listener, router, access: ListenerAccess::Open });
         metrics = Some(bound);
     }
     let serving = match sites.len() {

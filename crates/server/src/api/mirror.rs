@@ -5,14 +5,16 @@
 use std::rc::Rc;
 
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::{Answers, Event, Order, Refusal, next, next_in_group};
+use flagstone_mirror::state::machine::{
+    Answers, Event, OperatorOrder, OrderRefusal, next, next_in_group,
+};
 use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::{spawn, time};
 use flagstone_units::size_text;
 
-use super::mirror_action::{Action, ActionRequest, Body};
+use super::mirror_action::{ActionRequest, Body, ParsedAction};
 use super::mirror_document::{
     ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
 };
@@ -113,7 +115,7 @@ impl Api {
         for name in group.volumes().iter().filter(|name| **name != mirrored.name) {
             let member = self.server.mirrors.borrow().iter().find(|one| one.name == *name).cloned();
             let Some(member) = member else {
-                let missing = Problem::conflict(Refusal::GroupIncomplete.to_string());
+                let missing = Problem::conflict(OrderRefusal::GroupIncomplete.to_string());
                 return Err(refused(name, missing));
             };
             let other = self.preview_alone(&member, request).await;
@@ -133,7 +135,7 @@ impl Api {
     ) -> Result<ActionPreview, Problem> {
         let mirror = mirrored.mirror();
         let answers = match (&request.action, &mirror) {
-            (Action::Failover { force: false }, Some(mirror)) => mirror.ask_peers().await,
+            (ParsedAction::Failover { force: false }, Some(mirror)) => mirror.ask_peers().await,
             _ => Answers::default(),
         };
         let now = self.mirror_document(mirrored);
@@ -142,7 +144,7 @@ impl Api {
                 next_in_group(&mirror.machine_state(), order)
             }
             Some(mirror) => next(&mirror.machine_state(), Event::Order(order)),
-            None => Err(Refusal::Closed),
+            None => Err(OrderRefusal::Closed),
         };
         let wall_seconds = time::wall_clock().as_secs();
         preview(&now, &Facts { decide: &decide, answers, wall_seconds }, request)
@@ -154,28 +156,28 @@ impl Api {
         action: MirrorAction,
         request: &ActionRequest,
     ) -> Result<ActionPreview, Problem> {
-        if let Action::Create { role, overwrite, empty } = request.action {
+        if let ParsedAction::Create { role, overwrite, empty } = request.action {
             return Ok(create(mirrored, role, (overwrite, empty), request.dry_run).await?);
         }
-        if let Action::Grow { size_bytes } = request.action {
+        if let ParsedAction::Grow { size_bytes } = request.action {
             return Ok(grow(mirrored, size_bytes, request.dry_run).await?);
         }
-        if let Action::MoveLog { to } = &request.action {
+        if let ParsedAction::MoveLog { to } = &request.action {
             return Ok(move_log(mirrored, to.clone(), request.dry_run).await?);
         }
         let dry_run = request.dry_run;
-        if request.action == Action::Fence {
+        if request.action == ParsedAction::Fence {
             let outcome = mirrored.fence(dry_run).await?;
             let data_loss = Some("whatever that machine has not written to its disks".to_owned());
             return Ok(ActionPreview { changed: true, outcome, data_loss, effect: None });
         }
         let peers = match &request.action {
-            Action::AddPeer { name, address, insecure } => {
+            ParsedAction::AddPeer { name, address, insecure } => {
                 let config = &self.server.config;
                 let is_allowed = |peer: &Peer| *insecure || !config.forbids_peer(peer);
                 Some(mirrored.add_peer(name, address.as_deref(), is_allowed, dry_run).await?)
             }
-            Action::RemovePeer { name } => Some(mirrored.remove_peer(name, dry_run).await?),
+            ParsedAction::RemovePeer { name } => Some(mirrored.remove_peer(name, dry_run).await?),
             _ => None,
         };
         if let Some(PeersChanged { changed, outcome }) = peers {
@@ -213,7 +215,7 @@ impl Api {
             (effect, Some(mirror)) => {
                 let done = apply(&mirror, effect).await;
                 done.map_err(|error| problem(&now, effect, error))?;
-                if let Effect::Order(Order::ForceFailover { .. }) = effect {
+                if let Effect::Order(OperatorOrder::ForceFailover { .. }) = effect {
                     preview.outcome = failed_over(&self.mirror_document(mirrored));
                 }
             }
@@ -405,7 +407,11 @@ async fn apply(mirror: &Mirror, effect: Effect) -> Result<(), CommandError> {
 fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem {
     let (volume, node) = (&now.volume, &now.node);
     let leg = match effect {
-        Effect::Order(Order::SetDesired(leg, _) | Order::HandOver(leg) | Order::TakeOver(leg))
+        Effect::Order(
+            OperatorOrder::SetDesired(leg, _)
+            | OperatorOrder::HandOver(leg)
+            | OperatorOrder::TakeOver(leg),
+        )
         | Effect::Resync { leg, .. }
         | Effect::Resolve { leg, .. } => leg,
         _ => 0,
@@ -422,11 +428,11 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
         }
         // Decided after the peers were informed.
         CommandError::Role(RoleError::Refused(
-            refusal @ (Refusal::Overtaken
-            | Refusal::Unconfirmed
-            | Refusal::PeerServes
-            | Refusal::PeerSilent
-            | Refusal::PeerTooOld),
+            refusal @ (OrderRefusal::Overtaken
+            | OrderRefusal::Unconfirmed
+            | OrderRefusal::PeerServes
+            | OrderRefusal::PeerSilent
+            | OrderRefusal::PeerTooOld),
         )) => Problem::conflict(format!(
             "{node} does not serve {volume}: {refusal}. A peer that was reached may have stopped: see \
              `flagstone mirror status {volume}` on every node, and repeat the order if none serves"

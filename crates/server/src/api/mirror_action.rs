@@ -10,7 +10,7 @@ use crate::http::Problem;
 use flagstone_config::device_spec::DeviceSpec;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Action {
+pub(super) enum ParsedAction {
     Create {
         role: ReplicaRole,
         /// Overwrite what is there: `destroy_data` of a target, `new_volume` of a source.
@@ -68,7 +68,7 @@ pub(super) enum Action {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ActionRequest {
-    pub(super) action: Action,
+    pub(super) action: ParsedAction,
     pub(super) peer: Option<String>,
     pub(super) dry_run: bool,
 }
@@ -150,31 +150,31 @@ impl ActionRequest {
             .map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))?;
         let action = match name {
             MirrorAction::Create => create(&body)?,
-            MirrorAction::Pause => Action::Pause,
-            MirrorAction::Continue => Action::Continue,
-            MirrorAction::Resync => Action::Resync { full: body.full, compare: body.compare },
-            MirrorAction::Break => Action::Break,
-            MirrorAction::Switchover => Action::Switchover { to: body.to },
-            MirrorAction::Failover => Action::Failover { force: body.force },
+            MirrorAction::Pause => ParsedAction::Pause,
+            MirrorAction::Continue => ParsedAction::Continue,
+            MirrorAction::Resync => ParsedAction::Resync { full: body.full, compare: body.compare },
+            MirrorAction::Break => ParsedAction::Break,
+            MirrorAction::Switchover => ParsedAction::Switchover { to: body.to },
+            MirrorAction::Failover => ParsedAction::Failover { force: body.force },
             MirrorAction::Maintenance => {
                 let on = body.on.ok_or_else(|| missing("on", ["true", "false"]))?;
-                Action::Maintenance { on }
+                ParsedAction::Maintenance { on }
             }
-            MirrorAction::Fence => Action::Fence,
+            MirrorAction::Fence => ParsedAction::Fence,
             MirrorAction::Verify => verify(&body)?,
             MirrorAction::Resolve => {
                 let missing = || missing("keep", ResolveKeep::ALL.map(ResolveKeep::name));
-                Action::Resolve { keep: body.keep.ok_or_else(missing)? }
+                ParsedAction::Resolve { keep: body.keep.ok_or_else(missing)? }
             }
-            MirrorAction::Demote => Action::Demote,
-            MirrorAction::Grow => Action::Grow { size_bytes: body.size_bytes },
+            MirrorAction::Demote => ParsedAction::Demote,
+            MirrorAction::Grow => ParsedAction::Grow { size_bytes: body.size_bytes },
             MirrorAction::MoveLog => move_log(&body)?,
             MirrorAction::AddPeer => {
                 let (name, insecure) = (named_peer(&body)?, body.insecure);
-                Action::AddPeer { name, address: body.address, insecure }
+                ParsedAction::AddPeer { name, address: body.address, insecure }
             }
-            MirrorAction::RemovePeer => Action::RemovePeer { name: named_peer(&body)? },
-            MirrorAction::Delete => Action::Delete { force: body.force },
+            MirrorAction::RemovePeer => ParsedAction::RemovePeer { name: named_peer(&body)? },
+            MirrorAction::Delete => ParsedAction::Delete { force: body.force },
         };
         Ok(ActionRequest { action, peer: body.peer, dry_run: body.dry_run })
     }
@@ -189,7 +189,7 @@ fn named_peer(body: &Body) -> Result<String, Problem> {
     name.ok_or_else(|| Problem::invalid("`peer` is missing: the name of a node"))
 }
 
-fn create(body: &Body) -> Result<Action, Problem> {
+fn create(body: &Body) -> Result<ParsedAction, Problem> {
     let roles = [ReplicaRole::Source, ReplicaRole::Target].map(ReplicaRole::name);
     let (role, overwrite, other) = match body.role.ok_or_else(|| missing("role", roles))? {
         CreateRole::Source => (ReplicaRole::Source, body.new_volume, body.destroy_data),
@@ -200,10 +200,10 @@ fn create(body: &Body) -> Result<Action, Problem> {
             "`destroy_data` requires the role `target`, and `new_volume` the role `source`",
         ));
     }
-    Ok(Action::Create { role, overwrite, empty: body.empty })
+    Ok(ParsedAction::Create { role, overwrite, empty: body.empty })
 }
 
-fn move_log(body: &Body) -> Result<Action, Problem> {
+fn move_log(body: &Body) -> Result<ParsedAction, Problem> {
     let to = match (&body.to, body.to_data_device) {
         (None, true) => None,
         (Some(text), false) => Some(
@@ -217,10 +217,10 @@ fn move_log(body: &Body) -> Result<Action, Problem> {
             );
         }
     };
-    Ok(Action::MoveLog { to })
+    Ok(ParsedAction::MoveLog { to })
 }
 
-fn verify(body: &Body) -> Result<Action, Problem> {
+fn verify(body: &Body) -> Result<ParsedAction, Problem> {
     if body.bytes_per_second == Some(0) {
         return Err(Problem::invalid("`bytes_per_second` cannot be 0: omit it for no limit"));
     }
@@ -228,7 +228,7 @@ fn verify(body: &Body) -> Result<Action, Problem> {
         return Err(Problem::invalid("`stop` cannot be used with `repair` or `bytes_per_second`"));
     }
     let (repair, bytes_per_second, stop) = (body.repair, body.bytes_per_second, body.stop);
-    Ok(Action::Verify { repair, bytes_per_second, stop })
+    Ok(ParsedAction::Verify { repair, bytes_per_second, stop })
 }
 
 #[cfg(test)]
@@ -241,13 +241,13 @@ mod tests {
         ActionRequest::parse(MirrorAction::parse(action)?, body)
     }
 
-    fn action(action: &str, body: Value) -> Action {
+    fn action(action: &str, body: Value) -> ParsedAction {
         parse(action, body).unwrap_or_else(|problem| panic!("{problem:?}")).action
     }
 
     #[test]
     fn action_bodies_are_parsed() {
-        let create = |role, overwrite| Action::Create { role, overwrite, empty: false };
+        let create = |role, overwrite| ParsedAction::Create { role, overwrite, empty: false };
         let (source, target) = (ReplicaRole::Source, ReplicaRole::Target);
         for (name, body, expected) in [
             ("create", json!({ "role": "target", "destroy_data": true }), create(target, true)),
@@ -256,55 +256,63 @@ mod tests {
             (
                 "create",
                 json!({ "role": "source", "empty": true }),
-                Action::Create { role: source, overwrite: false, empty: true },
+                ParsedAction::Create { role: source, overwrite: false, empty: true },
             ),
-            ("pause", json!({}), Action::Pause),
-            ("continue", json!({}), Action::Continue),
-            ("resync", json!({}), Action::Resync { full: false, compare: None }),
+            ("pause", json!({}), ParsedAction::Pause),
+            ("continue", json!({}), ParsedAction::Continue),
+            ("resync", json!({}), ParsedAction::Resync { full: false, compare: None }),
             (
                 "resync",
                 json!({ "full": true, "compare": true }),
-                Action::Resync { full: true, compare: Some(true) },
+                ParsedAction::Resync { full: true, compare: Some(true) },
             ),
-            ("break", json!({}), Action::Break),
-            ("switchover", json!({}), Action::Switchover { to: None }),
-            ("switchover", json!({ "to": "b" }), Action::Switchover { to: Some("b".into()) }),
-            ("failover", json!({ "force": true }), Action::Failover { force: true }),
-            ("maintenance", json!({ "on": true }), Action::Maintenance { on: true }),
-            ("maintenance", json!({ "on": false }), Action::Maintenance { on: false }),
-            ("fence", json!({}), Action::Fence),
+            ("break", json!({}), ParsedAction::Break),
+            ("switchover", json!({}), ParsedAction::Switchover { to: None }),
+            ("switchover", json!({ "to": "b" }), ParsedAction::Switchover { to: Some("b".into()) }),
+            ("failover", json!({ "force": true }), ParsedAction::Failover { force: true }),
+            ("maintenance", json!({ "on": true }), ParsedAction::Maintenance { on: true }),
+            ("maintenance", json!({ "on": false }), ParsedAction::Maintenance { on: false }),
+            ("fence", json!({}), ParsedAction::Fence),
             (
                 "verify",
                 json!({ "repair": true, "bytes_per_second": 5 }),
-                Action::Verify { repair: true, bytes_per_second: Some(5), stop: false },
+                ParsedAction::Verify { repair: true, bytes_per_second: Some(5), stop: false },
             ),
             (
                 "verify",
                 json!({ "stop": true }),
-                Action::Verify { repair: false, bytes_per_second: None, stop: true },
+                ParsedAction::Verify { repair: false, bytes_per_second: None, stop: true },
             ),
-            ("resolve", json!({ "keep": "mine" }), Action::Resolve { keep: ResolveKeep::Mine }),
-            ("resolve", json!({ "keep": "peer" }), Action::Resolve { keep: ResolveKeep::Peer }),
-            ("demote", json!({}), Action::Demote),
-            ("grow", json!({}), Action::Grow { size_bytes: None }),
-            ("grow", json!({ "size_bytes": 8192 }), Action::Grow { size_bytes: Some(8192) }),
-            ("move-log", json!({ "to_data_device": true }), Action::MoveLog { to: None }),
+            (
+                "resolve",
+                json!({ "keep": "mine" }),
+                ParsedAction::Resolve { keep: ResolveKeep::Mine },
+            ),
+            (
+                "resolve",
+                json!({ "keep": "peer" }),
+                ParsedAction::Resolve { keep: ResolveKeep::Peer },
+            ),
+            ("demote", json!({}), ParsedAction::Demote),
+            ("grow", json!({}), ParsedAction::Grow { size_bytes: None }),
+            ("grow", json!({ "size_bytes": 8192 }), ParsedAction::Grow { size_bytes: Some(8192) }),
+            ("move-log", json!({ "to_data_device": true }), ParsedAction::MoveLog { to: None }),
             (
                 "move-log",
                 json!({ "to": "/dev/nvme1n1" }),
-                Action::MoveLog { to: Some("/dev/nvme1n1".parse().unwrap()) },
+                ParsedAction::MoveLog { to: Some("/dev/nvme1n1".parse().unwrap()) },
             ),
             (
                 "add-peer",
                 json!({ "peer": "c", "address": "192.0.2.3", "insecure": true }),
-                Action::AddPeer {
+                ParsedAction::AddPeer {
                     name: "c".into(),
                     address: Some("192.0.2.3".into()),
                     insecure: true,
                 },
             ),
-            ("remove-peer", json!({ "peer": "c" }), Action::RemovePeer { name: "c".into() }),
-            ("delete", json!({}), Action::Delete { force: false }),
+            ("remove-peer", json!({ "peer": "c" }), ParsedAction::RemovePeer { name: "c".into() }),
+            ("delete", json!({}), ParsedAction::Delete { force: false }),
         ] {
             assert_eq!(action(name, body), expected, "{name}");
         }

@@ -117,7 +117,7 @@ named! {
         /// It has succeeded.
         Succeeded = "succeeded",
         /// It had failed, and the peer answers that it serves no hosts.
-        Unneeded = "unneeded",
+        NotNeeded = "not-needed",
         /// It has failed, and is repeated.
         Failed = "failed",
     }

@@ -7,12 +7,12 @@
 
 use flagstone_mirror::Mode;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::{Answers, Order, Refusal, Transition};
+use flagstone_mirror::state::machine::{Answers, OperatorOrder, OrderRefusal, Transition};
 use flagstone_mirror::state::status::DesiredState;
 use flagstone_units::display::duration;
 use flagstone_units::size_text;
 
-use super::mirror_action::{Action, ActionRequest};
+use super::mirror_action::{ActionRequest, ParsedAction};
 use super::mirror_document::{
     MirrorAction, MirrorDocument, PeerDocument, ReplicaDocument, ReportedState, ResolveKeep,
 };
@@ -22,7 +22,7 @@ use crate::http::Problem;
 /// Effect of an action on the mirror. `leg` is the peer's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    Order(Order),
+    Order(OperatorOrder),
     Resync { leg: usize, full: bool, compare: Option<bool> },
     Verify { leg: usize, repair: bool, bytes_per_second: Option<u64> },
     StopVerify,
@@ -34,7 +34,7 @@ pub(super) enum Effect {
 /// Decisions and facts that are not in the document.
 pub(super) struct Facts<'a> {
     /// The decision of the mirror's state machine about an order, which changes nothing.
-    pub(super) decide: &'a dyn Fn(Order) -> Transition,
+    pub(super) decide: &'a dyn Fn(OperatorOrder) -> Transition,
     /// Answers of the peers, for a failover.
     pub(super) answers: Answers,
     /// Time since the Unix epoch, in seconds.
@@ -74,13 +74,13 @@ pub(super) fn not_created(volume: &str) -> Problem {
     .accepting([MirrorAction::Create.name()])
 }
 
-/// Outcome of a request on a mirror in state `now`; not for [`Action::Create`], `Grow`, `MoveLog`,
-/// `AddPeer`, `RemovePeer` and `Fence`.
+/// Outcome of a request on a mirror in state `now`; not for [`ParsedAction::Create`], `Grow`,
+/// `MoveLog`, `AddPeer`, `RemovePeer` and `Fence`.
 pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionRequest) -> Previewed {
     let volume = &now.volume;
     let Some(replica) = &now.replica else {
         return match request.action {
-            Action::Delete { .. } => {
+            ParsedAction::Delete { .. } => {
                 Ok(ActionPreview::unchanged(format!("this node has no replica of {volume}")))
             }
             _ => Err(not_created(volume)),
@@ -89,28 +89,28 @@ pub(super) fn preview(now: &MirrorDocument, facts: &Facts, request: &ActionReque
     let peer = || find_peer(now, request.peer.as_deref());
     let open = (now, replica, facts);
     match &request.action {
-        Action::Create { .. }
-        | Action::Grow { .. }
-        | Action::MoveLog { .. }
-        | Action::AddPeer { .. }
-        | Action::RemovePeer { .. }
-        | Action::Fence => {
+        ParsedAction::Create { .. }
+        | ParsedAction::Grow { .. }
+        | ParsedAction::MoveLog { .. }
+        | ParsedAction::AddPeer { .. }
+        | ParsedAction::RemovePeer { .. }
+        | ParsedAction::Fence => {
             Err(Problem::conflict(format!("this node already has a replica of `{volume}`")))
         }
-        Action::Pause => set_desired_state(open, peer()?, DesiredState::Paused),
-        Action::Break => set_desired_state(open, peer()?, DesiredState::Detached),
-        Action::Continue => set_desired_state(open, peer()?, DesiredState::Connected),
-        Action::Resync { full, compare } => resync((now, replica), peer()?, *full, *compare),
-        Action::Switchover { to } => switchover(open, request, to.as_deref()),
-        Action::Failover { force } => failover(open, *force),
-        Action::Verify { stop: true, .. } => stop_verify(now, request.peer.as_deref()),
-        Action::Verify { repair, bytes_per_second, .. } => {
+        ParsedAction::Pause => set_desired_state(open, peer()?, DesiredState::Paused),
+        ParsedAction::Break => set_desired_state(open, peer()?, DesiredState::Detached),
+        ParsedAction::Continue => set_desired_state(open, peer()?, DesiredState::Connected),
+        ParsedAction::Resync { full, compare } => resync((now, replica), peer()?, *full, *compare),
+        ParsedAction::Switchover { to } => switchover(open, request, to.as_deref()),
+        ParsedAction::Failover { force } => failover(open, *force),
+        ParsedAction::Verify { stop: true, .. } => stop_verify(now, request.peer.as_deref()),
+        ParsedAction::Verify { repair, bytes_per_second, .. } => {
             verify((now, replica), peer()?, *repair, *bytes_per_second)
         }
-        Action::Resolve { keep } => Ok(resolve(now, peer()?, *keep)),
-        Action::Demote => demote(open),
-        Action::Maintenance { on } => maintenance((now, replica), *on),
-        Action::Delete { force } => delete((now, replica), *force),
+        ParsedAction::Resolve { keep } => Ok(resolve(now, peer()?, *keep)),
+        ParsedAction::Demote => demote(open),
+        ParsedAction::Maintenance { on } => maintenance((now, replica), *on),
+        ParsedAction::Delete { force } => delete((now, replica), *force),
     }
 }
 
@@ -166,12 +166,12 @@ fn not_the_source(now: &MirrorDocument) -> Problem {
 }
 
 /// The problem of an order that the state machine refuses.
-fn refused(now: &MirrorDocument, peer: Option<&PeerDocument>, refusal: Refusal) -> Problem {
+fn refused(now: &MirrorDocument, peer: Option<&PeerDocument>, refusal: OrderRefusal) -> Problem {
     match (refusal, peer) {
-        (Refusal::NotSource, _) => not_the_source(now),
-        (Refusal::SplitBrain, Some(peer)) => split_brain(now, peer),
-        (Refusal::NotInSync, Some(peer)) => not_in_sync(now, peer),
-        (Refusal::Inconsistent, Some(peer)) => Problem::conflict(format!(
+        (OrderRefusal::NotSource, _) => not_the_source(now),
+        (OrderRefusal::SplitBrain, Some(peer)) => split_brain(now, peer),
+        (OrderRefusal::NotInSync, Some(peer)) => not_in_sync(now, peer),
+        (OrderRefusal::Inconsistent, Some(peer)) => Problem::conflict(format!(
             "the resync from {} has not completed: {} can serve {} after it",
             peer.name, now.node, now.volume
         )),
@@ -185,7 +185,7 @@ fn set_desired_state(
     state: DesiredState,
 ) -> Previewed {
     let (node, name) = (&now.node, &peer.name);
-    let order = Order::SetDesired(leg, state);
+    let order = OperatorOrder::SetDesired(leg, state);
     let decided = (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
     if decided.1.is_empty() {
         return Ok(ActionPreview::unchanged(match state {
@@ -323,7 +323,7 @@ fn take_over((now, replica, facts): Decided<'_>, named: Option<IndexedPeer<'_>>)
         None => return Err(no_source(now, "a peer")),
     };
     let (volume, node, name) = (&now.volume, &now.node, &peer.name);
-    let order = Order::TakeOver(leg);
+    let order = OperatorOrder::TakeOver(leg);
     (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
     if !replica.has_source {
         return Err(no_source(now, name));
@@ -360,7 +360,7 @@ fn hand_over((now, replica, facts): Decided<'_>, (leg, peer): IndexedPeer<'_>) -
             "{node} does not serve {volume}, so it cannot hand it over: repeat the command on {name}"
         )));
     }
-    let order = Order::HandOver(leg);
+    let order = OperatorOrder::HandOver(leg);
     (facts.decide)(order).map_err(|refusal| refused(now, Some(peer), refusal))?;
     let outcome = format!(
         "{name} serves {volume}, and {node} becomes its target: host I/O pauses briefly, no data is \
@@ -409,8 +409,8 @@ fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     let (now, replica, facts) = decided;
     let (volume, node) = (&now.volume, &now.node);
     let order = match force {
-        true => Order::ForceFailover { unverified: true },
-        false => Order::Failover { answers: facts.answers },
+        true => OperatorOrder::ForceFailover { unverified: true },
+        false => OperatorOrder::Failover { answers: facts.answers },
     };
     let (_, actions) =
         (facts.decide)(order).map_err(|refusal| not_failed_over(decided, refusal))?;
@@ -464,45 +464,45 @@ fn behind((now, replica, facts): Decided<'_>, names: &str) -> String {
     format!("writes that {names} completed for hosts {when}{lagging}")
 }
 
-fn not_failed_over((now, replica, _): Decided<'_>, refusal: Refusal) -> Problem {
+fn not_failed_over((now, replica, _): Decided<'_>, refusal: OrderRefusal) -> Problem {
     let (volume, node) = (&now.volume, &now.node);
     let forced = format!("flagstone mirror failover {volume} --force");
     let serving = source(now).map_or("a peer", |(_, peer)| peer.name.as_str());
     match refusal {
-        Refusal::PeerServes => Problem::conflict(format!(
+        OrderRefusal::PeerServes => Problem::conflict(format!(
             "{serving} serves {volume} and responds: `flagstone mirror switchover {volume}` loses no \
              data. If that is impossible, `--force` stops it, and loses what {node} does not have"
         ))
         .accepting([format!("flagstone mirror switchover {volume}"), forced]),
-        Refusal::PeerSilent => Problem::conflict(format!(
+        OrderRefusal::PeerSilent => Problem::conflict(format!(
             "a peer does not answer, and may still serve hosts, so nothing was changed. Power it off \
              or make sure that it has failed; then run `{forced}`"
         ))
         .accepting([forced]),
-        Refusal::PeerLeads => Problem::conflict(format!(
+        OrderRefusal::PeerLeads => Problem::conflict(format!(
             "a peer has newer data than {node} and becomes the source when it is reached: see \
              `flagstone mirror status {volume}` there"
         ))
         .accepting([forced]),
-        Refusal::Inconsistent => Problem::conflict(format!(
+        OrderRefusal::Inconsistent => Problem::conflict(format!(
             "a resync to {node} has not completed: its data is inconsistent and is never served; \
              restore the node that was the source"
         )),
-        Refusal::Incomplete => Problem::conflict(format!(
+        OrderRefusal::Incomplete => Problem::conflict(format!(
             "{node} lacks {}: `flagstone mirror status {volume}` lists the bad ranges. Restore the \
              node that was the source; if it is gone for good, `--force` serves older data in them",
             bad_bytes(replica)
         ))
         .accepting([forced]),
-        Refusal::Removed => Problem::conflict(format!(
+        OrderRefusal::Removed => Problem::conflict(format!(
             "the source has removed {node} from the mirror of {volume}, whose other nodes may have newer \
              data: `--force` serves the data of the time of its removal"
         ))
         .accepting([forced]),
-        Refusal::Blank => Problem::conflict(format!(
+        OrderRefusal::Blank => Problem::conflict(format!(
             "the replica of {volume} on {node} holds no data yet: wait for its first resync"
         )),
-        Refusal::Unverified => Problem::conflict(format!(
+        OrderRefusal::Unverified => Problem::conflict(format!(
             "a flush of the device of {node} failed, so recent data may not survive a power loss: \
              restore the node that was the source, or use what the device returns with `{forced}`"
         ))
@@ -593,7 +593,7 @@ fn resolve(now: &MirrorDocument, (leg, peer): IndexedPeer<'_>, keep: ResolveKeep
 fn demote((now, replica, facts): Decided<'_>) -> Previewed {
     let (volume, node) = (&now.volume, &now.node);
     let (_, actions) =
-        (facts.decide)(Order::Demote).map_err(|refusal| refused(now, None, refusal))?;
+        (facts.decide)(OperatorOrder::Demote).map_err(|refusal| refused(now, None, refusal))?;
     if actions.is_empty() {
         return Ok(ActionPreview::unchanged(format!("{node} is already a target of {volume}")));
     }
@@ -605,7 +605,7 @@ fn demote((now, replica, facts): Decided<'_>) -> Previewed {
         false => "",
     };
     let outcome = format!("{node} is a target of {volume}{stops}");
-    Ok(ActionPreview::with_effect(Effect::Order(Order::Demote), outcome))
+    Ok(ActionPreview::with_effect(Effect::Order(OperatorOrder::Demote), outcome))
 }
 
 fn maintenance((now, replica): OpenMirror<'_>, on: bool) -> Previewed {

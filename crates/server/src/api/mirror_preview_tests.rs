@@ -2,8 +2,10 @@
 
 use super::super::mirror_document::{HandshakeDocument, VerifyDocument};
 use super::*;
-use flagstone_mirror::agree::plan::Plan;
-use flagstone_mirror::state::machine::{Answer, Disk, Event, Leg, Record, Role, State, next};
+use flagstone_mirror::agree::plan::HandshakePlan;
+use flagstone_mirror::state::machine::{
+    Disk, Event, Leg, MachineState, NodeRole, PeerDataState, RoleAnswer, next,
+};
 use flagstone_mirror::state::status::{HandshakeOutcome, LegPhase};
 
 fn source(state: ReportedState) -> MirrorDocument {
@@ -43,13 +45,13 @@ fn target(change: impl FnOnce(&mut ReplicaDocument)) -> MirrorDocument {
 }
 
 /// The state of a mirror that has this document.
-fn machine(now: &MirrorDocument) -> State {
+fn machine(now: &MirrorDocument) -> MachineState {
     let Some(replica) = &now.replica else { panic!("a replica") };
     let role = match (replica.serving, replica.role) {
-        (true, _) => Role::Serving { epoch: 1 },
-        (false, ReplicaRole::Source) => Role::Waiting { epoch: 1, handed_over: false },
-        (false, ReplicaRole::Target) => Role::Target { epoch: 1, attached: replica.has_source },
-        (false, ReplicaRole::Deposed) => Role::Deposed { by: 1 },
+        (true, _) => NodeRole::Serving { epoch: 1 },
+        (false, ReplicaRole::Source) => NodeRole::Waiting { epoch: 1, handed_over: false },
+        (false, ReplicaRole::Target) => NodeRole::Target { epoch: 1, attached: replica.has_source },
+        (false, ReplicaRole::Deposed) => NodeRole::Deposed { by: 1 },
     };
     let disk = match (replica.inconsistent, replica.holds_nothing()) {
         (true, _) => Disk::Inconsistent,
@@ -66,12 +68,12 @@ fn machine(now: &MirrorDocument) -> State {
         let desired = peer.desired_state.unwrap_or_default();
         *place = Some(Leg { desired, phase });
     }
-    let records = [Record::Current, Record::Unknown];
-    State { role, disk, legs, records, promised: 0, announced: 0, leader: None }
+    let records = [PeerDataState::Current, PeerDataState::Unknown];
+    MachineState { role, disk, legs, records, promised: 0, announced: 0, leader: None }
 }
 
 fn preview(now: &MirrorDocument, request: &ActionRequest) -> Previewed {
-    preview_with(now, [Some(Answer::Silent); 2], request)
+    preview_with(now, [Some(RoleAnswer::Silent); 2], request)
 }
 
 fn preview_with(now: &MirrorDocument, answers: Answers, request: &ActionRequest) -> Previewed {
@@ -79,37 +81,38 @@ fn preview_with(now: &MirrorDocument, answers: Answers, request: &ActionRequest)
     super::preview(now, &Facts { decide: &decide, answers, wall_seconds: 1000 }, request)
 }
 
-fn request(action: Action) -> ActionRequest {
+fn request(action: ParsedAction) -> ActionRequest {
     ActionRequest { action, peer: None, dry_run: false }
 }
 
-fn applied(now: &MirrorDocument, action: Action) -> ActionPreview {
+fn applied(now: &MirrorDocument, action: ParsedAction) -> ActionPreview {
     let found = preview(now, &request(action)).unwrap_or_else(|problem| panic!("{problem:?}"));
     assert_eq!(found.changed, found.effect.is_some(), "{found:?}");
     found
 }
 
-fn unchanged(now: &MirrorDocument, action: Action) -> String {
+fn unchanged(now: &MirrorDocument, action: ParsedAction) -> String {
     let found = preview(now, &request(action)).unwrap_or_else(|problem| panic!("{problem:?}"));
     assert!(!found.changed && found.data_loss.is_none(), "{found:?}");
     found.outcome
 }
 
-fn refused(now: &MirrorDocument, action: Action) -> String {
+fn refused(now: &MirrorDocument, action: ParsedAction) -> String {
     let problem = preview(now, &request(action)).expect_err("refused");
     assert_eq!(problem.status, 409);
     problem.detail
 }
 
-const RESYNC: Action = Action::Resync { full: false, compare: None };
-const FULL: Action = Action::Resync { full: true, compare: None };
-const FAILOVER: Action = Action::Failover { force: false };
-const VERIFY: Action = Action::Verify { repair: false, bytes_per_second: None, stop: false };
-const SWITCH: Action = Action::Switchover { to: None };
-const DELETE: Action = Action::Delete { force: false };
+const RESYNC: ParsedAction = ParsedAction::Resync { full: false, compare: None };
+const FULL: ParsedAction = ParsedAction::Resync { full: true, compare: None };
+const FAILOVER: ParsedAction = ParsedAction::Failover { force: false };
+const VERIFY: ParsedAction =
+    ParsedAction::Verify { repair: false, bytes_per_second: None, stop: false };
+const SWITCH: ParsedAction = ParsedAction::Switchover { to: None };
+const DELETE: ParsedAction = ParsedAction::Delete { force: false };
 
-fn to(node: &str) -> Action {
-    Action::Switchover { to: Some(node.into()) }
+fn to(node: &str) -> ParsedAction {
+    ParsedAction::Switchover { to: Some(node.into()) }
 }
 
 #[test]
@@ -119,7 +122,7 @@ fn actions_without_replica_advise_create() {
         state: ReportedState::NotCreated,
         ..source(ReportedState::Mirroring)
     };
-    for action in [Action::Pause, RESYNC, FAILOVER, VERIFY, SWITCH, Action::Demote] {
+    for action in [ParsedAction::Pause, RESYNC, FAILOVER, VERIFY, SWITCH, ParsedAction::Demote] {
         assert!(refused(&now, action).contains("flagstone mirror create db --source"));
     }
     assert!(unchanged(&now, DELETE).contains("no replica"));
@@ -133,20 +136,24 @@ fn peer_name_is_optional_with_one_peer() {
         desired_state: Some(DesiredState::Connected),
         ..now.peers[0].clone()
     });
-    let problem = preview(&now, &request(Action::Pause)).unwrap_err();
+    let problem = preview(&now, &request(ParsedAction::Pause)).unwrap_err();
     assert_eq!((problem.status, problem.accepted), (422, vec!["b".into(), "c".into()]));
-    let named = |name: &str| ActionRequest { peer: Some(name.into()), ..request(Action::Pause) };
+    let named =
+        |name: &str| ActionRequest { peer: Some(name.into()), ..request(ParsedAction::Pause) };
     let found = preview(&now, &named("c")).unwrap();
-    assert_eq!(found.effect, Some(Effect::Order(Order::SetDesired(1, DesiredState::Paused))));
+    assert_eq!(
+        found.effect,
+        Some(Effect::Order(OperatorOrder::SetDesired(1, DesiredState::Paused)))
+    );
     assert_eq!(preview(&now, &named("d")).unwrap_err().status, 404);
 }
 
 #[test]
 fn pause_break_and_continue_are_idempotent() {
     for (action, state, desired) in [
-        (Action::Pause, ReportedState::Paused, DesiredState::Paused),
-        (Action::Break, ReportedState::Broken, DesiredState::Detached),
-        (Action::Continue, ReportedState::Mirroring, DesiredState::Connected),
+        (ParsedAction::Pause, ReportedState::Paused, DesiredState::Paused),
+        (ParsedAction::Break, ReportedState::Broken, DesiredState::Detached),
+        (ParsedAction::Continue, ReportedState::Mirroring, DesiredState::Connected),
     ] {
         unchanged(&source(state), action.clone());
         let other = if desired == DesiredState::Connected {
@@ -155,18 +162,21 @@ fn pause_break_and_continue_are_idempotent() {
             ReportedState::Mirroring
         };
         let found = applied(&source(other), action);
-        assert_eq!(found.effect, Some(Effect::Order(Order::SetDesired(0, desired))));
+        assert_eq!(found.effect, Some(Effect::Order(OperatorOrder::SetDesired(0, desired))));
     }
     assert!(
-        applied(&source(ReportedState::Broken), Action::Continue).outcome.contains("everything")
+        applied(&source(ReportedState::Broken), ParsedAction::Continue)
+            .outcome
+            .contains("everything")
     );
     assert!(
-        refused(&target(|_| {}), Action::Pause).contains("on the source, the node that serves it")
+        refused(&target(|_| {}), ParsedAction::Pause)
+            .contains("on the source, the node that serves it")
     );
     let mut handshaken = target(|_| {});
     handshaken.peers[0].last_handshake =
         Some(HandshakeDocument { serving: true, ..HandshakeDocument::default() });
-    assert!(refused(&handshaken, Action::Break).contains("on the source, b"));
+    assert!(refused(&handshaken, ParsedAction::Break).contains("on the source, b"));
 }
 
 #[test]
@@ -184,7 +194,7 @@ fn resync_previews_by_state() {
     applied(&runs, FULL);
     runs.peers[0].full_resync = true;
     unchanged(&runs, FULL);
-    let compare = Action::Resync { full: true, compare: Some(true) };
+    let compare = ParsedAction::Resync { full: true, compare: Some(true) };
     assert!(applied(&runs, compare).outcome.contains("checksums"));
     assert!(refused(&source(ReportedState::SplitBrain), FULL).contains("--keep mine"));
     refused(&source(ReportedState::Mismatch), RESYNC);
@@ -197,7 +207,7 @@ fn switchover_needs_peer_in_sync() {
     unchanged(&source(ReportedState::Mirroring), to("a"));
     assert_eq!(
         applied(&source(ReportedState::Mirroring), to("b")).effect,
-        Some(Effect::Order(Order::HandOver(0)))
+        Some(Effect::Order(OperatorOrder::HandOver(0)))
     );
     assert!(refused(&source(ReportedState::Resynchronizing), to("b")).contains("--watch"));
     assert!(refused(&source(ReportedState::SplitBrain), to("b")).contains("resolve db"));
@@ -206,8 +216,8 @@ fn switchover_needs_peer_in_sync() {
     assert_eq!((problem.status, problem.accepted), (404, vec!["b".into(), "a".into()]));
     // From the other side.
     let attached = target(|replica| replica.has_source = true);
-    assert_eq!(applied(&attached, SWITCH).effect, Some(Effect::Order(Order::TakeOver(0))));
-    assert_eq!(applied(&attached, to("a")).effect, Some(Effect::Order(Order::TakeOver(0))));
+    assert_eq!(applied(&attached, SWITCH).effect, Some(Effect::Order(OperatorOrder::TakeOver(0))));
+    assert_eq!(applied(&attached, to("a")).effect, Some(Effect::Order(OperatorOrder::TakeOver(0))));
     unchanged(&attached, to("b"));
     refused(&target(|replica| replica.inconsistent = true), SWITCH);
     let alone = refused(&target(|_| {}), SWITCH);
@@ -233,25 +243,27 @@ fn attached_peer_is_the_source() {
     // A handshake from before the switchover.
     now.peers[0].last_handshake =
         Some(HandshakeDocument { serving: true, ..HandshakeDocument::default() });
-    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Order(Order::TakeOver(1))));
+    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Order(OperatorOrder::TakeOver(1))));
     unchanged(&now, to("c"));
     assert!(refused(&now, to("b")).contains("command on b"));
-    let pause = ActionRequest { peer: Some("b".into()), ..request(Action::Pause) };
+    let pause = ActionRequest { peer: Some("b".into()), ..request(ParsedAction::Pause) };
     assert!(preview(&now, &pause).unwrap_err().detail.contains("on the source, c"));
     // Without a handshake of its own link, the last one decides.
     now.replica.as_mut().unwrap().source = None;
-    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Order(Order::TakeOver(0))));
+    assert_eq!(applied(&now, SWITCH).effect, Some(Effect::Order(OperatorOrder::TakeOver(0))));
     assert!(refused(&target_of(None), SWITCH).contains("a peer is not attached"));
 }
 
 #[test]
 fn named_peer_is_respected() {
-    let with =
-        |peer: &str, action: Action| ActionRequest { peer: Some(peer.into()), ..request(action) };
+    let with = |peer: &str, action: ParsedAction| ActionRequest {
+        peer: Some(peer.into()),
+        ..request(action)
+    };
     let now = target_of(Some("c"));
     assert_eq!(
         preview(&now, &with("c", SWITCH)).unwrap().effect,
-        Some(Effect::Order(Order::TakeOver(1)))
+        Some(Effect::Order(OperatorOrder::TakeOver(1)))
     );
     let other = preview(&now, &with("b", SWITCH)).unwrap_err();
     assert!(other.detail.contains("c serves db, not b"), "{}", other.detail);
@@ -261,17 +273,17 @@ fn named_peer_is_respected() {
     serves.peers.push(PeerDocument { name: "c".into(), ..serves.peers[0].clone() });
     assert_eq!(preview(&serves, &with("c", to("b"))).unwrap_err().status, 422);
     let found = preview(&serves, &with("b", to("b"))).unwrap();
-    assert_eq!(found.effect, Some(Effect::Order(Order::HandOver(0))));
+    assert_eq!(found.effect, Some(Effect::Order(OperatorOrder::HandOver(0))));
     // Only a verify with the named peer is stopped.
     let verify = VerifyDocument { peer: "b".into(), running: true, ..VerifyDocument::default() };
     serves.verify = Some(verify);
-    let stop = Action::Verify { repair: false, bytes_per_second: None, stop: true };
+    let stop = ParsedAction::Verify { repair: false, bytes_per_second: None, stop: true };
     let kept = preview(&serves, &with("c", stop.clone())).unwrap();
     assert_eq!((kept.changed, kept.effect), (false, None), "{}", kept.outcome);
     assert_eq!(preview(&serves, &with("x", stop.clone())).unwrap_err().status, 404);
     assert_eq!(preview(&serves, &with("b", stop)).unwrap().effect, Some(Effect::StopVerify));
     // Another rate than that of the running verify.
-    let slow = Action::Verify { repair: false, bytes_per_second: Some(9), stop: false };
+    let slow = ParsedAction::Verify { repair: false, bytes_per_second: Some(9), stop: false };
     assert!(preview(&serves, &with("b", slow)).unwrap_err().detail.contains("another verify"));
     // The advice can be typed as it is.
     serves.peers[0].state = ReportedState::SplitBrain;
@@ -279,18 +291,18 @@ fn named_peer_is_respected() {
     assert!(both.contains("mirror resolve db --peer b --keep mine"), "{both}");
 }
 
-const FORCE: Action = Action::Failover { force: true };
+const FORCE: ParsedAction = ParsedAction::Failover { force: true };
 
-fn answered(serving: bool, plan: Plan) -> Answers {
-    [Some(Answer::Known { serving, epoch: 1, plan, differs: false }), None]
+fn answered(serving: bool, plan: HandshakePlan) -> Answers {
+    [Some(RoleAnswer::Known { serving, epoch: 1, plan, differs: false }), None]
 }
 
 #[test]
 fn failover_without_force_needs_answers() {
     let order = request(FAILOVER);
-    let idle = answered(false, Plan::Idle);
+    let idle = answered(false, HandshakePlan::Idle);
     let found = preview_with(&target(|_| {}), idle, &order).unwrap();
-    assert_eq!(found.effect, Some(Effect::Order(Order::Failover { answers: idle })));
+    assert_eq!(found.effect, Some(Effect::Order(OperatorOrder::Failover { answers: idle })));
     assert!(found.outcome.contains("b answered, and serves no hosts"), "{}", found.outcome);
     let silent = refused(&target(|_| {}), FAILOVER);
     assert!(
@@ -298,12 +310,12 @@ fn failover_without_force_needs_answers() {
         "{silent}"
     );
     let attached = target(|replica| replica.has_source = true);
-    let serves = answered(true, Plan::Follow { step_down: false });
+    let serves = answered(true, HandshakePlan::Follow { step_down: false });
     let problem = preview_with(&attached, serves, &order).unwrap_err();
     assert!(problem.detail.contains("switchover db"), "{}", problem.detail);
     let commands = ["flagstone mirror switchover db", "flagstone mirror failover db --force"];
     assert_eq!(problem.accepted, commands, "commands to type");
-    let newer = answered(false, Plan::Follow { step_down: false });
+    let newer = answered(false, HandshakePlan::Follow { step_down: false });
     let problem = preview_with(&target(|_| {}), newer, &order).unwrap_err();
     assert!(problem.detail.contains("newer data"), "{}", problem.detail);
 }
@@ -330,7 +342,7 @@ fn failover_reports_possible_data_loss() {
     known.peers[0].mode = Some(Mode::Async);
     assert!(loss(&known).contains("asynchronous"));
     let attached = target(|replica| replica.has_source = true);
-    let order = Order::ForceFailover { unverified: true };
+    let order = OperatorOrder::ForceFailover { unverified: true };
     assert_eq!(applied(&attached, FORCE).effect, Some(Effect::Order(order)));
     assert!(loss(&target(|replica| replica.unverified = true)).contains("power loss"));
     for force in [FAILOVER, FORCE] {
@@ -341,16 +353,18 @@ fn failover_reports_possible_data_loss() {
 
 #[test]
 fn continue_in_split_brain_is_refused() {
-    assert!(refused(&source(ReportedState::SplitBrain), Action::Continue).contains("--keep mine"));
+    assert!(
+        refused(&source(ReportedState::SplitBrain), ParsedAction::Continue).contains("--keep mine")
+    );
 }
 
 #[test]
 fn deposed_node_refuses_orders_of_a_source() {
     let deposed = target(|replica| replica.role = ReplicaRole::Deposed);
-    for action in [Action::Pause, Action::Break, RESYNC] {
+    for action in [ParsedAction::Pause, ParsedAction::Break, RESYNC] {
         assert!(refused(&deposed, action).contains("a is not the source"));
     }
-    assert!(applied(&deposed, Action::Demote).outcome.contains("a is a target of db"));
+    assert!(applied(&deposed, ParsedAction::Demote).outcome.contains("a is a target of db"));
 }
 
 #[test]
@@ -363,9 +377,9 @@ fn verify_needs_peer_in_sync() {
     let verify = VerifyDocument { peer: "b".into(), running: true, ..VerifyDocument::default() };
     runs.verify = Some(verify);
     unchanged(&runs, VERIFY);
-    let repair = Action::Verify { repair: true, bytes_per_second: None, stop: false };
+    let repair = ParsedAction::Verify { repair: true, bytes_per_second: None, stop: false };
     assert!(refused(&runs, repair).contains("--stop"));
-    let stop = Action::Verify { repair: false, bytes_per_second: None, stop: true };
+    let stop = ParsedAction::Verify { repair: false, bytes_per_second: None, stop: true };
     assert_eq!(applied(&runs, stop.clone()).effect, Some(Effect::StopVerify));
     unchanged(&source(ReportedState::Mirroring), stop);
 }
@@ -373,8 +387,8 @@ fn verify_needs_peer_in_sync() {
 #[test]
 fn resolve_reports_discarded_side() {
     for keep in [ResolveKeep::Mine, ResolveKeep::Peer] {
-        unchanged(&source(ReportedState::Mirroring), Action::Resolve { keep });
-        let found = applied(&source(ReportedState::SplitBrain), Action::Resolve { keep });
+        unchanged(&source(ReportedState::Mirroring), ParsedAction::Resolve { keep });
+        let found = applied(&source(ReportedState::SplitBrain), ParsedAction::Resolve { keep });
         assert_eq!(found.effect, Some(Effect::Resolve { leg: 0, keep }));
         let discarded = match keep {
             ResolveKeep::Mine => "writes on b",
@@ -387,14 +401,15 @@ fn resolve_reports_discarded_side() {
 #[test]
 fn demote_and_delete_previews() {
     assert!(
-        applied(&source(ReportedState::SplitBrain), Action::Demote)
+        applied(&source(ReportedState::SplitBrain), ParsedAction::Demote)
             .outcome
             .contains("stops serving")
     );
-    unchanged(&target(|_| {}), Action::Demote);
+    unchanged(&target(|_| {}), ParsedAction::Demote);
     assert!(refused(&source(ReportedState::Mirroring), DELETE).contains("--to PEER"));
-    let forced =
-        applied(&source(ReportedState::Paused), Action::Delete { force: true }).data_loss.unwrap();
+    let forced = applied(&source(ReportedState::Paused), ParsedAction::Delete { force: true })
+        .data_loss
+        .unwrap();
     assert!(
         forced.contains("only current copy") && forced.contains("hosts are disconnected"),
         "{forced}"

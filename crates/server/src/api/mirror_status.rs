@@ -118,7 +118,7 @@ fn failover(serving: bool, failover: &FailoverStatus) -> FailoverDocument {
             Fencing::Idle => FencingState::Idle,
             Fencing::Running { .. } => FencingState::Running,
             Fencing::Succeeded => FencingState::Succeeded,
-            Fencing::Unneeded => FencingState::Unneeded,
+            Fencing::NotNeeded => FencingState::NotNeeded,
             Fencing::Failed(_) => FencingState::Failed,
         }),
         fencing_failure: failover

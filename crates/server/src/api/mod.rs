@@ -38,7 +38,7 @@ use flagstone_config::{Config, Diagnostics};
 use flagstone_runtime::{cores, io_engine_name, time};
 use serde_json::Value;
 
-use crate::http::{Answer, Call, Problem, Router, openapi};
+use crate::http::{Call, HandlerAnswer, Problem, Router, openapi};
 use crate::serve::Server;
 use document::{BufferMemoryDocument, IoEngineName, Resource, ServerDocument};
 use mirror_verify::Verify;
@@ -58,7 +58,7 @@ struct Api {
 }
 
 /// A route's handler with the state that it works on.
-fn on<S: 'static, T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
+fn on<S: 'static, T: HandlerAnswer, Fut: Future<Output = Result<T, Problem>> + 'static>(
     state: &Rc<S>,
     handler: impl Fn(Rc<S>, Call) -> Fut + 'static,
 ) -> impl Fn(Call) -> Fut + 'static {

@@ -29,9 +29,9 @@ use crate::volume::ServedVolume;
 /// Body of an order on a pool. `create` and `import` take `devices` and `log_device`, `grow` and
 /// `remove-device` one device; `create`, `grow` and `set-log` also `destroy_data`, `remove-device`
 /// also `cancel`. `set-log` takes `log_device`; without, the pool has none then. `create` and
-/// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss` and `shown_data_loss`, `set`
-/// takes `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes `pause` or
-/// `cancel`.
+/// `set-log` take `accept_ephemeral`, `import` takes `accept_data_loss` and `shown_data_loss`,
+/// `set` takes `map_cache_bytes`. `reopen`, `destroy` and `set-log` take `force`; `scrub` takes
+/// `pause` or `cancel`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "PoolOrder")]

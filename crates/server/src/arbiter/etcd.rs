@@ -20,7 +20,7 @@ use axum::http::{Method, Request, StatusCode, header};
 use base64ct::{Base64, Encoding};
 use flagstone_arbiter::limits::{CALL_MS, RECORD_BYTES_MAX};
 use flagstone_arbiter::{NoAnswer, ReplicaId, Stored, StoredVersion, Written};
-use flagstone_config::uri::{Host, HostPort};
+use flagstone_config::uri::{HostPort, UriHost};
 use flagstone_config::{ArbiterTls, EtcdStore};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
@@ -103,8 +103,8 @@ impl Etcd {
         let Some(tls) = &self.tls else { return Ok(None) };
         let config = client_config(tls).map_err(|error| error.to_string())?;
         let name = match &member.host {
-            Host::Ip(address) => ServerName::IpAddress((*address).into()),
-            Host::Name(name) => {
+            UriHost::Ip(address) => ServerName::IpAddress((*address).into()),
+            UriHost::Name(name) => {
                 ServerName::try_from(name.clone()).map_err(|error| error.to_string())?
             }
         };

@@ -29,7 +29,7 @@ async fn member(answers: Vec<(u16, &'static str)>) -> HostPort {
             let _ = stream.write_all(reply.as_bytes()).await;
         }
     });
-    HostPort { host: Host::Ip(address.ip()), port: address.port() }
+    HostPort { host: UriHost::Ip(address.ip()), port: address.port() }
 }
 
 /// A token that expires is renewed, also if another member is dead: its silence, which came last,
@@ -53,7 +53,7 @@ fn refusal_outranks_silence_of_dead_member() {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         std::fs::set_permissions(&file, mode).expect("an own file");
         let etcd = Etcd {
-            endpoints: vec![alive, HostPort { host: Host::Ip([127, 0, 0, 1].into()), port }],
+            endpoints: vec![alive, HostPort { host: UriHost::Ip([127, 0, 0, 1].into()), port }],
             prefix: "/p".into(),
             user: Some(("u".into(), file.clone())),
             tls: None,

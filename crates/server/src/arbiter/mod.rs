@@ -29,12 +29,12 @@ use crate::arbiter::etcd::Etcd;
 /// Calls that wait for the thread. A mirror has one call in flight at a time.
 const QUEUED_CALLS: usize = 256;
 
-type Answer<T> = oneshot::Sender<Result<T, NoAnswer>>;
+type StoreAnswer<T> = oneshot::Sender<Result<T, NoAnswer>>;
 
 enum Call {
-    Read(ReplicaId, Answer<Option<Stored>>),
-    Write(ReplicaId, Option<Stored>, Vec<u8>, Answer<Written>),
-    ProbeWrite(ReplicaId, Vec<u8>, Answer<()>),
+    Read(ReplicaId, StoreAnswer<Option<Stored>>),
+    Write(ReplicaId, Option<Stored>, Vec<u8>, StoreAnswer<Written>),
+    ProbeWrite(ReplicaId, Vec<u8>, StoreAnswer<()>),
 }
 
 /// Handle of the thread, which ends when the last one is dropped.
@@ -146,7 +146,7 @@ async fn bounded<T>(call: impl Future<Output = Result<T, NoAnswer>>) -> Result<T
 }
 
 impl ArbiterThread {
-    fn call<T: 'static>(&self, call: impl FnOnce(Answer<T>) -> Call) -> ArbiterFuture<T> {
+    fn call<T: 'static>(&self, call: impl FnOnce(StoreAnswer<T>) -> Call) -> ArbiterFuture<T> {
         let (answer, answered) = oneshot::channel();
         let sent = self.calls.try_send(call(answer));
         Box::pin(async move {
@@ -183,13 +183,13 @@ impl Arbiter for ArbiterThread {
 
 #[cfg(test)]
 mod tests {
-    use flagstone_config::uri::{Host, HostPort};
+    use flagstone_config::uri::{HostPort, UriHost};
     use flagstone_config::{BucketUrl, Cloud};
 
     use super::*;
 
     fn etcd(members: &[&str], prefix: &str, user: Option<&str>) -> StoreId {
-        let member = |name: &&str| HostPort { host: Host::Name((*name).to_owned()), port: 2379 };
+        let member = |name: &&str| HostPort { host: UriHost::Name((*name).to_owned()), port: 2379 };
         store_id(&ArbiterStore::Etcd(EtcdStore {
             etcd: members.iter().map(member).collect(),
             tls: None,

@@ -79,7 +79,7 @@ impl fmt::Display for Caller {
 
 /// Access that a listener gives.
 #[derive(Clone, Debug)]
-pub enum Access {
+pub enum ListenerAccess {
     /// To those who can open its Unix socket: everything.
     Local,
     /// To anyone, of routes that only read.
@@ -90,7 +90,7 @@ pub enum Access {
 
 /// A connection's claim to access, from its establishment.
 #[derive(Clone, Debug)]
-pub(crate) enum Claim {
+pub(crate) enum AccessClaim {
     Local(Option<PeerUser>),
     Anyone,
     Tls { users: Arc<Users>, source: IpAddr, certificate: Option<CertificateDer<'static>> },
@@ -259,7 +259,7 @@ fn caller(user: &User) -> Caller {
     Caller::User { name: user.name.clone(), role: user.role }
 }
 
-impl Claim {
+impl AccessClaim {
     /// Finds out who makes a request. Waits, if the source has guessed.
     ///
     /// # Errors
@@ -270,9 +270,11 @@ impl Claim {
         headers: &HeaderMap,
     ) -> Result<Caller, Problem> {
         let (users, source, certificate) = match self {
-            Claim::Local(user) => return Ok(Caller::Local(*user)),
-            Claim::Anyone => return Ok(Caller::Anyone),
-            Claim::Tls { users, source, certificate } => (users, *source, certificate.as_ref()),
+            AccessClaim::Local(user) => return Ok(Caller::Local(*user)),
+            AccessClaim::Anyone => return Ok(Caller::Anyone),
+            AccessClaim::Tls { users, source, certificate } => {
+                (users, *source, certificate.as_ref())
+            }
         };
         let delay = users.delay(source);
         if !delay.is_zero() {

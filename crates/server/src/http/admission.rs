@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, Uri, Version, header};
 use hyper::body::Body as _;
 use percent_encoding::percent_decode_str;
 
-use crate::http::access::{Caller, Claim};
+use crate::http::access::{AccessClaim, Caller};
 use crate::http::limits::{
     MAX_BODY_BYTES, MAX_PARAMETERS, MAX_SEGMENTS, MAX_STREAM_BODY_BYTES, STREAM_TYPE,
 };
@@ -22,18 +22,18 @@ pub(crate) type Query = Vec<(String, String)>;
 
 /// What a handler gets of a request besides its head: an extension of the request.
 #[derive(Clone, Debug)]
-pub(crate) struct Admitted {
+pub(crate) struct RequestContext {
     pub(crate) caller: Caller,
     pub(crate) peer: Arc<str>,
     pub(crate) query: Query,
     pub(crate) body: Bytes,
 }
 
-/// Checks a request of `peer` and receives its body, which becomes the extension [`Admitted`].
-/// Nothing of a caller without access is received but the head.
+/// Checks a request of `peer` and receives its body, which becomes the extension
+/// [`RequestContext`]. Nothing of a caller without access is received but the head.
 pub(crate) async fn admit(
     request: Request,
-    claim: &Claim,
+    claim: &AccessClaim,
     peer: Arc<str>,
 ) -> Result<Request, Problem> {
     let (mut parts, body) = request.into_parts();
@@ -46,7 +46,7 @@ pub(crate) async fn admit(
     let is_stream =
         parts.headers.get(header::CONTENT_TYPE).is_some_and(|given| given == STREAM_TYPE);
     let most = if is_stream { MAX_STREAM_BODY_BYTES } else { MAX_BODY_BYTES };
-    parts.extensions.insert(Admitted { caller, peer, query, body: whole(body, most).await? });
+    parts.extensions.insert(RequestContext { caller, peer, query, body: whole(body, most).await? });
     Ok(Request::from_parts(parts, Body::empty()))
 }
 

@@ -15,17 +15,17 @@ use crate::http::router::Call;
 const BODY_BYTES: usize = 512;
 
 /// An order that is being carried out.
-pub(crate) struct Order {
+pub(crate) struct AuditedOrder {
     who: String,
     from: std::sync::Arc<str>,
     what: String,
     body: String,
 }
 
-impl Order {
+impl AuditedOrder {
     /// `None` for a call that only reads.
-    pub(crate) fn of(call: &Call) -> Option<Order> {
-        (call.method == Method::POST).then(|| Order {
+    pub(crate) fn of(call: &Call) -> Option<AuditedOrder> {
+        (call.method == Method::POST).then(|| AuditedOrder {
             who: call.caller.to_string(),
             from: call.peer.clone(),
             what: format!("{} {}", call.method, call.path),
@@ -35,7 +35,7 @@ impl Order {
 
     /// Writes the line.
     pub(crate) fn answered(self, response: &Response) {
-        let Order { who, from, what, body } = self;
+        let AuditedOrder { who, from, what, body } = self;
         let status = response.status().as_u16();
         let reason = response.extensions().get().map_or("done", |RefusalReason(reason)| reason);
         tracing::info!(target: "audit", who, from = &*from, body, status, "{what}: {reason}");

@@ -25,7 +25,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::time::{Instant, sleep_until, timeout};
 use tower::ServiceExt;
 
-use crate::http::access::Claim;
+use crate::http::access::AccessClaim;
 use crate::http::admission::admit;
 use crate::http::limits::{
     LINGER_BYTES, LINGER_TIMEOUT, MAX_HEAD_BYTES, MAX_HEADERS, SEND_TIMEOUT,
@@ -175,7 +175,7 @@ pub(crate) struct RefusedRequest {
 pub(crate) async fn serve_connection<S>(
     stream: S,
     peer: Arc<str>,
-    claim: Claim,
+    claim: AccessClaim,
     service: axum::Router,
     clock: Rc<Clock>,
     refused: impl Fn(RefusedRequest),

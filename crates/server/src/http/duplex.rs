@@ -8,7 +8,7 @@ use tokio::runtime::Builder;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
-use crate::http::access::Claim;
+use crate::http::access::AccessClaim;
 use crate::http::connection::{Clock, serve_connection};
 use crate::http::router::Router;
 use crate::http::server::ServerOptions;
@@ -27,7 +27,7 @@ pub fn converse(router: &Rc<Router>, input: &[u8]) -> Vec<u8> {
     let service = service(&router.routes(), &calls);
     let tasks = LocalSet::new();
     let user = PeerUser { user_id: 0, group_id: 0, process_id: Some(1) };
-    let claim = Claim::Local(Some(user));
+    let claim = AccessClaim::Local(Some(user));
     let clock = Rc::new(Clock::new(ServerOptions::default()));
     tasks.spawn_local(serve_connection(far, "test".into(), claim, service, clock, |_| {}));
     let router = router.clone();

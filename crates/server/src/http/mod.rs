@@ -36,11 +36,11 @@ pub mod server;
 mod service;
 pub mod tls;
 
-pub use access::{Access, Caller};
+pub use access::{Caller, ListenerAccess};
 pub use axum::http::Method;
 pub use client::{Client, ClientError, Reply, TlsServer, encode};
 pub use metrics::Exposition;
 pub use problem::Problem;
 pub use response::Response;
-pub use router::{Answer, Call, RouteInfo, Router};
+pub use router::{Call, HandlerAnswer, RouteInfo, Router};
 pub use server::{HttpServer, ServerOptions, Site};

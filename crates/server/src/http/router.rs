@@ -47,7 +47,7 @@ struct Route {
 type Describe = fn(&mut SchemaGenerator) -> Schema;
 
 /// Answer of a handler: a JSON document, or the metrics.
-pub trait Answer: 'static {
+pub trait HandlerAnswer: 'static {
     /// Value of `Content-Type`.
     const MEDIA_TYPE: &'static str;
 
@@ -58,7 +58,7 @@ pub trait Answer: 'static {
     fn respond(self) -> Response;
 }
 
-impl<T: Serialize + JsonSchema + 'static> Answer for T {
+impl<T: Serialize + JsonSchema + 'static> HandlerAnswer for T {
     const MEDIA_TYPE: &'static str = "application/json";
 
     fn describe(schemas: &mut SchemaGenerator) -> Schema {
@@ -70,7 +70,7 @@ impl<T: Serialize + JsonSchema + 'static> Answer for T {
     }
 }
 
-impl Answer for Exposition {
+impl HandlerAnswer for Exposition {
     const MEDIA_TYPE: &'static str = metrics::CONTENT_TYPE;
 
     fn describe(schemas: &mut SchemaGenerator) -> Schema {
@@ -85,7 +85,7 @@ impl Answer for Exposition {
 /// Frames of a stream of a snapshot.
 pub struct StreamBytes(pub Vec<u8>);
 
-impl Answer for StreamBytes {
+impl HandlerAnswer for StreamBytes {
     const MEDIA_TYPE: &'static str = STREAM_TYPE;
 
     fn describe(schemas: &mut SchemaGenerator) -> Schema {
@@ -256,7 +256,7 @@ impl Router {
     /// # Panics
     /// If the table has one of this method and pattern, or the pattern does not begin with `/`:
     /// both are mistakes of the program.
-    pub fn get<T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
+    pub fn get<T: HandlerAnswer, Fut: Future<Output = Result<T, Problem>> + 'static>(
         &mut self,
         pattern: &'static str,
         about: &'static str,
@@ -269,7 +269,7 @@ impl Router {
     ///
     /// # Panics
     /// As [`Router::get`].
-    pub fn post<T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
+    pub fn post<T: HandlerAnswer, Fut: Future<Output = Result<T, Problem>> + 'static>(
         &mut self,
         pattern: &'static str,
         about: &'static str,
@@ -278,7 +278,7 @@ impl Router {
         self.add(Method::POST, pattern, about, handler)
     }
 
-    fn add<T: Answer, Fut: Future<Output = Result<T, Problem>> + 'static>(
+    fn add<T: HandlerAnswer, Fut: Future<Output = Result<T, Problem>> + 'static>(
         &mut self,
         method: Method,
         pattern: &'static str,
@@ -291,7 +291,7 @@ impl Router {
         let handler = move |call| -> PendingResponse {
             let answer = handler(call);
             Box::pin(async move {
-                answer.await.map_or_else(|problem| problem.response(), Answer::respond)
+                answer.await.map_or_else(|problem| problem.response(), HandlerAnswer::respond)
             })
         };
         let (media_type, answer) = (T::MEDIA_TYPE, T::describe as Describe);

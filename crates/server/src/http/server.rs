@@ -30,8 +30,8 @@ use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 
-use crate::http::access::{Access, AccessRefusal, Claim};
-use crate::http::audit::Order;
+use crate::http::access::{AccessClaim, AccessRefusal, ListenerAccess};
+use crate::http::audit::AuditedOrder;
 use crate::http::connection::{Clock, RefusedRequest, serve_connection};
 use crate::http::limits::{
     ACCEPT_PAUSE, IDLE_TIMEOUT, MAX_CONNECTIONS, MAX_PEER_CONNECTIONS, MAX_QUEUED_REFUSALS,
@@ -76,7 +76,7 @@ pub struct Site {
     /// Handles the requests.
     pub router: Rc<Router>,
     /// Who may make them.
-    pub access: Access,
+    pub access: ListenerAccess,
 }
 
 /// A running server. Ends when dropped.
@@ -135,7 +135,7 @@ impl Drop for HttpServer {
 /// Starts the handlers of calls on this core, each as a task of its own.
 async fn handle(router: Rc<Router>, mut calls: mpsc::Receiver<RoutedCall>) {
     while let Some(RoutedCall { route, call, response }) = calls.recv().await {
-        let order = Order::of(&call);
+        let order = AuditedOrder::of(&call);
         let answer = router.answer(route, call);
         spawn_detached(async move {
             let answer = answer.await;
@@ -220,7 +220,7 @@ struct Accepted {
 
 async fn accept(
     socket: Socket,
-    access: Access,
+    access: ListenerAccess,
     service: axum::Router,
     options: ServerOptions,
     refused: mpsc::Sender<QueuedRefusal>,
@@ -246,7 +246,7 @@ async fn accept(
             Room::Replace(quiet) => places.borrow_mut().close(quiet),
             Room::None => {
                 refuse(RefusedRequest { peer, name: String::new(), reason: BUSY.to_owned() });
-                if !matches!(access, Access::Users(_)) {
+                if !matches!(access, ListenerAccess::Users(_)) {
                     refuse_connection(stream).await;
                 }
                 continue;
@@ -272,15 +272,15 @@ async fn accept(
 /// Makes the claim of a connection, after the TLS handshake where there is one.
 async fn establish(
     stream: Box<dyn Stream>,
-    access: &Access,
+    access: &ListenerAccess,
     address: Option<IpAddr>,
     user: Option<PeerUser>,
     options: ServerOptions,
-) -> Result<(Box<dyn Stream>, Claim), String> {
+) -> Result<(Box<dyn Stream>, AccessClaim), String> {
     let users = match access {
-        Access::Local => return Ok((stream, Claim::Local(user))),
-        Access::Open => return Ok((stream, Claim::Anyone)),
-        Access::Users(users) => users,
+        ListenerAccess::Local => return Ok((stream, AccessClaim::Local(user))),
+        ListenerAccess::Open => return Ok((stream, AccessClaim::Anyone)),
+        ListenerAccess::Users(users) => users,
     };
     let source = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     users.pace_handshake().await;
@@ -296,7 +296,7 @@ async fn establish(
             let (_, session) = stream.get_ref();
             let certificate = session.peer_certificates().and_then(<[_]>::first).cloned();
             let certificate = certificate.map(CertificateDer::into_owned);
-            let claim = Claim::Tls { users: users.clone(), source, certificate };
+            let claim = AccessClaim::Tls { users: users.clone(), source, certificate };
             Ok((Box::new(stream), claim))
         }
     }

@@ -12,7 +12,7 @@ use axum::http::{Method, Uri, header};
 use axum::routing::{MethodFilter, MethodRouter};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::http::admission::Admitted;
+use crate::http::admission::RequestContext;
 use crate::http::problem::Problem;
 use crate::http::response::{Response, complete, with};
 use crate::http::router::{Call, RouteInfo};
@@ -93,8 +93,9 @@ async fn send(
     let names = names.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let content_type = request.headers().get(header::CONTENT_TYPE);
     let content_type = content_type.and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let admitted = request.extensions_mut().remove::<Admitted>();
-    let Admitted { caller, peer, query, body } = admitted.expect("admission precedes routing");
+    let admitted = request.extensions_mut().remove::<RequestContext>();
+    let RequestContext { caller, peer, query, body } =
+        admitted.expect("admission precedes routing");
     let (response, answered) = oneshot::channel();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let call = Call { caller, peer, method, path, query, content_type, body, names };

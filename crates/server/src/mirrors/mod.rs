@@ -61,7 +61,7 @@ use crate::limits::OPEN_PAUSE;
 use crate::subsystems::namespace_of;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
-use flagstone_config::uri::{Host, HostPort};
+use flagstone_config::uri::{HostPort, UriHost};
 use flagstone_config::{self as config, Config, Peer};
 use flagstone_stack::{OpenError, keys};
 
@@ -341,8 +341,8 @@ struct PeerPort {
 /// The first address of a host.
 async fn resolve(HostPort { host, port }: &HostPort) -> Option<std::net::SocketAddr> {
     let found = match host {
-        Host::Ip(ip) => vec![Address::Tcp((*ip, *port).into())],
-        Host::Name(name) => lookup(name, *port).await.ok()?,
+        UriHost::Ip(ip) => vec![Address::Tcp((*ip, *port).into())],
+        UriHost::Name(name) => lookup(name, *port).await.ok()?,
     };
     found.into_iter().find_map(|address| match address {
         Address::Tcp(address) => Some(address),
@@ -377,8 +377,8 @@ fn peer_ports(config: &Config, open: &[Rc<MirroredVolume>]) -> Vec<PeerPort> {
 fn peer_address(peer: &Peer) -> PeerAddress {
     let HostPort { host, port } = &peer.address;
     match host {
-        Host::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
-        Host::Name(name) => PeerAddress::named(name, *port),
+        UriHost::Ip(ip) => Address::Tcp((*ip, *port).into()).into(),
+        UriHost::Name(name) => PeerAddress::named(name, *port),
     }
 }
 

@@ -15,7 +15,7 @@ use flagstone_mirror::limits::{MEMBER_TEXT_MAX, PEERS_MAX};
 use flagstone_mirror::manage::replica::{Replica, ReplicaError};
 use flagstone_mirror::ondisk::member::{Member, MemberChange};
 use flagstone_mirror::ondisk::superblock::Superblock;
-use flagstone_mirror::state::machine::Role;
+use flagstone_mirror::state::machine::NodeRole;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{Mirror, PeerChange};
 use flagstone_nvme::Nqn;
@@ -146,7 +146,7 @@ impl MirroredVolume {
             return refuse(format!("the device of `{name}` on {} has failed", self.node));
         }
         match mirror.machine_state().role {
-            Role::Serving { .. } | Role::Target { .. } => Ok(mirror),
+            NodeRole::Serving { .. } | NodeRole::Target { .. } => Ok(mirror),
             _ => refuse(format!(
                 "{} neither serves `{name}` nor is its target: see `flagstone mirror status {name}`",
                 self.node

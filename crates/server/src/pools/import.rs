@@ -13,7 +13,7 @@ use flagstone_runtime::sync::oneshot;
 use flagstone_runtime::{spawn, spawn_detached, time};
 
 use super::disk_search::DiskCopy;
-use super::open::{Consent, examine};
+use super::open::{OperatorConsent, examine};
 use super::orders::answered;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, MakePool, OpenPoolError, Outcome, PoolSlot, PoolState, failed};
@@ -61,8 +61,8 @@ impl AcceptedLoss {
     }
 }
 
-/// What is lost by opening `found` as the pool `name`. The text names all that is compared, because an
-/// operator accepts it as it is.
+/// What is lost by opening `found` as the pool `name`. The text names all that is compared, because
+/// an operator accepts it as it is.
 fn loss(
     name: &str,
     found: PoolIdentity,
@@ -123,7 +123,7 @@ impl Server {
         let task = spawn(async move {
             let name = order.name.clone();
             // What was shown, or newer: devices may be replaced until they answer.
-            let consent = Consent { devices: Some(identity), ..Consent::default() };
+            let consent = OperatorConsent { devices: Some(identity), ..OperatorConsent::default() };
             let opened =
                 server.pools.open(&name, &order.devices, order.log.as_ref(), consent).await;
             let _order = server.pools.lock(&name).await;

@@ -7,7 +7,7 @@ use flagstone_host::local_ssd::volatile_model;
 use flagstone_host::root::Root;
 use flagstone_runtime::{spawn_blocking, time};
 
-use super::open::Consent;
+use super::open::OperatorConsent;
 use super::orders::{answered, check_device};
 use super::state_directory::PoolEntry;
 use super::{Outcome, PoolSlot, PoolState, failed, open_devices};
@@ -130,7 +130,7 @@ impl Server {
             server.pools.registry.change(&own, change).await
         };
         let what = "its log device is being changed, and its devices have not answered";
-        self.reopen(name, set, what, permit, Consent::default(), work).await?;
+        self.reopen(name, set, what, permit, OperatorConsent::default(), work).await?;
         Ok(outcome)
     }
 
@@ -177,7 +177,7 @@ impl Server {
                 if dry_run {
                     return Ok(outcome);
                 }
-                let consent = Consent { lost_tail: true, ..Consent::default() };
+                let consent = OperatorConsent { lost_tail: true, ..OperatorConsent::default() };
                 let what = "it is being opened, and its devices have not answered";
                 self.reopen(name, slot.set, what, permit, consent, async || Ok(())).await?;
                 tracing::warn!("pool {name} was opened without writes of its log device");

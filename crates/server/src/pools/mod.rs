@@ -51,7 +51,7 @@ use disk_search::DiskSearch;
 pub(crate) use fullness::{Fullness, used_percent};
 pub(crate) use import::AcceptedLoss;
 pub(crate) use log_orders::SetLog;
-use open::{Consent, LogDecision};
+use open::{LogDecision, OperatorConsent};
 pub(crate) use orders::{DestroyPool, MakePool, Outcome, SetPool};
 use registry::Registry;
 pub(crate) use settings::Settings;
@@ -83,7 +83,7 @@ pub(crate) struct Pools {
     /// Log devices that are being opened, by path.
     asked: Rc<RefCell<BTreeSet<String>>>,
     /// Volumes out of service whose commands have not ended.
-    endings: retire::Endings,
+    draining: retire::DrainingVolumes,
     locks: order_locks::OrderLocks,
     /// Number of the next volume made at run time.
     next_number: Cell<usize>,
@@ -133,10 +133,10 @@ pub(crate) enum ClosedCause {
 
 impl ClosedCause {
     /// What the operator agreed to before the last attempt.
-    fn consent(&self) -> Consent {
+    fn consent(&self) -> OperatorConsent {
         match self {
             ClosedCause::Full { log, .. } => log.consent(),
-            ClosedCause::Absent | ClosedCause::Refused => Consent::default(),
+            ClosedCause::Absent | ClosedCause::Refused => OperatorConsent::default(),
         }
     }
 }
@@ -203,7 +203,7 @@ impl Pools {
             receivers: RefCell::default(),
             search: DiskSearch::new(Root::new("/")),
             asked: Rc::default(),
-            endings: retire::Endings::default(),
+            draining: retire::DrainingVolumes::default(),
             locks: Default::default(),
             next_number: Cell::new(first_number),
         }
@@ -373,7 +373,7 @@ impl Server {
         name: &str,
         set: DeviceSet<String>,
         last_reason: &str,
-        consent: Consent,
+        consent: OperatorConsent,
     ) {
         let opened = self.pools.open_recorded(name, &set, consent).await;
         self.end_open(name, set, last_reason, opened).await;

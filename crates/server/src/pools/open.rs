@@ -38,7 +38,7 @@ fn is_same(one: &str, other: &str) -> bool {
 
 /// What an operator agrees to at an opening.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Consent {
+pub(super) struct OperatorConsent {
     /// Writes that only the log device had are given up.
     pub(super) lost_tail: bool,
     /// The devices may be an older copy than was recorded, or another pool of its name: the one
@@ -57,10 +57,10 @@ pub(crate) enum LogDecision {
 
 impl LogDecision {
     /// What the operator agreed to: it holds until the pool is open.
-    pub(super) fn consent(self) -> Consent {
+    pub(super) fn consent(self) -> OperatorConsent {
         let (LogDecision::Named(tail) | LogDecision::Without(tail)) = self;
         let lost_tail = tail == LostTail::GiveUp;
-        Consent { lost_tail, ..Consent::default() }
+        OperatorConsent { lost_tail, ..OperatorConsent::default() }
     }
 }
 
@@ -71,7 +71,7 @@ fn import_line(name: &str, paths: &[String], log: Option<&String>) -> String {
 }
 
 /// What a refusal depends on besides the error.
-struct Refused<'a> {
+struct RefusedOpening<'a> {
     /// The state directory has an identity of the pool.
     was_open: bool,
     /// The devices had to be that pool.
@@ -82,9 +82,9 @@ struct Refused<'a> {
     import: String,
 }
 
-impl Refused<'_> {
+impl RefusedOpening<'_> {
     fn explain(self, error: &PoolError) -> OpenPoolError {
-        let Refused { was_open, is_expected, log, import } = self;
+        let RefusedOpening { was_open, is_expected, log, import } = self;
         OpenPoolError {
             cause: Some(match error {
                 PoolError::NotAPool { .. } if !was_open => ClosedCause::Absent,
@@ -131,7 +131,7 @@ impl Pools {
         name: &str,
         paths: &[String],
         log: Option<&String>,
-        consent: Consent,
+        consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
         let devices = open_devices(paths).await?;
         let recorded = self.registry.identity(name);
@@ -217,7 +217,8 @@ impl Pools {
                 let was_open = recorded.is_some();
                 let import = import_line(name, paths, log);
                 let is_expected = identity.is_some();
-                Refused { was_open, is_expected, log: why.as_deref(), import }.explain(&error)
+                RefusedOpening { was_open, is_expected, log: why.as_deref(), import }
+                    .explain(&error)
             }
         })?;
         if let Some(why) = why {
@@ -289,7 +290,7 @@ impl Pools {
         &self,
         name: &str,
         set: &DeviceSet<String>,
-        consent: Consent,
+        consent: OperatorConsent,
     ) -> Result<Pool, OpenPoolError> {
         let log = self.log_path(name);
         let mut first: Option<OpenPoolError> = None;
@@ -349,14 +350,14 @@ mod tests {
             drop(pool);
             let devices = [disk];
             let open = async |lost_tail| {
-                let consent = Consent { lost_tail, ..Consent::default() };
+                let consent = OperatorConsent { lost_tail, ..OperatorConsent::default() };
                 pools.open("fast", &devices, Some(&blank), consent).await
             };
             let pool = open(false).await.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, None, "the blank disk is not used");
             pool.close().await.unwrap();
             drop(pool);
-            let pool = pools.open("fast", &devices, Some(&log), Consent::default()).await;
+            let pool = pools.open("fast", &devices, Some(&log), OperatorConsent::default()).await;
             let pool = pool.map_err(|error| error.reason).unwrap();
             assert_eq!(pool.status().log.unwrap().name, Some(log));
             // The creation of a volume is in the tail.
@@ -392,12 +393,14 @@ mod tests {
             drop(pool);
             let examined = examine(&paths).await.unwrap().identity;
             std::fs::copy(&old, &disk).unwrap();
-            let consent = Consent { devices: Some(examined), ..Consent::default() };
+            let consent = OperatorConsent { devices: Some(examined), ..OperatorConsent::default() };
             let refused = pools.open("fast", &paths, None, consent).await.map(drop);
             let reason = refused.map_err(|error| error.reason).unwrap_err();
             assert!(reason.contains("is an old copy"), "{reason}");
-            let consent =
-                Consent { devices: Some(examine(&paths).await.unwrap().identity), ..consent };
+            let consent = OperatorConsent {
+                devices: Some(examine(&paths).await.unwrap().identity),
+                ..consent
+            };
             pools.open("fast", &paths, None, consent).await.map_err(|error| error.reason).unwrap();
         })
         .unwrap();

@@ -13,7 +13,7 @@ use flagstone_runtime::{JoinHandle, spawn, spawn_blocking, time};
 use flagstone_units::display::size;
 
 use super::import::AcceptedLoss;
-use super::open::Consent;
+use super::open::OperatorConsent;
 use super::state_directory::{PoolEntry, check_entry};
 use super::{ClosedCause, OpenPoolError, PoolSlot, PoolState, failed, log_orders, open_devices};
 use crate::api::connections;
@@ -298,7 +298,7 @@ impl Server {
         // Closes the devices, which are locked.
         drop(state);
         let reopening = "it is being opened again, and its devices have not answered";
-        let consent = Consent::default();
+        let consent = OperatorConsent::default();
         self.reopen(name, set, reopening, permit, consent, async || Ok(())).await?;
         Ok(outcome)
     }
@@ -314,7 +314,7 @@ impl Server {
         set: DeviceSet<String>,
         what: &'static str,
         permit: Permit,
-        consent: Consent,
+        consent: OperatorConsent,
         work: impl AsyncFnOnce() -> Result<(), Problem> + 'static,
     ) -> Result<(), Problem> {
         self.pools.end_opening(name, false);

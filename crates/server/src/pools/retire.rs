@@ -1,7 +1,7 @@
 //! Retirement of a volume: it is taken out of service, and its commands have ended.
 //!
 //! Commands may take long, behind a rate limit or a slow device. Until they have ended, the volume
-//! has the state [`VolumeState::Ending`]: it is not served again, and no order gives it other
+//! has the state [`VolumeState::Draining`]: it is not served again, and no order gives it other
 //! content, because the commands could change it afterwards. Then it is served as the pool has it.
 
 use std::cell::RefCell;
@@ -21,10 +21,10 @@ use crate::subsystems::nqn;
 use crate::volume::ServedVolume;
 
 /// Retirements that did not end in time, or have not yet, by the number of the volume.
-pub(super) type Endings = Rc<RefCell<BTreeMap<usize, Ending>>>;
+pub(super) type DrainingVolumes = Rc<RefCell<BTreeMap<usize, Draining>>>;
 
 /// A volume out of service.
-pub(super) struct Ending {
+pub(super) struct Draining {
     pool: String,
     volume: PoolId,
     /// Whether commands are in progress.
@@ -34,9 +34,9 @@ pub(super) struct Ending {
 impl Pools {
     /// State of a volume of an open pool.
     pub(super) fn state_of(&self, info: &VolumeInfo) -> VolumeState {
-        let is_own = |ending: &Ending| ending.volume == info.uuid && ending.is_busy;
-        match self.endings.borrow().values().any(is_own) {
-            true => VolumeState::Ending,
+        let is_own = |ending: &Draining| ending.volume == info.uuid && ending.is_busy;
+        match self.draining.borrow().values().any(is_own) {
+            true => VolumeState::Draining,
             false => VolumeState::of(info),
         }
     }
@@ -62,10 +62,10 @@ impl Server {
         let nqn = nqn(&volume.subsystem.nqn).map_err(|error| error.to_string())?;
         let _ = self.target.suspend_connects(&nqn);
         let _ = self.target.remove_namespace(&nqn, volume.nsid);
-        let (number, endings) = (volume.number, self.pools.endings.clone());
+        let (number, draining) = (volume.number, self.pools.draining.clone());
         if let Some(place) = &volume.pool {
-            let ending = Ending { pool: place.pool.clone(), volume: place.id, is_busy: true };
-            endings.borrow_mut().insert(number, ending);
+            let ending = Draining { pool: place.pool.clone(), volume: place.id, is_busy: true };
+            draining.borrow_mut().insert(number, ending);
         }
         let (target, subsystem) = (self.target.clone(), nqn);
         // A task of its own, which outlives the order.
@@ -74,14 +74,14 @@ impl Server {
             while export.as_ref().is_some_and(|export| export.strong_count() > 0) {
                 time::sleep(DRAIN_PERIOD).await;
             }
-            if let Some(ending) = endings.borrow_mut().get_mut(&number) {
+            if let Some(ending) = draining.borrow_mut().get_mut(&number) {
                 ending.is_busy = false;
             }
         });
         let ended = time::timeout(RETIRE_TIMEOUT, ended).await;
         let _ = self.target.remove_subsystem(&nqn);
         if let Ok(Ok(())) = ended {
-            self.pools.endings.borrow_mut().remove(&number);
+            self.pools.draining.borrow_mut().remove(&number);
             return Ok(());
         }
         let why = format!(
@@ -95,8 +95,8 @@ impl Server {
     /// The pool and the volume of a retirement, unless the volume was deleted.
     fn ending_volume(&self, number: usize) -> Option<(String, flagstone_pool::Pool, VolumeInfo)> {
         let (pool_name, id) = {
-            let endings = self.pools.endings.borrow();
-            let ending = endings.get(&number)?;
+            let draining = self.pools.draining.borrow();
+            let ending = draining.get(&number)?;
             (ending.pool.clone(), ending.volume)
         };
         let pool = self.pools.open_pool(&pool_name).ok()?;
@@ -114,7 +114,7 @@ impl Server {
     /// Before an order that changes a volume: waits for the commands of its last stack, and serves
     /// it again. If they do not end in time, the state of the volume refuses the order.
     pub(super) async fn settle(&self, name: &str) {
-        let numbers: Vec<usize> = self.pools.endings.borrow().keys().copied().collect();
+        let numbers: Vec<usize> = self.pools.draining.borrow().keys().copied().collect();
         let is_own = |number: &usize| {
             self.ending_volume(*number).is_some_and(|(_, _, info)| info.name == name)
         };
@@ -123,7 +123,7 @@ impl Server {
             return;
         }
         let is_busy = |number: &usize| {
-            self.pools.endings.borrow().get(number).is_some_and(|ending| ending.is_busy)
+            self.pools.draining.borrow().get(number).is_some_and(|ending| ending.is_busy)
         };
         let ended = async {
             while own.iter().any(is_busy) {
@@ -137,8 +137,8 @@ impl Server {
     /// Serves volumes whose commands have ended.
     pub(super) fn serve_ended(&self) {
         let pools: BTreeSet<String> = {
-            let endings = self.pools.endings.borrow();
-            let ended = endings.values().filter(|ending| !ending.is_busy);
+            let draining = self.pools.draining.borrow();
+            let ended = draining.values().filter(|ending| !ending.is_busy);
             ended.map(|ending| ending.pool.clone()).collect()
         };
         for pool in pools {
@@ -150,10 +150,10 @@ impl Server {
     }
 
     /// The caller has the lock of their pools.
-    fn serve_again_after_end(&self, is_meant: impl Fn(usize, &Ending) -> bool) {
+    fn serve_again_after_end(&self, is_meant: impl Fn(usize, &Draining) -> bool) {
         let ended: Vec<usize> = {
-            let endings = self.pools.endings.borrow();
-            endings
+            let draining = self.pools.draining.borrow();
+            draining
                 .iter()
                 .filter(|(number, ending)| !ending.is_busy && is_meant(**number, ending))
                 .map(|(&number, _)| number)
@@ -161,7 +161,7 @@ impl Server {
         };
         for number in ended {
             let found = self.ending_volume(number);
-            self.pools.endings.borrow_mut().remove(&number);
+            self.pools.draining.borrow_mut().remove(&number);
             let Some((pool_name, pool, info)) = found else { continue };
             let is_served = self
                 .volumes()

@@ -19,7 +19,7 @@ pub(super) enum VolumeState {
         snapshot: String,
     },
     /// It is out of service, and commands of its hosts have not ended.
-    Ending,
+    Draining,
 }
 
 /// An order on a volume or its snapshots.
@@ -70,7 +70,7 @@ impl VolumeState {
                 matches!(order, VolumeOrder::Delete | VolumeOrder::Rollback)
             }
             // The commands change what they find. The content may go, and be looked at.
-            VolumeState::Ending => {
+            VolumeState::Draining => {
                 use VolumeOrder::{Delete, DeleteSnapshot, Promote, Resize, TakeSnapshot};
                 matches!(order, Delete | DeleteSnapshot | Promote | Resize | TakeSnapshot)
             }
@@ -84,7 +84,7 @@ impl VolumeState {
             return Ok(());
         }
         Err(match self {
-            VolumeState::Ending => ending(name),
+            VolumeState::Draining => ending(name),
             _ => format!(
                 "volume {name} was not received in full: run flagstone volume receive {name} with \
                  the whole stream, go back with flagstone snapshot rollback {name}@SNAPSHOT, or run \
@@ -106,7 +106,7 @@ impl VolumeState {
     ) -> Result<ReceiveStep, String> {
         let is_own = |receiving: &str| receiving == snapshot.to_string();
         match (self, exists, has_base) {
-            (VolumeState::Ending, ..) => Err(ending(name)),
+            (VolumeState::Draining, ..) => Err(ending(name)),
             (VolumeState::Complete, true, _) => Ok(ReceiveStep::Done),
             (VolumeState::Receiving { snapshot: own }, true, _) if is_own(own) => {
                 Ok(ReceiveStep::Serve)
@@ -168,10 +168,10 @@ mod tests {
         use VolumeOrder::{Create, Rename, Rollback, Serve, Set};
         for order in ORDERS {
             let waits = [Create, Rename, Rollback, Serve, Set].contains(&order);
-            assert_eq!(VolumeState::Ending.check("db", order).is_err(), waits, "{order:?}");
+            assert_eq!(VolumeState::Draining.check("db", order).is_err(), waits, "{order:?}");
         }
         for (exists, has_base) in [(true, true), (true, false), (false, true), (false, false)] {
-            let step = VolumeState::Ending.receive("db", PoolId([1; 16]), exists, has_base);
+            let step = VolumeState::Draining.receive("db", PoolId([1; 16]), exists, has_base);
             assert!(step.is_err(), "{exists} {has_base}");
         }
     }

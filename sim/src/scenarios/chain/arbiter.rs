@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use flagstone_arbiter::store::MemoryStore;
 use flagstone_arbiter::{
-    Arbiter, ArbiterFuture, NoAnswer, Record, ReplicaId, StoreId, Stored, Written,
+    Arbiter, ArbiterFuture, ArbiterRecord, NoAnswer, ReplicaId, StoreId, Stored, Written,
 };
 use flagstone_mirror::{Fence, FenceError, FenceFuture};
 use flagstone_runtime::sim::{NodeId, Simulation, World};
@@ -78,14 +78,14 @@ impl Store {
         self.backup.replace(self.memory.borrow().clone());
     }
 
-    pub(super) fn record(&self, volume: ReplicaId) -> Option<Record> {
+    pub(super) fn record(&self, volume: ReplicaId) -> Option<ArbiterRecord> {
         let stored = self.memory.borrow().read(volume)?;
-        Some(Record::decode(&stored.bytes).expect("written by this release"))
+        Some(ArbiterRecord::decode(&stored.bytes).expect("written by this release"))
     }
 
-    fn backed_up(&self, volume: ReplicaId) -> Option<Record> {
+    fn backed_up(&self, volume: ReplicaId) -> Option<ArbiterRecord> {
         let stored = self.backup.borrow().read(volume)?;
-        Some(Record::decode(&stored.bytes).expect("written by this release"))
+        Some(ArbiterRecord::decode(&stored.bytes).expect("written by this release"))
     }
 
     /// Restores the backup, unless it lists a replica as in sync that has been excluded since and

@@ -38,7 +38,7 @@ const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 pub(super) fn run(seed: u64, profile: &Profile) -> Outcome {
     let cluster = Cluster::new(seed, *profile);
     let sim = &cluster.sim;
-    (profile.sabotage)(&cluster);
+    (profile.injected_bug)(&cluster);
     if seed.is_multiple_of(5) {
         cluster.store().fence_fails.set(Some(30));
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use flagstone_arbiter::StoreId;
 use flagstone_mirror::Mode;
-use flagstone_mirror::state::machine::Role;
+use flagstone_mirror::state::machine::NodeRole;
 use flagstone_mirror::state::outlook::Obstacle;
 use flagstone_runtime::sim::DiskFaults;
 
@@ -148,7 +148,10 @@ fn lone_source_asks_again_after_its_restart() {
     assert_eq!(cluster.active(), Some(1), "{}", cluster.describe());
     let mirror = cluster.mirror(0).expect("it runs");
     let role = cluster.sim.block_on(async move { mirror.machine_state().role });
-    assert!(matches!(role, Role::Deposed { .. }), "its data is kept for the operator: {role:?}");
+    assert!(
+        matches!(role, NodeRole::Deposed { .. }),
+        "its data is kept for the operator: {role:?}"
+    );
 }
 
 /// The operator forced a node while the arbiter was silent. After a restart it stopped serving, and
@@ -455,8 +458,8 @@ fn restart_with_another_store_stops_source() {
     assert_eq!(obstacle(&cluster, 1), None);
 }
 
-/// Both nodes are restarted with another store: neither serves alone there. Once they see each other,
-/// the one that serves records its peer, which may then take over.
+/// Both nodes are restarted with another store: neither serves alone there. Once they see each
+/// other, the one that serves records its peer, which may then take over.
 #[test]
 fn restart_of_both_nodes_with_another_store_arms_target() {
     let cluster = in_sync([2000, 2000]);

@@ -118,19 +118,19 @@ struct Profile {
     automatic: bool,
     /// Breaks the cluster on purpose, at the start and before the last checks, to prove that the
     /// scenario notices.
-    sabotage: fn(&Cluster),
+    injected_bug: fn(&Cluster),
 }
 
 impl Profile {
     const fn new(mode: Mode, all: bool) -> Profile {
-        Profile { mode, all, tls: false, pooled: false, automatic: false, sabotage: |_| {} }
+        Profile { mode, all, tls: false, pooled: false, automatic: false, injected_bug: |_| {} }
     }
 }
 
 fn run(seed: u64, profile: &Profile) -> Outcome {
     let cluster = Cluster::new(seed, *profile);
     let sim = &cluster.sim;
-    (profile.sabotage)(&cluster);
+    (profile.injected_bug)(&cluster);
     (0..2).for_each(|index| cluster.start(index));
     cluster.start_hosts();
     if sim.chance(0.8) {
@@ -150,7 +150,7 @@ fn run(seed: u64, profile: &Profile) -> Outcome {
     if profile.tls {
         tls::check_link(&cluster);
     }
-    (profile.sabotage)(&cluster);
+    (profile.injected_bug)(&cluster);
     checks::at_rest(&cluster);
     let outcome = Outcome::of(sim, cluster.world.history.checks(), steps);
     if profile.tls { outcome.with_random_contents() } else { outcome }

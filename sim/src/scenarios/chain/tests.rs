@@ -58,7 +58,7 @@ fn lie(cluster: &Cluster) {
 #[test]
 fn misdirected_writes_are_detected() {
     let failing = caught(|seed| {
-        run(seed, &Profile { sabotage: misdirect, ..Profile::new(Mode::Sync, false) })
+        run(seed, &Profile { injected_bug: misdirect, ..Profile::new(Mode::Sync, false) })
     });
     assert!(failing >= 20, "{failing} of 40");
 }
@@ -66,10 +66,10 @@ fn misdirected_writes_are_detected() {
 #[test]
 fn lying_flushes_are_detected() {
     let failing =
-        caught(|seed| run(seed, &Profile { sabotage: lie, ..Profile::new(Mode::Sync, false) }));
+        caught(|seed| run(seed, &Profile { injected_bug: lie, ..Profile::new(Mode::Sync, false) }));
     assert!(failing >= 3, "{failing} of 40");
     let on_pools = caught(|seed| {
-        run(seed, &Profile { sabotage: lie, pooled: true, ..Profile::new(Mode::Sync, false) })
+        run(seed, &Profile { injected_bug: lie, pooled: true, ..Profile::new(Mode::Sync, false) })
     });
     // 3 were found: the operator of pools takes fewer steps, so that fewer nodes lose power.
     assert!(on_pools >= 2, "{on_pools} of 40");

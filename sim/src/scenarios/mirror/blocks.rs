@@ -35,7 +35,7 @@ fn different_block_sizes_are_a_mismatch() {
         pair.cut();
         pair.write(0, 10, 2).expect("the peer is lost");
         pair.restart_with_blocks(changed, Some(LARGE));
-        pair.hub().heal();
+        pair.network().heal();
         for index in [0, 1] {
             pair.until(index, MirrorState::Mismatch);
         }

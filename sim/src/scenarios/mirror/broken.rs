@@ -17,7 +17,7 @@ use flagstone_mirror::{Ack, Mode, RoleError};
 use flagstone_runtime::sim::DiskFaults;
 use flagstone_runtime::{buf, time};
 
-use super::link::Fate;
+use super::link::CallOutcome;
 use super::pair::{BLOCK, DATA, METADATA, Pair, SUPERBLOCKS, fill};
 
 fn unwritable(pair: &Pair, index: usize, range: Range<u64>) {
@@ -68,15 +68,15 @@ fn rule_23_failed_write_does_not_survive_source_crash() {
         let saying = said.clone();
         // All blocks are copied and the target learns that it is in sync. Meanwhile a write fails
         // here.
-        pair.hub().set_fate(move |request| {
+        pair.network().set_outcome(move |request| {
             if !matches!(request, PeerRequest::EndResync { .. }) || saying.get().is_some() {
-                return Fate::Arrives;
+                return CallOutcome::Arrives;
             }
             let (mirror, saying) = (mirror.clone(), saying.clone());
             world.spawn_on(node, async move { saying.set(Some(fill(&mirror, 9, 2).await)) });
-            Fate::Arrives
+            CallOutcome::Arrives
         });
-        pair.hub().heal();
+        pair.network().heal();
         while said.get().is_none() {
             pair.sim.run_for(Duration::from_micros(100));
         }
@@ -103,18 +103,18 @@ fn rule_22_in_sync_refers_to_the_generation_read() {
         let pair = Pair::new(18, |_| {});
         pair.cut();
         pair.write(0, 50, 1).expect("the peer is lost");
-        pair.hub().heal();
+        pair.network().heal();
         pair.becomes_in_sync(0);
         pair.cut();
         pair.sim.run_for(Duration::from_secs(1));
         // Generations are still equal. The first degraded write happens while the answer is in
         // transit.
-        pair.hub().set_slow(Duration::from_millis(5));
+        pair.network().set_slow(Duration::from_millis(5));
         let (mirror, world, node) = (pair.mirror(0), pair.sim.world(), pair.nodes[0]);
         let source = pair.superblock(0).replica;
         let written = Rc::new(RefCell::new(None));
         let writing = written.clone();
-        pair.hub().set_fate(move |request| {
+        pair.network().set_outcome(move |request| {
             if *request == (PeerRequest::Identify { asker: source }) && writing.borrow().is_none() {
                 let mirror = mirror.clone();
                 *writing.borrow_mut() = Some(world.spawn_on(node, async move {
@@ -122,9 +122,9 @@ fn rule_22_in_sync_refers_to_the_generation_read() {
                     fill(&mirror, 3, 5).await
                 }));
             }
-            Fate::Arrives
+            CallOutcome::Arrives
         });
-        pair.hub().heal();
+        pair.network().heal();
         while written.borrow().is_none() {
             pair.sim.run_for(Duration::from_micros(100));
         }
@@ -141,18 +141,18 @@ fn rule_22_in_sync_refers_to_the_generation_read() {
 
 #[test]
 fn rule_24_peer_that_may_run_degraded_is_no_split_brain() {
-    for fate in [Fate::Lost, Fate::Unanswered] {
+    for outcome in [CallOutcome::Lost, CallOutcome::Unanswered] {
         let pair = Pair::new(19, |_| {});
         unwritable(&pair, 0, block(9));
-        pair.hub().set_fate(move |request| match request {
-            PeerRequest::RunDegraded { .. } => fate,
-            _ => Fate::Arrives,
+        pair.network().set_outcome(move |request| match request {
+            PeerRequest::RunDegraded { .. } => outcome,
+            _ => CallOutcome::Arrives,
         });
         assert!(pair.write(0, 9, 2).is_err(), "no node runs degraded");
         let before = read(&pair, 0, 9).expect("it can be read");
         set(&pair, 0, DiskFaults::default());
         pair.becomes_in_sync(0);
-        assert!(read(&pair, 0, 9) == Ok(before), "{fate:?}");
+        assert!(read(&pair, 0, 9) == Ok(before), "{outcome:?}");
         assert_eq!(pair.superblock(0).current, pair.superblock(1).current);
     }
 }
@@ -317,7 +317,7 @@ fn unverified_state_survives_a_restart() {
             return assert!(lost > 0, "no disk has lost data that it showed");
         }
         lost += u32::from(pair.leg(1) != pair.leg(0));
-        pair.hub().heal();
+        pair.network().heal();
         pair.becomes_in_sync(0);
         assert!(!pair.superblock(1).unverified, "a resync has ended");
         are_durable(&pair);
@@ -366,7 +366,7 @@ fn source_forced_after_failed_flush_persists_its_data() {
         sound(&pair);
         pair.restart(0);
         pair.write(0, 20, 20).expect("it runs degraded");
-        pair.hub().heal();
+        pair.network().heal();
         pair.becomes_in_sync(0);
         are_durable(&pair);
     }
@@ -400,7 +400,7 @@ fn rule_24_peer_takes_over_after_log_write_failure() {
 #[test]
 fn rule_24_async_peer_takes_over_after_the_queue_drains() {
     let pair = Pair::new(24, |peer| peer.mode = Mode::Async);
-    pair.hub().set_slow(Duration::from_millis(50));
+    pair.network().set_slow(Duration::from_millis(50));
     for number in 0..8 {
         pair.write(0, number, 1 + number as u8).expect("the source has it");
     }
@@ -427,7 +427,7 @@ fn rule_24_async_peer_takes_over_after_the_queue_drains() {
 #[test]
 fn async_source_with_failed_disk_returns_as_target() {
     let pair = Pair::new(25, |peer| peer.mode = Mode::Async);
-    pair.hub().set_slow(Duration::from_millis(2));
+    pair.network().set_slow(Duration::from_millis(2));
     pair.write(0, 3, 3).expect("the source has it");
     flush_fails(&pair, 0);
     pair.on(0, |mirror| async move { mirror.flush().await }).expect("the peer has all");
@@ -447,7 +447,7 @@ fn source_with_full_generation_history_returns_as_target() {
     for number in 0..20 {
         pair.cut();
         pair.write(0, number, 1).expect("the peer is lost");
-        pair.hub().heal();
+        pair.network().heal();
         pair.becomes_in_sync(0);
     }
     unwritable(&pair, 0, block(3));
@@ -464,7 +464,7 @@ fn source_with_full_generation_history_returns_as_target() {
 fn unreadable_block_is_read_from_async_peer_after_queue() {
     let pair = Pair::new(26, |peer| peer.mode = Mode::Async);
     pair.write(0, 4, 1).expect("the source has it");
-    pair.hub().set_slow(Duration::from_millis(5));
+    pair.network().set_slow(Duration::from_millis(5));
     pair.write(0, 4, 2).expect("the source has it");
     let range = block(4);
     set(&pair, 0, DiskFaults { unreadable: vec![range], ..DiskFaults::default() });

@@ -14,7 +14,7 @@ use super::pair::{BLOCK, Pair, Trio};
 /// A pair in which the target is behind by most of the acknowledged writes.
 fn lagging(seed: u64) -> Pair {
     let pair = Pair::new(seed, |peer| (peer.mode, peer.queue.window_bytes) = (Mode::Async, 1));
-    pair.hub().set_slow(Duration::from_millis(20));
+    pair.network().set_slow(Duration::from_millis(20));
     for block in 0..36 {
         pair.write(0, block, 1 + block as u8).expect("the source serves");
     }
@@ -51,7 +51,7 @@ fn stopped_async_source_reports_undelivered_writes() {
         let before = pair.peer_status(0).lag_writes;
         match seed % 2 {
             0 => pair.cut(),
-            _ => pair.hub().set_slow(Duration::from_secs(30)),
+            _ => pair.network().set_slow(Duration::from_secs(30)),
         }
         let began = pair.sim.now();
         let undelivered = pair.on(0, |mirror| async move { mirror.stop().await });
@@ -62,8 +62,8 @@ fn stopped_async_source_reports_undelivered_writes() {
         assert!((20..=before).contains(&undelivered[0].writes), "{undelivered:?} of {before}");
         assert_eq!(undelivered[0].bytes, undelivered[0].writes * BLOCK);
         pair.end(0, false);
-        pair.hub().heal();
-        pair.hub().set_slow(Duration::from_millis(1));
+        pair.network().heal();
+        pair.network().set_slow(Duration::from_millis(1));
         pair.restart(0);
         pair.becomes_in_sync(0);
     }
@@ -88,8 +88,8 @@ fn undelivered_writes_are_not_discarded() {
     for seed in 0..8 {
         let pair = cut_off(seed);
         pair.on(0, |mirror| async move { mirror.demote().await }).expect("a sound disk");
-        pair.hub().set_slow(Duration::from_millis(1));
-        pair.hub().heal();
+        pair.network().set_slow(Duration::from_millis(1));
+        pair.network().heal();
         pair.becomes_in_sync(0);
         assert_eq!(pair.read(0, 35), 36, "seed {seed}");
         // In sync again, nothing is missing.
@@ -104,8 +104,8 @@ fn undelivered_writes_are_not_discarded() {
         pair.end(0, false);
         pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
         pair.write(1, 50, 9).expect("it runs degraded");
-        pair.hub().set_slow(Duration::from_millis(1));
-        pair.hub().heal();
+        pair.network().set_slow(Duration::from_millis(1));
+        pair.network().heal();
         pair.restart(0);
         pair.until(1, MirrorState::SplitBrain);
         assert_eq!(pair.leg(0)[35 * BLOCK as usize], 36, "its data is kept");
@@ -124,8 +124,8 @@ fn noticed_loss_survives_a_crash() {
         pair.end(0, power);
         pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
         pair.write(1, 50, 9).expect("it runs degraded");
-        pair.hub().set_slow(Duration::from_millis(1));
-        pair.hub().heal();
+        pair.network().set_slow(Duration::from_millis(1));
+        pair.network().heal();
         pair.restart(0);
         pair.until(1, MirrorState::SplitBrain);
         assert_eq!(pair.leg(0)[35 * BLOCK as usize], 36, "its data is kept");
@@ -157,7 +157,7 @@ fn switchover_leaves_a_lagging_target_behind() {
         }
         trio.on(0, |mirror| async move { mirror.switchover(0).await }).expect("one is in sync");
         assert_eq!(trio.active(), [1]);
-        trio.hub().heal();
+        trio.network().heal();
         trio.becomes_in_sync(1);
         assert_eq!(trio.read(1, 7), 7, "seed {seed}");
     }

@@ -30,7 +30,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation, World};
 use flagstone_runtime::{buf, time};
 
 use super::history::History;
-use super::link::HubHandle;
+use super::link::NetworkHandle;
 use crate::Outcome;
 
 /// The first is the leader.
@@ -51,7 +51,7 @@ type Mirrors = [[Option<Arc<Mirror>>; VOLUMES]; 2];
 struct Cluster {
     sim: Simulation,
     nodes: [NodeId; 2],
-    hub: HubHandle,
+    network: NetworkHandle,
     mirrors: Rc<RefCell<Mirrors>>,
     options: fn(&mut PeerOptions),
     history: Rc<History>,
@@ -83,7 +83,7 @@ impl Cluster {
     fn new(seed: u64) -> Cluster {
         let sim = Simulation::new(seed, Default::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
-        let hub = HubHandle::new(sim.world());
+        let network = NetworkHandle::new(sim.world());
         let geometry = ReplicaGeometry {
             usable_bytes: BLOCK,
             bit_bytes: BLOCK as u32,
@@ -108,7 +108,7 @@ impl Cluster {
         let cluster = Cluster {
             slow_volume,
             nodes,
-            hub,
+            network,
             mirrors: Default::default(),
             options: OPTIONS[(seed % 4) as usize],
             history: Rc::default(),
@@ -130,7 +130,8 @@ impl Cluster {
         let volumes = NAMES.map(str::to_owned);
         let group = ConsistencyGroup::new("app", volumes).expect("three volumes");
         for (volume, name) in NAMES.into_iter().enumerate() {
-            let mut peer = PeerOptions::new(self.hub.peer_of(volume, node, self.nodes[1 - index]));
+            let mut peer =
+                PeerOptions::new(self.network.peer_of(volume, node, self.nodes[1 - index]));
             // Small: simulations that run at the same time share the pooled memory.
             (peer.queue.high_bytes, peer.queue.low_bytes) = (1 << 20, 512 << 10);
             (self.options)(&mut peer);
@@ -139,13 +140,13 @@ impl Cluster {
                 peer.queue.window_bytes = peer.queue.window_bytes.min(2 * BLOCK);
                 peer.pace.max_bytes_per_s = Some(1 << 20);
             }
-            let (hub, mirrors) = (self.hub.clone(), self.mirrors.clone());
+            let (network, mirrors) = (self.network.clone(), self.mirrors.clone());
             let membership = group.member(name);
             let opened = self.sim.spawn_on(node, async move {
                 let local = Replica::open(open_disk(volume), None).await.expect("a sound disk");
                 let spoken = LinkVersions::SPOKEN;
                 let mirror = Arc::new(Mirror::in_group(spoken, local, vec![peer], membership));
-                hub.hub().serve_volume(node, volume, mirror.clone());
+                network.network().serve_volume(node, volume, mirror.clone());
                 mirrors.borrow_mut()[index][volume] = Some(mirror);
             });
             self.sim.block_on(opened).expect("the task is not aborted");
@@ -204,7 +205,7 @@ impl Cluster {
             true => self.sim.power_off(self.nodes[index]),
             false => self.sim.crash(self.nodes[index]),
         }
-        self.hub.hub().stop(self.nodes[index]);
+        self.network.network().stop(self.nodes[index]);
         self.mirrors.borrow_mut()[index] = Default::default();
     }
 
@@ -323,8 +324,8 @@ impl Cluster {
         let sim = &self.sim;
         match sim.random_between(0, 14) {
             0 | 1 => {
-                self.hub.hub().cut(self.nodes[0], self.nodes[1]);
-                self.hub.hub().cut(self.nodes[1], self.nodes[0]);
+                self.network.network().cut(self.nodes[0], self.nodes[1]);
+                self.network.network().cut(self.nodes[1], self.nodes[0]);
             }
             2 | 3 => self.heal(),
             4 => self.desire(DesiredState::Paused),
@@ -359,17 +360,19 @@ impl Cluster {
             11 => self.lose_source(),
             // Only the connections of one volume are lost.
             12 | 13 => {
-                self.hub.hub().cut_volume(sim.random_between(0, VOLUMES as u64 - 1) as usize);
+                self.network
+                    .network()
+                    .cut_volume(sim.random_between(0, VOLUMES as u64 - 1) as usize);
             }
             _ => {
                 let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(20));
-                self.hub.hub().set_slow(slow);
+                self.network.network().set_slow(slow);
             }
         }
     }
 
     fn heal(&self) {
-        self.hub.hub().heal();
+        self.network.network().heal();
         (0..2).for_each(|index| self.restart(index));
         self.desire(DesiredState::Connected);
     }
@@ -413,7 +416,7 @@ impl Cluster {
     }
 
     fn settle(&self) {
-        self.hub.hub().set_slow(Duration::from_micros(300));
+        self.network.network().set_slow(Duration::from_micros(300));
         self.heal();
         let deadline = self.sim.now() + RECOVERY_LIMIT;
         let whole = |source: usize| self.states(source) == [MirrorState::Mirroring; VOLUMES];
@@ -482,7 +485,7 @@ pub(super) fn run(seed: u64) -> Outcome {
         cluster.sim.crash(node);
     }
     cluster.mirrors.take();
-    cluster.hub.hub().clear();
+    cluster.network.network().clear();
     outcome
 }
 

@@ -146,7 +146,7 @@ fn switchover_to_a_dead_log_moves_no_volume() {
 #[test]
 fn failed_disk_during_switchover_strands_no_member() {
     let (cluster, source, target) = in_sync(3);
-    cluster.hub.hub().set_slow(Duration::from_millis(5));
+    cluster.network.network().set_slow(Duration::from_millis(5));
     let mirror = cluster.mirror(source, 0);
     cluster.sim.spawn_on(cluster.nodes[source], async move {
         let _ = mirror.switchover(0).await;
@@ -165,10 +165,10 @@ fn failed_disk_during_switchover_strands_no_member() {
 fn group_sends_in_order_within_one_window() {
     // The window is two blocks, and some writes have four.
     let (cluster, ..) = in_sync(1);
-    cluster.hub.hub().set_slow(Duration::from_millis(5));
-    let before = cluster.hub.hub().ordered.get().early;
+    cluster.network.network().set_slow(Duration::from_millis(5));
+    let before = cluster.network.network().ordered.get().early;
     cluster.sim.run_for(Duration::from_secs(2));
-    let ordered = cluster.hub.hub().ordered.get();
+    let ordered = cluster.network.network().ordered.get();
     assert_eq!(ordered.early - before, 0);
     assert!(ordered.most_in_flight <= LONGEST * BLOCK, "{}", ordered.most_in_flight);
 }
@@ -177,15 +177,15 @@ fn group_sends_in_order_within_one_window() {
 #[test]
 fn one_volume_of_a_serving_group_is_not_given_up() {
     let (cluster, source, target) = in_sync(3);
-    cluster.hub.hub().cut(cluster.nodes[0], cluster.nodes[1]);
-    cluster.hub.hub().cut(cluster.nodes[1], cluster.nodes[0]);
+    cluster.network.network().cut(cluster.nodes[0], cluster.nodes[1]);
+    cluster.network.network().cut(cluster.nodes[1], cluster.nodes[0]);
     cluster.sim.run_for(Duration::from_millis(200));
     let mirror = cluster.mirror(target, 0);
     let forced =
         cluster.sim.spawn_on(cluster.nodes[target], async move { mirror.failover().await });
     cluster.sim.block_on(forced).expect("the task is not aborted").expect("sound data");
     cluster.sim.run_for(Duration::from_millis(200));
-    cluster.hub.hub().heal();
+    cluster.network.network().heal();
     let split = |index: usize| cluster.states(index) == [MirrorState::SplitBrain; VOLUMES];
     let deadline = cluster.sim.now() + RECOVERY_LIMIT;
     while !split(target) && !split(source) {

@@ -72,7 +72,7 @@ fn failover_from_source_that_dies_during_growth() {
     let (mut before, mut after, mut refused) = (0, 0, 0);
     for moment in 0..80 {
         let pair = pair(moment);
-        pair.hub().set_slow(Duration::from_millis(3));
+        pair.network().set_slow(Duration::from_millis(3));
         let written = grow(&pair);
         pair.sim.run_for(Duration::from_millis(8 * moment));
         let status = pair.peer_status(0);

@@ -223,7 +223,7 @@ fn step(pair: &Pair) {
         8 if sim.is_up(pair.nodes[1]) => pair.end(1, sim.chance(0.5)),
         _ => {
             let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(30));
-            pair.hub().set_slow(slow);
+            pair.network().set_slow(slow);
         }
     }
 }
@@ -234,7 +234,7 @@ fn command(pair: &Pair, desired: DesiredState) {
 }
 
 fn heal(pair: &Pair) {
-    pair.hub().heal();
+    pair.network().heal();
     if !pair.sim.is_up(pair.nodes[1]) {
         pair.restart(1);
     }

@@ -22,8 +22,8 @@ use flagstone_runtime::{Buf, BufMut, CoreLocal, spawn_detached, time};
 /// A session without any message for this time is lost.
 const KEEP_ALIVE: Duration = Duration::from_millis(300);
 
-/// Hub of all links.
-pub(super) struct Hub {
+/// Network of all links.
+pub(super) struct Network {
     world: World,
     /// Directions that are cut.
     cut: RefCell<BTreeSet<(NodeId, NodeId)>>,
@@ -36,14 +36,14 @@ pub(super) struct Hub {
     slow: Cell<Duration>,
     pub(super) messages: Cell<u64>,
     pub(super) ordered: Cell<Ordered>,
-    /// Decides the fate of requests, for tests that lose particular messages.
-    fate: RefCell<Option<FateOf>>,
+    /// Decides the outcome of requests, for tests that lose particular messages.
+    outcome: RefCell<Option<OutcomeOf>>,
     /// Observer of the requests that nodes handle.
     watcher: RefCell<Option<Rc<Watcher>>>,
 }
 
 type ServedMirror = (NodeId, usize, u64, Arc<Mirror>);
-type FateOf = Box<dyn Fn(&PeerRequest) -> Fate>;
+type OutcomeOf = Box<dyn Fn(&PeerRequest) -> CallOutcome>;
 type Watcher = dyn Fn(NodeId, &PeerRequest, Stage);
 
 /// Stage of a request at its receiver.
@@ -57,9 +57,9 @@ pub(super) enum Stage {
     Refused,
 }
 
-/// Fate of a message.
+/// CallOutcome of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum CallOutcome {
     /// The request arrives, and so does the answer.
     Arrives,
     /// The request is lost in transit, and the session with it.
@@ -79,14 +79,14 @@ pub(super) struct Ordered {
     pub(super) early: u64,
 }
 
-/// Handle of the hub, held by mirrors.
+/// Handle of the network, held by mirrors.
 #[derive(Clone)]
-pub(super) struct HubHandle(Arc<CoreLocal<Hub>>);
+pub(super) struct NetworkHandle(Arc<CoreLocal<Network>>);
 
-impl HubHandle {
-    pub(super) fn new(world: World) -> HubHandle {
+impl NetworkHandle {
+    pub(super) fn new(world: World) -> NetworkHandle {
         let local = CoreLocal::new();
-        local.get_or_init(|| Hub {
+        local.get_or_init(|| Network {
             world,
             cut: RefCell::default(),
             cut_volumes: RefCell::default(),
@@ -95,13 +95,13 @@ impl HubHandle {
             slow: Cell::new(Duration::from_micros(300)),
             messages: Cell::new(0),
             ordered: Cell::default(),
-            fate: RefCell::default(),
+            outcome: RefCell::default(),
             watcher: RefCell::default(),
         });
-        HubHandle(Arc::new(local))
+        NetworkHandle(Arc::new(local))
     }
 
-    pub(super) fn hub(&self) -> Rc<Hub> {
+    pub(super) fn network(&self) -> Rc<Network> {
         self.0.get().expect("a simulation has one thread")
     }
 
@@ -116,17 +116,17 @@ impl HubHandle {
         from: NodeId,
         to: NodeId,
     ) -> Arc<dyn PeerConnector> {
-        Arc::new(SimPeer { hub: self.clone(), volume, from, to })
+        Arc::new(SimPeer { network: self.clone(), volume, from, to })
     }
 }
 
-impl Hub {
+impl Network {
     /// Registers the mirror that the node serves to its peers.
     pub(super) fn serve(&self, node: NodeId, mirror: Arc<Mirror>) {
         self.serve_volume(node, 0, mirror);
     }
 
-    /// As [`Hub::serve`], for one of several volumes.
+    /// As [`Network::serve`], for one of several volumes.
     pub(super) fn serve_volume(&self, node: NodeId, volume: usize, mirror: Arc<Mirror>) {
         self.lives.set(self.lives.get() + 1);
         self.serving.borrow_mut().retain(|other| (other.0, other.1) != (node, volume));
@@ -141,7 +141,7 @@ impl Hub {
     /// Breaks the reference cycle at the end of the world.
     pub(super) fn clear(&self) {
         self.serving.borrow_mut().clear();
-        self.fate.borrow_mut().take();
+        self.outcome.borrow_mut().take();
         self.watcher.borrow_mut().take();
     }
 
@@ -158,10 +158,10 @@ impl Hub {
         self.cut_volumes.borrow_mut().clear();
     }
 
-    /// Sets the function that decides the fate of requests.
+    /// Sets the function that decides the outcome of requests.
     #[cfg(test)]
-    pub(super) fn set_fate(&self, fate: impl Fn(&PeerRequest) -> Fate + 'static) {
-        *self.fate.borrow_mut() = Some(Box::new(fate));
+    pub(super) fn set_outcome(&self, outcome: impl Fn(&PeerRequest) -> CallOutcome + 'static) {
+        *self.outcome.borrow_mut() = Some(Box::new(outcome));
     }
 
     /// Sets the observer of the requests that nodes handle.
@@ -176,8 +176,8 @@ impl Hub {
         }
     }
 
-    fn fate_of(&self, request: &PeerRequest) -> Fate {
-        self.fate.borrow().as_ref().map_or(Fate::Arrives, |fate| fate(request))
+    fn outcome_of(&self, request: &PeerRequest) -> CallOutcome {
+        self.outcome.borrow().as_ref().map_or(CallOutcome::Arrives, |outcome| outcome(request))
     }
 
     pub(super) fn set_slow(&self, slow: Duration) {
@@ -213,7 +213,7 @@ impl Hub {
 }
 
 struct SimPeer {
-    hub: HubHandle,
+    network: NetworkHandle,
     volume: usize,
     from: NodeId,
     to: NodeId,
@@ -221,18 +221,18 @@ struct SimPeer {
 
 impl PeerConnector for SimPeer {
     fn connect(&self) -> IoFuture<Arc<dyn PeerSession>> {
-        let (handle, volume, from, to) = (self.hub.clone(), self.volume, self.from, self.to);
+        let (handle, volume, from, to) = (self.network.clone(), self.volume, self.from, self.to);
         IoFuture::later(async move {
-            let hub = handle.hub();
-            time::sleep(hub.delay()).await;
-            let open = hub.passes(volume, from, to) && hub.passes(volume, to, from);
-            let Some((life, mirror)) = hub.life(to, volume).filter(|_| open) else {
+            let network = handle.network();
+            time::sleep(network.delay()).await;
+            let open = network.passes(volume, from, to) && network.passes(volume, to, from);
+            let Some((life, mirror)) = network.life(to, volume).filter(|_| open) else {
                 time::sleep(KEEP_ALIVE).await;
                 return Err(IoError::Unreachable);
             };
             let local = CoreLocal::new();
             local.get_or_init(|| Wire {
-                hub: hub.clone(),
+                network: network.clone(),
                 volume,
                 from,
                 to,
@@ -254,7 +254,7 @@ impl PeerConnector for SimPeer {
 
 /// One session, with both ends.
 struct Wire {
-    hub: Rc<Hub>,
+    network: Rc<Network>,
     volume: usize,
     from: NodeId,
     to: NodeId,
@@ -275,10 +275,10 @@ struct Wire {
 
 impl Wire {
     fn is_alive(&self) -> bool {
-        let hub = &self.hub;
-        let life = hub.life(self.to, self.volume).is_some_and(|(life, _)| life == self.life);
-        let open = hub.passes(self.volume, self.from, self.to)
-            && hub.passes(self.volume, self.to, self.from);
+        let network = &self.network;
+        let life = network.life(self.to, self.volume).is_some_and(|(life, _)| life == self.life);
+        let open = network.passes(self.volume, self.from, self.to)
+            && network.passes(self.volume, self.to, self.from);
         life && open && !self.broken.get()
     }
 
@@ -316,33 +316,35 @@ impl SimSession {
     /// Carries a call to the other node and its answer back.
     fn call<T: 'static>(
         &self,
-        fate: Fate,
+        outcome: CallOutcome,
         work: impl FnOnce(&Arc<TargetSession>) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         let Some(wire) = self.0.get() else { return IoFuture::ready(Err(IoError::Unreachable)) };
         if wire.lost.get() {
             return IoFuture::ready(Err(IoError::Unreachable));
         }
-        let hub = wire.hub.clone();
-        hub.messages.set(hub.messages.get() + 1);
+        let network = wire.network.clone();
+        network.messages.set(network.messages.get() + 1);
         let answer: Rc<RefCell<Option<Result<T, IoError>>>> = Rc::default();
         let (sent, there) = (wire.clone(), answer.clone());
         let (number, answered) = wire.begin_call();
         let arrived = answered.clone();
         // A message in transit has no owner: it arrives even if its sender has died.
-        hub.world.spawn_on(OBSERVER, async move {
-            let hub = &sent.hub;
-            time::sleep(hub.delay()).await;
-            let arrives = hub.passes(sent.volume, sent.from, sent.to)
-                && hub.life(sent.to, sent.volume).is_some_and(|(life, _)| life == sent.life);
-            if !arrives || fate == Fate::Lost {
+        network.world.spawn_on(OBSERVER, async move {
+            let network = &sent.network;
+            time::sleep(network.delay()).await;
+            let arrives = network.passes(sent.volume, sent.from, sent.to)
+                && network.life(sent.to, sent.volume).is_some_and(|(life, _)| life == sent.life);
+            if !arrives || outcome == CallOutcome::Lost {
                 return sent.broken.set(true);
             }
             let target = sent.target.clone();
-            let done = hub.world.spawn_on(sent.to, async move { work(&target).await });
+            let done = network.world.spawn_on(sent.to, async move { work(&target).await });
             let Ok(result) = done.await else { return sent.broken.set(true) };
-            time::sleep(hub.delay()).await;
-            if !hub.passes(sent.volume, sent.to, sent.from) || fate == Fate::Unanswered {
+            time::sleep(network.delay()).await;
+            if !network.passes(sent.volume, sent.to, sent.from)
+                || outcome == CallOutcome::Unanswered
+            {
                 return sent.broken.set(true);
             }
             *there.borrow_mut() = Some(result);
@@ -371,35 +373,36 @@ impl PeerSession for SimSession {
         };
         let known = wire.versions.highest() >= needs;
         assert!(known, "a node of {} received a request that it does not know", wire.versions);
-        let (hub, to) = (wire.hub.clone(), wire.to);
-        let fate = hub.fate_of(&request);
-        self.call(fate, move |target| {
-            hub.tell(to, &request, Stage::Begins);
+        let (network, to) = (wire.network.clone(), wire.to);
+        let outcome = network.outcome_of(&request);
+        self.call(outcome, move |target| {
+            network.tell(to, &request, Stage::Begins);
             let answer = target.ask(request.clone());
             IoFuture::later(async move {
                 let answer = answer.await;
                 let done = matches!(answer, Ok(Ok(_)));
-                hub.tell(to, &request, if done { Stage::Done } else { Stage::Refused });
+                network.tell(to, &request, if done { Stage::Done } else { Stage::Refused });
                 answer
             })
         })
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
-        self.call(Fate::Arrives, move |target| target.read(offset, buf))
+        self.call(CallOutcome::Arrives, move |target| target.read(offset, buf))
     }
 
     fn write(&self, offset: u64, data: Buf, fua: bool, order: Option<WriteOrder>) -> IoFuture<()> {
-        let (hub, len) = (self.0.get().map(|wire| wire.hub.clone()), data.len() as u64);
-        if let (Some(hub), Some(order)) = (&hub, order) {
-            hub.count_ordered(order.number, len);
+        let (network, len) = (self.0.get().map(|wire| wire.network.clone()), data.len() as u64);
+        if let (Some(network), Some(order)) = (&network, order) {
+            network.count_ordered(order.number, len);
         }
-        let call = self.call(Fate::Arrives, move |target| target.write(offset, data, fua, order));
+        let call =
+            self.call(CallOutcome::Arrives, move |target| target.write(offset, data, fua, order));
         IoFuture::later(async move {
             let done = call.await;
-            if let (Some(hub), Some(_)) = (hub, order) {
-                let ordered = hub.ordered.get();
-                hub.ordered.set(Ordered { in_flight: ordered.in_flight - len, ..ordered });
+            if let (Some(network), Some(_)) = (network, order) {
+                let ordered = network.ordered.get();
+                network.ordered.set(Ordered { in_flight: ordered.in_flight - len, ..ordered });
             }
             done
         })
@@ -412,11 +415,13 @@ impl PeerSession for SimSession {
         flags: ZeroFlags,
         order: Option<WriteOrder>,
     ) -> IoFuture<()> {
-        self.call(Fate::Arrives, move |target| target.write_zeroes(offset, len, flags, order))
+        self.call(CallOutcome::Arrives, move |target| {
+            target.write_zeroes(offset, len, flags, order)
+        })
     }
 
     fn flush(&self) -> IoFuture<()> {
-        self.call(Fate::Arrives, |target| target.flush())
+        self.call(CallOutcome::Arrives, |target| target.flush())
     }
 
     fn lost(&self) -> IoFuture<()> {

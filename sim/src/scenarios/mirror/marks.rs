@@ -17,7 +17,7 @@ use flagstone_mirror::{Mode, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
 use flagstone_runtime::{buf, time};
 
-use super::link::Fate;
+use super::link::CallOutcome;
 use super::pair::{BLOCK, DATA, Pair, fill};
 
 fn block(number: u64) -> Range<u64> {
@@ -43,8 +43,8 @@ fn failed_write_during_resync_keeps_its_mark() {
         for number in [9, 20, 21] {
             pair.write(0, number, 1).expect("the peer is lost");
         }
-        pair.hub().set_slow(Duration::from_millis(2));
-        pair.hub().heal();
+        pair.network().set_slow(Duration::from_millis(2));
+        pair.network().heal();
         pair.until(0, MirrorState::Resynchronizing);
         pair.sim.run_for(Duration::from_micros(200 * step));
         set(&pair, 0, DiskFaults::default().unwritable_at(block(9)));
@@ -84,8 +84,8 @@ fn abandoned_rewrite_keeps_its_range_lock() {
         crash_degraded(&pair, DiskFaults::default());
         // Activates the region of block 9, so that later writes need no log record.
         pair.write(0, 8, 2).expect("it serves");
-        pair.hub().set_slow(Duration::from_millis(4));
-        pair.hub().heal();
+        pair.network().set_slow(Duration::from_millis(4));
+        pair.network().heal();
         // The copies begin after the target has begun its part.
         while !pair.superblock(1).flags.inconsistent {
             pair.sim.run_for(Duration::from_micros(20));
@@ -109,7 +109,7 @@ fn abandoned_rewrite_keeps_its_range_lock() {
         held += u32::from(at.as_nanos() > cut_at.as_nanos() + 1_500_000_000);
         pair.sim.run_for(Duration::from_secs(3));
         assert_eq!(leg_byte(&pair, 0, 9), 3, "an old write has landed, step {step}");
-        pair.hub().heal();
+        pair.network().heal();
         pair.becomes_in_sync(0);
         assert_eq!(pair.read(0, 9), 3, "step {step}");
     }
@@ -122,7 +122,7 @@ fn abandoned_rewrite_keeps_its_range_lock() {
 fn failed_rewrite_keeps_the_block_suspect() {
     let pair = Pair::new(3, |peer| peer.compare = true);
     crash_degraded(&pair, DiskFaults::default().unwritable_at(block(9)));
-    pair.hub().heal();
+    pair.network().heal();
     pair.sim.run_for(Duration::from_secs(20));
     assert_ne!(pair.state(0), MirrorState::Mirroring, "a block is not durable here");
     assert_eq!(pair.peer_status(0).out_of_sync_bytes, BLOCK, "the other blocks are done");
@@ -149,7 +149,7 @@ fn stuck_resync_of(unreadable: usize, options: fn(&mut PeerOptions)) -> Pair {
         _ => DiskFaults::default().unwritable_at(bad),
     };
     set(&pair, unreadable, faults);
-    pair.hub().heal();
+    pair.network().heal();
     pair.sim.run_for(Duration::from_secs(20));
     pair
 }
@@ -215,7 +215,7 @@ fn retry_of_bad_range_stays_within_list() {
     let pair = stuck_resync_of(0, |peer| {
         (peer.mode, peer.queue.window_bytes) = (Mode::Async, 1);
     });
-    pair.hub().set_slow(Duration::from_millis(20));
+    pair.network().set_slow(Duration::from_millis(20));
     let (first, second) = (20 * BLOCK, 9 * BLOCK);
     let mirror = pair.mirror(0);
     // The second write of each number depends on the first.
@@ -252,13 +252,13 @@ fn target_within_a_resync_does_not_serve_by_force() {
     for number in 0..40 {
         pair.write(0, number, 1).expect("the peer is lost");
     }
-    pair.hub().set_slow(Duration::from_millis(5));
-    pair.hub().heal();
+    pair.network().set_slow(Duration::from_millis(5));
+    pair.network().heal();
     let began = Rc::new(Cell::new(false));
     let seen = began.clone();
-    pair.hub().set_fate(move |request| {
+    pair.network().set_outcome(move |request| {
         seen.set(seen.get() || matches!(request, PeerRequest::BeginResync { .. }));
-        Fate::Arrives
+        CallOutcome::Arrives
     });
     while !began.get() || !pair.superblock(1).flags.inconsistent {
         pair.sim.run_for(Duration::from_micros(100));

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::BlockDevice as _;
 use flagstone_mirror::ondisk::member::{Member, MemberChange};
-use flagstone_mirror::state::machine::Refusal;
+use flagstone_mirror::state::machine::OrderRefusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{PeerChange, RoleError};
 use flagstone_runtime::buf;
@@ -97,7 +97,7 @@ fn removed_peer_is_forgotten_and_returns_by_full_copy() {
                 false => mirror.failover_if_unserved().await,
             }
         });
-        assert_eq!(refused, Err(RoleError::Refused(Refusal::Removed)));
+        assert_eq!(refused, Err(RoleError::Refused(OrderRefusal::Removed)));
     }
     // It is no peer after a power failure either, and does not hold up the source.
     trio.end(SOURCE, true);

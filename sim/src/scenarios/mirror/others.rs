@@ -15,19 +15,24 @@ use flagstone_mirror::wire::peer::{AttachRequest, PeerRefusal, PeerReply, PeerRe
 use flagstone_mirror::{CommandError, LinkVersions, Mode, RoleError};
 use flagstone_runtime::time;
 
-use super::link::Fate;
+use super::link::CallOutcome;
 use super::pair::{BLOCK, BLOCKS, Pair, REGION, fill};
 
-/// Applies `fate` to the first `count` requests of a kind, and counts the requests.
-fn lose(pair: &Pair, fate: Fate, count: u64, kind: fn(&PeerRequest) -> bool) -> Rc<Cell<u64>> {
+/// Applies `outcome` to the first `count` requests of a kind, and counts the requests.
+fn lose(
+    pair: &Pair,
+    outcome: CallOutcome,
+    count: u64,
+    kind: fn(&PeerRequest) -> bool,
+) -> Rc<Cell<u64>> {
     let lost = Rc::new(Cell::new(0));
     let counter = lost.clone();
-    pair.hub().set_fate(move |request| {
+    pair.network().set_outcome(move |request| {
         if !kind(request) || counter.get() == count {
-            return Fate::Arrives;
+            return CallOutcome::Arrives;
         }
         counter.set(counter.get() + 1);
-        fate
+        outcome
     });
     lost
 }
@@ -68,9 +73,9 @@ fn handshake_decision_never_clears_the_bitmap() {
         |request| matches!(request, PeerRequest::BeginResync { .. }),
     ];
     for kind in kinds {
-        for fate in [Fate::Lost, Fate::Unanswered] {
-            let lost = lose(&pair, fate, 1, kind);
-            pair.hub().heal();
+        for outcome in [CallOutcome::Lost, CallOutcome::Unanswered] {
+            let lost = lose(&pair, outcome, 1, kind);
+            pair.network().heal();
             while lost.get() == 0 {
                 pair.sim.run_for(Duration::from_millis(1));
                 assert_ne!(pair.state(0), MirrorState::Mirroring);
@@ -85,7 +90,7 @@ fn handshake_decision_never_clears_the_bitmap() {
     pair.end(1, true);
     pair.restart(1);
     pair.restart(0);
-    pair.hub().heal();
+    pair.network().heal();
     pair.becomes_in_sync(0);
     assert_eq!([3, 20, 41].map(|block| pair.read(0, block)), [7; 3]);
 }
@@ -98,7 +103,7 @@ fn stale_node_never_becomes_source() {
     pair.write(0, 5, 2).expect("the peer is recorded as out of date");
     pair.end(0, true);
     pair.end(1, true);
-    pair.hub().heal();
+    pair.network().heal();
     // The stale node comes back first, without its peer.
     pair.restart(1);
     pair.sim.run_for(Duration::from_secs(10));
@@ -118,8 +123,9 @@ fn stale_node_never_becomes_source() {
 fn interrupted_switchover_leaves_source_serving() {
     let pair = Pair::new(17, |_| {});
     pair.write(0, 4, 1).expect("both are there");
-    let lost =
-        lose(&pair, Fate::Lost, 1, |request| matches!(request, PeerRequest::Ancestors { .. }));
+    let lost = lose(&pair, CallOutcome::Lost, 1, |request| {
+        matches!(request, PeerRequest::Ancestors { .. })
+    });
     let done = pair.on(0, |mirror| async move { mirror.switchover(0).await });
     assert_eq!(lost.get(), 1);
     assert!(matches!(done, Err(CommandError::Peer(_))), "{done:?}");
@@ -136,7 +142,7 @@ fn split_brain_never_reports_in_sync() {
     pair.write(0, 1, 1).expect("the peer is lost");
     pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
     pair.write(1, 1, 2).expect("the peer is lost");
-    pair.hub().heal();
+    pair.network().heal();
     pair.until(0, MirrorState::SplitBrain);
     pair.until(1, MirrorState::SplitBrain);
     let never_whole = |span: u64| {
@@ -171,14 +177,14 @@ fn split_brain_never_reports_in_sync() {
     pair.until(1, MirrorState::SplitBrain);
 }
 
-/// At the end of a resync, the source announces its generation, and `fate` decides whether it
+/// At the end of a resync, the source announces its generation, and `outcome` decides whether it
 /// arrives. The source then writes degraded, and optionally dies.
-fn announced(seed: u64, fate: Fate, crash: bool) {
+fn announced(seed: u64, outcome: CallOutcome, crash: bool) {
     let pair = Pair::new(seed, |_| {});
     pair.cut();
     pair.write(0, 9, 1).expect("the peer is lost");
-    let lost = lose(&pair, fate, 1, |request| matches!(request, PeerRequest::EndResync { .. }));
-    pair.hub().heal();
+    let lost = lose(&pair, outcome, 1, |request| matches!(request, PeerRequest::EndResync { .. }));
+    pair.network().heal();
     while lost.get() == 0 {
         pair.sim.run_for(Duration::from_millis(1));
     }
@@ -189,7 +195,7 @@ fn announced(seed: u64, fate: Fate, crash: bool) {
         pair.restart(0);
     }
     assert_ne!(pair.state(0), MirrorState::Mirroring);
-    pair.hub().heal();
+    pair.network().heal();
     pair.becomes_in_sync(0);
     assert_eq!((pair.read(0, 9), pair.read(0, 10)), (1, 2));
     let copied = pair.peer_status(0).resync_done_bytes;
@@ -201,14 +207,14 @@ fn announced(seed: u64, fate: Fate, crash: bool) {
 
 #[test]
 fn announced_generation_is_never_received() {
-    announced(4, Fate::Lost, false);
-    announced(5, Fate::Lost, true);
+    announced(4, CallOutcome::Lost, false);
+    announced(5, CallOutcome::Lost, true);
 }
 
 #[test]
 fn source_misses_the_end_of_a_resync() {
-    announced(6, Fate::Unanswered, false);
-    announced(7, Fate::Unanswered, true);
+    announced(6, CallOutcome::Unanswered, false);
+    announced(7, CallOutcome::Unanswered, true);
 }
 
 #[test]
@@ -269,7 +275,7 @@ fn resync_completes_under_continuous_writes() {
         });
     }
     pair.sim.run_for(Duration::from_secs(1));
-    pair.hub().heal();
+    pair.network().heal();
     let (began, before) = (pair.sim.now(), written.get());
     pair.until(0, MirrorState::Mirroring);
     let span = pair.sim.now().as_nanos() - began.as_nanos();
@@ -290,7 +296,7 @@ fn slow_target_does_not_flap() {
             window_bytes: 2 * BLOCK,
         };
     });
-    pair.hub().set_slow(Duration::from_millis(20));
+    pair.network().set_slow(Duration::from_millis(20));
     for lane in 0..4 {
         let mirror = pair.mirror(0);
         pair.sim.spawn_on(pair.nodes[0], async move {
@@ -353,15 +359,17 @@ fn automatic_takeover_asks_the_peer_before_serving() {
     let pair = Pair::new(17, |_| {});
     pair.cut();
     pair.write(0, 9, 1).expect("the peer is lost");
-    let lost = lose(&pair, Fate::Unanswered, 1, |ask| matches!(ask, PeerRequest::EndResync { .. }));
-    pair.hub().heal();
+    let lost =
+        lose(&pair, CallOutcome::Unanswered, 1, |ask| matches!(ask, PeerRequest::EndResync { .. }));
+    pair.network().heal();
     while lost.get() == 0 {
         pair.sim.run_for(Duration::from_millis(1));
     }
     pair.end(0, false);
     // Generations are equal and the source has crashed: the target leads. But the source has its
     // peer recorded as out of date, and may start to serve at any moment.
-    let lost = lose(&pair, Fate::Lost, u64::MAX, |ask| matches!(ask, PeerRequest::Attach(_)));
+    let lost =
+        lose(&pair, CallOutcome::Lost, u64::MAX, |ask| matches!(ask, PeerRequest::Attach(_)));
     pair.sim.restart(pair.nodes[0]);
     pair.open(0);
     while lost.get() == 0 {
@@ -370,7 +378,7 @@ fn automatic_takeover_asks_the_peer_before_serving() {
     pair.sim.run_for(Duration::from_secs(2));
     assert!(!pair.mirror(1).is_serving(), "it serves, and the source does not know it");
     assert_eq!(pair.on(0, |mirror| async move { mirror.start().await }), Ok(true));
-    pair.hub().set_fate(|_| Fate::Arrives);
+    pair.network().set_outcome(|_| CallOutcome::Arrives);
     pair.becomes_in_sync(0);
     assert!(!pair.mirror(1).is_serving());
     assert_eq!(pair.read(0, 9), 1);
@@ -417,9 +425,9 @@ fn restarted_target_knows_when_it_was_last_in_sync() {
     let pair = Pair::new(18, |_| {});
     pair.until(0, MirrorState::Mirroring);
     let target = pair.superblock(1).replica;
-    pair.hub().set_fate(move |request| match request {
-        PeerRequest::Identify { asker } if *asker == target => Fate::Lost,
-        _ => Fate::Arrives,
+    pair.network().set_outcome(move |request| match request {
+        PeerRequest::Identify { asker } if *asker == target => CallOutcome::Lost,
+        _ => CallOutcome::Arrives,
     });
     pair.end(1, false);
     pair.sim.run_for(Duration::from_secs(2));
@@ -467,7 +475,7 @@ fn only_degraded_writes_are_copied() {
     }
     let expected = SCATTERED.len() as u64 * BLOCK;
     assert_eq!(pair.peer_status(0).out_of_sync_bytes, expected);
-    pair.hub().heal();
+    pair.network().heal();
     pair.becomes_in_sync(0);
     let status = pair.peer_status(0);
     assert_eq!((status.resync_done_bytes, status.resync_total_bytes), (expected, expected));

@@ -24,7 +24,7 @@ use flagstone_mirror::{LinkVersions, Mirror, PeerChange, PeerOptions};
 use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::{buf, spawn_detached, time};
 
-use super::link::{Hub, HubHandle};
+use super::link::{Network, NetworkHandle};
 
 pub(super) const DATA: &str = "/dev/data";
 
@@ -49,7 +49,7 @@ pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 pub(super) struct Group<const N: usize> {
     pub(super) sim: Simulation,
     pub(super) nodes: [NodeId; N],
-    hub: HubHandle,
+    network: NetworkHandle,
     mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
     /// Replica devices of the running nodes.
     devices: Rc<RefCell<[Option<Arc<ReopenableDevice>>; N]>>,
@@ -125,7 +125,7 @@ impl<const N: usize> Group<N> {
     fn made(seed: u64, block: u64, zeroes: bool, options: fn(&mut PeerOptions)) -> Group<N> {
         let sim = Simulation::new(seed, Default::default());
         let nodes = std::array::from_fn(|index| sim.add_node(NAMES[index]));
-        let hub = HubHandle::new(sim.world());
+        let network = NetworkHandle::new(sim.world());
         let geometry = geometry_of(block);
         let data_bytes = BLOCKS * block;
         let device_bytes = data_bytes + (METADATA.end - METADATA.start);
@@ -144,7 +144,7 @@ impl<const N: usize> Group<N> {
         Group {
             sim,
             nodes,
-            hub,
+            network,
             mirrors,
             devices,
             options,
@@ -155,8 +155,8 @@ impl<const N: usize> Group<N> {
         }
     }
 
-    pub(super) fn hub(&self) -> Rc<Hub> {
-        self.hub.hub()
+    pub(super) fn network(&self) -> Rc<Network> {
+        self.network.network()
     }
 
     pub(super) fn mirror(&self, index: usize) -> Arc<Mirror> {
@@ -172,7 +172,8 @@ impl<const N: usize> Group<N> {
     /// Starts a node's process without serving hosts.
     pub(super) fn open(&self, index: usize) {
         let peers = self.named_peers(index);
-        let (hub, node, mirrors) = (self.hub.clone(), self.nodes[index], self.mirrors.clone());
+        let (network, node, mirrors) =
+            (self.network.clone(), self.nodes[index], self.mirrors.clone());
         let (devices, versions) = (self.devices.clone(), self.releases.borrow()[index]);
         let block_bytes = self.blocks.borrow()[index];
         let started = self.sim.spawn_on(node, async move {
@@ -181,7 +182,7 @@ impl<const N: usize> Group<N> {
             let local = Replica::open(device, None).await.expect("sound disks");
             let peers = members(peers, &local.superblock());
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
-            hub.hub().serve(node, mirror.clone());
+            network.network().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(started).expect("the task is not aborted");
@@ -213,14 +214,14 @@ impl<const N: usize> Group<N> {
 
     /// Closes and reopens the node's device whose flush failed, as its server does.
     pub(super) fn reopen(&self, index: usize) {
-        let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
+        let (peers, network, node) = (self.peers(index), self.network.clone(), self.nodes[index]);
         let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
         let opened = self.sim.spawn_on(node, async move {
             let mirror = mirrors.borrow()[index].clone().expect("it runs");
             let device = devices.borrow()[index].clone().expect("it runs");
             assert!(device.must_reopen() || mirror.has_failed(), "it is sound");
             assert!(mirror.abandon_target().await, "no node has the data that it may have lost");
-            hub.hub().stop(node);
+            network.network().stop(node);
             device.close();
             let opened = loop {
                 match FileDevice::open(DATA, &FileOptions::default()) {
@@ -233,7 +234,7 @@ impl<const N: usize> Group<N> {
             let local = Replica::open(device, None).await.expect("a sound disk");
             local.mark_unverified().await.expect("a sound disk");
             let mirror = Arc::new(Mirror::new(local, peers));
-            hub.hub().serve(node, mirror.clone());
+            network.network().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(opened).expect("the task is not aborted");
@@ -241,7 +242,7 @@ impl<const N: usize> Group<N> {
 
     /// Abandons a node's mirror. Another mirror opens the replica on the same device.
     pub(super) fn abandon_mirror(&self, index: usize) {
-        let (peers, hub, node) = (self.peers(index), self.hub.clone(), self.nodes[index]);
+        let (peers, network, node) = (self.peers(index), self.network.clone(), self.nodes[index]);
         let (mirrors, devices) = (self.mirrors.clone(), self.devices.clone());
         let opened = self.sim.spawn_on(node, async move {
             let mirror = mirrors.borrow()[index].clone().expect("it runs");
@@ -249,7 +250,7 @@ impl<const N: usize> Group<N> {
             let device = devices.borrow()[index].clone().expect("it runs");
             let local = Replica::open(device, None).await.expect("a sound disk");
             let mirror = Arc::new(Mirror::new(local, peers));
-            hub.hub().serve(node, mirror.clone());
+            network.network().serve(node, mirror.clone());
             mirrors.borrow_mut()[index] = Some(mirror);
         });
         self.sim.block_on(opened).expect("the task is not aborted");
@@ -262,7 +263,8 @@ impl<const N: usize> Group<N> {
     fn named_peers(&self, index: usize) -> Vec<(&'static str, PeerOptions)> {
         let others = (0..N).filter(|other| *other != index);
         let peer = |other: usize| {
-            let mut peer = PeerOptions::new(self.hub.peer(self.nodes[index], self.nodes[other]));
+            let mut peer =
+                PeerOptions::new(self.network.peer(self.nodes[index], self.nodes[other]));
             (self.options)(&mut peer);
             (NAMES[other], peer)
         };
@@ -274,7 +276,7 @@ impl<const N: usize> Group<N> {
         Resizing {
             index,
             node: self.nodes[index],
-            hub: self.hub.clone(),
+            network: self.network.clone(),
             peers: self.named_peers(index),
             device: self.devices.borrow()[index].clone().expect("it runs"),
             mirrors: self.mirrors.clone(),
@@ -287,7 +289,7 @@ impl<const N: usize> Group<N> {
             true => self.sim.power_off(self.nodes[index]),
             false => self.sim.crash(self.nodes[index]),
         }
-        self.hub().stop(self.nodes[index]);
+        self.network().stop(self.nodes[index]);
         self.mirrors.borrow_mut()[index] = None;
         self.devices.borrow_mut()[index] = None;
     }
@@ -329,8 +331,8 @@ impl<const N: usize> Group<N> {
 
     /// Cuts the link between two nodes.
     pub(super) fn part(&self, index: usize, other: usize) {
-        self.hub().cut(self.nodes[index], self.nodes[other]);
-        self.hub().cut(self.nodes[other], self.nodes[index]);
+        self.network().cut(self.nodes[index], self.nodes[other]);
+        self.network().cut(self.nodes[other], self.nodes[index]);
     }
 
     /// Runs a task on a node.
@@ -433,15 +435,15 @@ impl<const N: usize> Group<N> {
         (0..N).filter(serves).collect()
     }
 
-    /// Ends all nodes and breaks the reference cycle: tasks hold mirrors, mirrors hold the hub, the
-    /// hub holds the world.
+    /// Ends all nodes and breaks the reference cycle: tasks hold mirrors, mirrors hold the network,
+    /// the network holds the world.
     pub(super) fn clear(self) {
         for node in self.nodes.into_iter().filter(|node| self.sim.is_up(*node)) {
             self.sim.crash(node);
         }
         self.mirrors.borrow_mut().fill(None);
         self.devices.borrow_mut().fill(None);
-        self.hub().clear();
+        self.network().clear();
     }
 
     /// Superblock on a node's disk.
@@ -460,7 +462,7 @@ impl<const N: usize> Group<N> {
 pub(super) struct Resizing<const N: usize> {
     index: usize,
     node: NodeId,
-    hub: HubHandle,
+    network: NetworkHandle,
     peers: Vec<(&'static str, PeerOptions)>,
     device: SharedDevice,
     mirrors: Rc<RefCell<[Option<Arc<Mirror>>; N]>>,
@@ -483,7 +485,7 @@ impl<const N: usize> Resizing<N> {
     /// Replaces the mirror.
     pub(super) async fn change(&self, mirror: &Mirror, change: Change) -> Result<(), String> {
         let transfer = mirror.begin_transfer().await.map_err(|error| error.to_string())?;
-        self.hub.hub().stop(self.node);
+        self.network.network().stop(self.node);
         let (replica, error) = match change {
             Change::Size(bytes) => transfer.resize(&self.device, None, bytes).await,
             Change::Peers(change) => {
@@ -501,7 +503,7 @@ impl<const N: usize> Resizing<N> {
         let peers = members(self.peers.clone(), &replica.superblock());
         let next = Arc::new(Mirror::speaking(versions, replica, peers));
         self.mirrors.borrow_mut()[self.index] = Some(next.clone());
-        self.hub.hub().serve(self.node, next.clone());
+        self.network.network().serve(self.node, next.clone());
         spawn_detached(self.clone().follow_source(next.clone()));
         next
     }
@@ -517,7 +519,7 @@ impl<const N: usize> Resizing<N> {
         *done.borrow_mut() = Some(self.change(mirror, change).await);
         let now = self.mirrors.borrow()[self.index].clone().expect("it runs");
         if now.is_closed() {
-            self.hub.hub().stop(self.node);
+            self.network.network().stop(self.node);
             now.abandon().await;
             let replica = Replica::open(self.device.clone(), None).await.expect("a sound disk");
             let next = self.run(now.versions(), replica);

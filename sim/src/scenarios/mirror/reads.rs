@@ -18,7 +18,7 @@ use flagstone_runtime::sim::{DiskConfig, DiskFaults, SimLatency};
 use flagstone_runtime::task::JoinHandle;
 
 use super::growth::{GROWN, NEW};
-use super::link::Fate;
+use super::link::CallOutcome;
 use super::pair::{BLOCK, BLOCKS, DATA, Pair, fill};
 
 /// Longer than the keep-alive timeout, and than all concurrent steps of the tests.
@@ -79,9 +79,9 @@ fn rule_27_read_misses_writes_of_the_next_source() {
         pair.on(0, |mirror| async move { mirror.switchover(0).await }).expect("both are there");
         pair.becomes_in_sync(1);
         faults(&pair, 1, DiskFaults::default().unwritable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
-        pair.hub().set_fate(|request| match request {
-            PeerRequest::RunDegraded { .. } | PeerRequest::Attach(_) => Fate::Lost,
-            _ => Fate::Arrives,
+        pair.network().set_outcome(|request| match request {
+            PeerRequest::RunDegraded { .. } | PeerRequest::Attach(_) => CallOutcome::Lost,
+            _ => CallOutcome::Arrives,
         });
         assert!(pair.write(1, NUMBER, 2).is_err(), "no node runs degraded");
         assert!(!reading.is_finished(), "it has already ended");
@@ -93,7 +93,7 @@ fn rule_27_read_misses_writes_of_the_next_source() {
         let left = on_leg(&pair, 1);
         others += u32::from(left != filled(2));
         faults(&pair, 1, DiskFaults::default());
-        pair.hub().set_fate(|_| Fate::Arrives);
+        pair.network().set_outcome(|_| CallOutcome::Arrives);
         pair.becomes_in_sync(1);
         assert!(on_leg(&pair, 1) == left, "the content that hosts read has changed, seed {seed}");
     }
@@ -109,9 +109,9 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     faults(&pair, 0, DiskFaults::default().unreadable_at(NUMBER * BLOCK..(NUMBER + 1) * BLOCK));
     // The source does not learn of it: its peer cannot reach it.
     let target = pair.superblock(1).replica;
-    pair.hub().set_fate(move |request| match request {
-        PeerRequest::Identify { asker } if *asker == target => Fate::Lost,
-        _ => Fate::Arrives,
+    pair.network().set_outcome(move |request| match request {
+        PeerRequest::Identify { asker } if *asker == target => CallOutcome::Lost,
+        _ => CallOutcome::Arrives,
     });
     let reading = begin_read(&pair, 0, 1);
     pair.on(1, |mirror| async move { mirror.failover().await }).expect("it is complete");
@@ -124,7 +124,7 @@ fn rule_27_peer_read_misses_writes_of_the_peer_as_source() {
     // From here on, writes of its own hosts form another line, which is the surviving one.
     pair.write(0, NUMBER + 1, 3).expect("the peer is lost");
     faults(&pair, 0, DiskFaults::default());
-    pair.hub().set_fate(|_| Fate::Arrives);
+    pair.network().set_outcome(|_| CallOutcome::Arrives);
     pair.until(0, MirrorState::SplitBrain);
     pair.on(1, |mirror| async move { mirror.resolve_keep_peers(0).await }).expect("a split brain");
     pair.becomes_in_sync(0);
@@ -162,7 +162,7 @@ fn read_waits_for_a_write_that_it_may_show() {
         pair.write(0, NUMBER, 1).expect("both are there");
         // Short, as a change of the mirror's state would have the read repeated anyway.
         let reading = begin_read_of(150_000, &pair, 0, 0);
-        pair.hub().set_slow(Duration::from_millis(400));
+        pair.network().set_slow(Duration::from_millis(400));
         let mirror = pair.mirror(0);
         let writing =
             pair.sim.spawn_on(pair.nodes[0], async move { fill(&mirror, NUMBER, 2).await });

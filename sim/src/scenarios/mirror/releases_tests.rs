@@ -114,7 +114,7 @@ fn nodes_use_the_highest_common_version() {
         let pair = of(1, releases, |_| {});
         let said = Rc::new(RefCell::new(Vec::new()));
         let heard = said.clone();
-        pair.hub().set_watcher(move |_, request, stage| {
+        pair.network().set_watcher(move |_, request, stage| {
             if let (PeerRequest::Attach(attach), Stage::Done) = (request, stage) {
                 heard.borrow_mut().push(attach.version.0);
             }
@@ -124,7 +124,7 @@ fn nodes_use_the_highest_common_version() {
         pair.becomes_in_sync(1);
         pair.cut();
         pair.sim.run_for(Duration::from_secs(1));
-        pair.hub().heal();
+        pair.network().heal();
         pair.becomes_in_sync(1);
         let said = said.borrow();
         assert!(said.len() >= 2 && said.iter().all(|said| *said == used), "{releases:?}: {said:?}");
@@ -185,7 +185,7 @@ fn target_changes_release_at_any_moment_of_growth() {
             let pair: Pair = of(moment, [THIS, old], strict);
             pair.write(0, 5, 7).expect("both are there");
             enlarge(&pair);
-            pair.hub().set_slow(Duration::from_millis(3));
+            pair.network().set_slow(Duration::from_millis(3));
             grow(&pair);
             pair.sim.run_for(Duration::from_millis(5 * moment));
             early += u32::from(pair.mirror(0).usable_bytes() < SIZE);

@@ -13,7 +13,7 @@ use flagstone_mirror::ondisk::superblock::PeerRecord;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::PeerRequest;
 
-use super::link::Fate;
+use super::link::CallOutcome;
 use super::pair::{BLOCK, Trio, fill};
 
 /// Longer than the keep-alive timeout and the reconnect delay.
@@ -27,22 +27,22 @@ fn trio(seed: u64) -> Trio {
     trio
 }
 
-/// Applies `fate` to the requests of a kind and counts them. Other requests are delivered.
-fn fate(trio: &Trio, fate: Fate, kind: fn(&PeerRequest) -> bool) -> Rc<Cell<u64>> {
+/// Applies `outcome` to the requests of a kind and counts them. Other requests are delivered.
+fn outcome(trio: &Trio, outcome: CallOutcome, kind: fn(&PeerRequest) -> bool) -> Rc<Cell<u64>> {
     let seen = Rc::new(Cell::new(0));
     let counting = seen.clone();
-    trio.hub().set_fate(move |request| {
+    trio.network().set_outcome(move |request| {
         if !kind(request) {
-            return Fate::Arrives;
+            return CallOutcome::Arrives;
         }
         counting.set(counting.get() + 1);
-        fate
+        outcome
     });
     seen
 }
 
 fn all_arrives(trio: &Trio) {
-    trio.hub().set_fate(|_| Fate::Arrives);
+    trio.network().set_outcome(|_| CallOutcome::Arrives);
 }
 
 fn until(trio: &Trio, what: impl Fn() -> bool) {
@@ -62,8 +62,8 @@ fn begin_write(trio: &Trio, index: usize, block: u64, byte: u8) {
 }
 
 /// Node 0 asks node 1 to become the source, and only node 1 learns of it.
-fn ask_alone(trio: &Trio, asked: Fate) -> Rc<Cell<u64>> {
-    let promotes = fate(trio, asked, |request| matches!(request, PeerRequest::Promote { .. }));
+fn ask_alone(trio: &Trio, asked: CallOutcome) -> Rc<Cell<u64>> {
+    let promotes = outcome(trio, asked, |request| matches!(request, PeerRequest::Promote { .. }));
     let mirror = trio.mirror(0);
     trio.sim.spawn_on(trio.nodes[0], async move {
         let unknown = mirror.switchover(Trio::leg_to(0, 1)).await;
@@ -90,7 +90,7 @@ fn concurrent_handshakes_get_one_peer_slot_each() {
 
 #[test]
 fn rule_16_asked_successor_is_queried_before_role_resumes() {
-    for asked in [Fate::Lost, Fate::Unanswered] {
+    for asked in [CallOutcome::Lost, CallOutcome::Unanswered] {
         for dies in [None, Some(false), Some(true)] {
             let trio = trio(16);
             ask_alone(&trio, asked);
@@ -100,13 +100,16 @@ fn rule_16_asked_successor_is_queried_before_role_resumes() {
             }
             trio.sim.run_for(A_WHILE);
             // Node 2 is connected and equal, but does not know of the request.
-            let expected = if asked == Fate::Unanswered { vec![1] } else { vec![] };
+            let expected = if asked == CallOutcome::Unanswered { vec![1] } else { vec![] };
             assert_eq!(trio.active(), expected, "{asked:?}, {dies:?}");
             all_arrives(&trio);
-            trio.hub().heal();
+            trio.network().heal();
             until(&trio, || trio.active().len() == 1);
             let source = trio.active()[0];
-            assert!(asked == Fate::Lost || source == 1, "the asked node has served: {source}");
+            assert!(
+                asked == CallOutcome::Lost || source == 1,
+                "the asked node has served: {source}"
+            );
             trio.becomes_in_sync(source);
         }
     }
@@ -126,7 +129,7 @@ fn rule_17_other_target_has_data_from_the_transfer() {
     assert_ne!(before, trio.superblock(1).current, "the generation was bumped");
     let unknown = |peer: &PeerRecord| peer.replica.is_none() && peer.bases.contains(before);
     assert!(trio.superblock(1).peers.iter().any(unknown), "in the free slot");
-    trio.hub().heal();
+    trio.network().heal();
     trio.becomes_in_sync(1);
     let copied = trio.status_of(1, 2).resync_total_bytes;
     assert!(copied <= BLOCK, "only the written blocks are copied: {copied} bytes");
@@ -148,7 +151,7 @@ fn rule_18_in_flight_writes_may_have_reached_any_target() {
     trio.end(1, true);
     trio.restart(1);
     assert_eq!(trio.active(), [1], "it knows that the others are out of date");
-    trio.hub().heal();
+    trio.network().heal();
     trio.until_toward(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "two nodes in sync differ");
 }
@@ -165,13 +168,13 @@ fn rule_19_generations_of_source_identify_stale_target() {
     // to it.
     trio.cut();
     trio.write(0, 7, 3).expect("it runs degraded");
-    trio.hub().heal();
+    trio.network().heal();
     trio.isolate(2);
     trio.until_toward(0, 1, MirrorState::Mirroring);
     assert_eq!(trio.superblock(2).current, theirs, "it was left behind");
     trio.end(0, false);
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
-    trio.hub().heal();
+    trio.network().heal();
     trio.until_toward(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "the legs differ");
 }
@@ -182,13 +185,13 @@ fn rule_19_full_resync_generation_reaches_other_targets() {
     trio.isolate(2);
     trio.write(0, 7, 3).expect("one target is there");
     // Node 2 has adopted its generation, and nothing else.
-    let begun = fate(
+    let begun = outcome(
         &trio,
-        Fate::Unanswered,
+        CallOutcome::Unanswered,
         |request| matches!(request, PeerRequest::BeginResync { base } if !base.is_none()),
     );
     trio.mirror(0).resync_all(Trio::leg_to(0, 2)).expect("there is such a peer");
-    trio.hub().heal();
+    trio.network().heal();
     until(&trio, || begun.get() > 0);
     trio.sim.run_for(A_MOMENT);
     trio.isolate(2);
@@ -198,7 +201,7 @@ fn rule_19_full_resync_generation_reaches_other_targets() {
     all_arrives(&trio);
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("a sound disk");
     assert!(trio.superblock(1).history.contains(name), "it has adopted the generation");
-    trio.hub().heal();
+    trio.network().heal();
     trio.until_toward(1, 2, MirrorState::Mirroring);
     assert!(trio.leg(1) == trio.leg(2), "the legs differ");
 }
@@ -222,8 +225,9 @@ fn rule_20_in_sync_target_adopts_the_new_generation() {
 fn rule_20_crashed_source_does_not_start_degraded() {
     let trio = trio(20);
     trio.isolate(2);
-    let renames =
-        fate(&trio, Fate::Lost, |request| matches!(request, PeerRequest::NewGeneration { .. }));
+    let renames = outcome(&trio, CallOutcome::Lost, |request| {
+        matches!(request, PeerRequest::NewGeneration { .. })
+    });
     begin_write(&trio, 0, 7, 3);
     until(&trio, || renames.get() > 0);
     trio.end(0, false);
@@ -237,7 +241,7 @@ fn rule_20_crashed_source_does_not_start_degraded() {
     trio.sim.run_for(A_WHILE);
     assert_eq!(trio.active(), [0; 0], "no node was asked");
     all_arrives(&trio);
-    trio.hub().heal();
+    trio.network().heal();
     trio.becomes_in_sync(0);
 }
 
@@ -247,9 +251,10 @@ fn rule_21_flapping_peer_keeps_generations_of_others() {
     trio.isolate(2);
     trio.write(0, 10, 1).expect("one target is there");
     // Node 2 adopts the source's generation, and the source does not learn of it.
-    let ended =
-        fate(&trio, Fate::Unanswered, |request| matches!(request, PeerRequest::EndResync { .. }));
-    trio.hub().heal();
+    let ended = outcome(&trio, CallOutcome::Unanswered, |request| {
+        matches!(request, PeerRequest::EndResync { .. })
+    });
+    trio.network().heal();
     until(&trio, || ended.get() > 0);
     trio.sim.run_for(A_MOMENT);
     trio.isolate(2);
@@ -260,7 +265,7 @@ fn rule_21_flapping_peer_keeps_generations_of_others() {
     for round in 0..6 {
         trio.part(0, 1);
         trio.write(0, 20 + round, 2).expect("it runs degraded");
-        trio.hub().heal();
+        trio.network().heal();
         trio.isolate(2);
         trio.until_toward(0, 1, MirrorState::Mirroring);
     }
@@ -268,7 +273,7 @@ fn rule_21_flapping_peer_keeps_generations_of_others() {
     let target = trio.superblock(2).replica;
     let record = source.peers.iter().find(|peer| peer.replica == target).expect("recorded");
     assert!(record.bases.contains(held), "its content is known: {record:?}");
-    trio.hub().heal();
+    trio.network().heal();
     trio.becomes_in_sync(0);
     let copied = trio.status_of(0, 2).resync_total_bytes;
     assert!(copied <= 7 * BLOCK, "only the written blocks are copied: {copied} bytes");

@@ -24,7 +24,7 @@ fn keep_serving_policy_resolves_split_brain() {
     pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
     pair.write(1, 1, 2).expect("the peer is lost");
     pair.write(1, 3, 2).expect("the peer is lost");
-    pair.hub().heal();
+    pair.network().heal();
     pair.until(0, MirrorState::SplitBrain);
     pair.until(1, MirrorState::SplitBrain);
     pair.sim.run_for(Duration::from_secs(20));
@@ -50,7 +50,7 @@ fn split_brain_stays_without_a_policy() {
     pair.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
     pair.write(1, 1, 2).expect("the peer is lost");
     pair.on(0, |mirror| async move { mirror.demote().await }).expect("sound disks");
-    pair.hub().heal();
+    pair.network().heal();
     pair.until(0, MirrorState::SplitBrain);
     pair.sim.run_for(Duration::from_secs(20));
     assert_eq!([0, 1].map(|index| pair.state(index)), [MirrorState::SplitBrain; 2]);
@@ -73,7 +73,7 @@ fn dry_run_predicts_split_brain_resolution() {
     pair.write(1, 1, 2).expect("the peer is lost");
     let silent = Err(CommandError::Peer(RequestError::Io(IoError::Unreachable)));
     assert_eq!((foreseen(true), mine()), (silent, silent));
-    pair.hub().heal();
+    pair.network().heal();
     pair.until(0, MirrorState::SplitBrain);
     let active = Err(CommandError::Peer(RequestError::Refused(PeerRefusal::Serving)));
     assert_eq!((foreseen(true), mine()), (active, active));

@@ -115,11 +115,11 @@ fn step(cluster: &Cluster) {
     );
     match choice {
         0 => {
-            cluster.hub().cut(here, there);
-            cluster.hub().cut(there, here);
+            cluster.network().cut(here, there);
+            cluster.network().cut(there, here);
         }
-        1 => cluster.hub().cut(here, there),
-        2 | 3 => cluster.hub().heal(),
+        1 => cluster.network().cut(here, there),
+        2 | 3 => cluster.network().heal(),
         4 | 5 => cluster.end(index, false),
         6 => cluster.end(index, true),
         7 | 8 => cluster.restart(index),
@@ -139,7 +139,7 @@ fn step(cluster: &Cluster) {
         }
         14 => {
             let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(40));
-            cluster.hub().set_slow(slow);
+            cluster.network().set_slow(slow);
         }
         15 => command(cluster, index, async |mirror| {
             let _ = mirror.resync_all(0);
@@ -213,8 +213,8 @@ fn fail_over(cluster: &Cluster, index: usize, unverified: bool) {
 /// Stops all faults. The mirror must become in sync, with the operator's help where needed.
 fn settle(cluster: &Cluster) {
     let sim = &cluster.sim;
-    cluster.hub().heal();
-    cluster.hub().set_slow(Duration::from_micros(300));
+    cluster.network().heal();
+    cluster.network().set_slow(Duration::from_micros(300));
     compare_before_reopening(cluster);
     for index in 0..2 {
         switch_away_from_failed_disk(cluster, index);
@@ -259,7 +259,7 @@ fn compare_before_reopening(cluster: &Cluster) {
         });
     }
     // Several flushes of the target pass while host writes to the source fail.
-    cluster.hub().set_slow(Duration::from_millis(3));
+    cluster.network().set_slow(Duration::from_millis(3));
     let deadline = cluster.sim.now() + Duration::from_secs(10);
     while cluster.sim.now() < deadline {
         cluster.sim.run_for(Duration::from_millis(2));
@@ -275,7 +275,7 @@ fn compare_before_reopening(cluster: &Cluster) {
         }
     }
     (0..2).for_each(|index| cluster.repair(index));
-    cluster.hub().set_slow(Duration::from_micros(300));
+    cluster.network().set_slow(Duration::from_micros(300));
 }
 
 /// The operator may make a source with a failed disk transfer its role, as its status recommends.

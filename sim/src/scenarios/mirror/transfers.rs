@@ -243,7 +243,7 @@ fn hung_disk_of_target_during_growth_stalls_no_host() {
         run(&pair, &hosts, Duration::from_secs(5), &about);
         pair.cut();
         run(&pair, &hosts, Duration::from_secs(1), &about);
-        pair.hub().heal();
+        pair.network().heal();
         let before = hosts.calls.get();
         run(&pair, &hosts, Duration::from_secs(40), &about);
         assert!(done.borrow().is_some(), "{moment}: the order has not ended");

@@ -20,7 +20,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use flagstone_runtime::time;
 
 use super::cluster::{DATA, DESIRED_STATES};
-use super::link::HubHandle;
+use super::link::NetworkHandle;
 use super::past;
 use crate::Outcome;
 use crate::load::{LoadOptions, run as load, verify};
@@ -33,7 +33,7 @@ const RECOVERY_LIMIT: Duration = Duration::from_secs(120);
 struct Trio {
     sim: Simulation,
     nodes: [NodeId; NODES],
-    hub: HubHandle,
+    network: NetworkHandle,
     world: Rc<World>,
     ack: Ack,
     volatile: bool,
@@ -77,7 +77,7 @@ impl Trio {
     fn new(seed: u64) -> Trio {
         let sim = Simulation::new(seed, Default::default());
         let nodes = ["a", "b", "c"].map(|name| sim.add_node(name));
-        let hub = HubHandle::new(sim.world());
+        let network = NetworkHandle::new(sim.world());
         let region_bytes = 4096 << sim.random_between(0, 2);
         let geometry = ReplicaGeometry {
             usable_bytes: 4096,
@@ -121,7 +121,7 @@ impl Trio {
             pause: Duration::from_millis(sim.random_between(1, 40)),
             ..LoadOptions::new(sim.random_between(1, 8) as usize)
         };
-        Trio { nodes, hub, world: Rc::new(world), ack, volatile, usable, options, sim }
+        Trio { nodes, network, world: Rc::new(world), ack, volatile, usable, options, sim }
     }
 
     fn start(&self, index: usize) {
@@ -129,12 +129,13 @@ impl Trio {
         let others = (0..NODES).filter(|other| *other != index);
         let peers: Vec<PeerOptions> = others
             .map(|other| {
-                let mut peer = PeerOptions::new(self.hub.peer(node, self.nodes[other]));
+                let mut peer = PeerOptions::new(self.network.peer(node, self.nodes[other]));
                 peer.ack = self.ack;
                 peer
             })
             .collect();
-        let (world, hub, options) = (self.world.clone(), self.hub.clone(), self.options.clone());
+        let (world, network, options) =
+            (self.world.clone(), self.network.clone(), self.options.clone());
         self.sim.spawn_on(node, async move {
             let local = loop {
                 match Replica::open(device(), None).await {
@@ -146,7 +147,7 @@ impl Trio {
             tracing::info!(node = index, %replica, "the node is up");
             let mirror = Arc::new(Mirror::new(local, peers));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
-            hub.hub().serve(node, mirror.clone());
+            network.network().serve(node, mirror.clone());
             while mirror.start().await.is_err() {
                 time::sleep(Duration::from_millis(100)).await;
             }
@@ -185,7 +186,7 @@ impl Trio {
         } else {
             self.sim.crash(self.nodes[index]);
         }
-        self.hub.hub().stop(self.nodes[index]);
+        self.network.network().stop(self.nodes[index]);
         self.world.mirrors.borrow_mut()[index] = None;
     }
 
@@ -265,11 +266,11 @@ impl Trio {
         tracing::info!(at_us = sim.now().as_nanos() / 1000, index, other, choice);
         match choice {
             0 => {
-                self.hub.hub().cut(here, there);
-                self.hub.hub().cut(there, here);
+                self.network.network().cut(here, there);
+                self.network.network().cut(there, here);
             }
-            1 => self.hub.hub().cut(here, there),
-            2 | 3 => self.hub.hub().heal(),
+            1 => self.network.network().cut(here, there),
+            2 | 3 => self.network.network().heal(),
             4 | 5 => self.end(index, false),
             6 => self.end(index, true),
             7 | 8 => self.restart(index),
@@ -288,7 +289,7 @@ impl Trio {
             14 => sim.stall(here, DATA, sim.random_span(Duration::ZERO, Duration::from_secs(2))),
             _ => {
                 let slow = sim.random_span(Duration::from_micros(100), Duration::from_millis(40));
-                self.hub.hub().set_slow(slow);
+                self.network.network().set_slow(slow);
             }
         }
     }
@@ -301,8 +302,8 @@ impl Trio {
 
     /// Stops all faults. All three nodes must become in sync by themselves.
     fn settle(&self) {
-        self.hub.hub().heal();
-        self.hub.hub().set_slow(Duration::from_micros(300));
+        self.network.network().heal();
+        self.network.network().set_slow(Duration::from_micros(300));
         (0..NODES).for_each(|index| self.restart(index));
         // Pending commands complete first, even on stalled disks.
         self.sim.run_for(Duration::from_secs(3));
@@ -358,8 +359,8 @@ impl Trio {
 }
 
 impl Drop for Trio {
-    /// Breaks the reference cycle: tasks hold mirrors, mirrors hold the hub, the hub holds the
-    /// world.
+    /// Breaks the reference cycle: tasks hold mirrors, mirrors hold the network, the network holds
+    /// the world.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -368,7 +369,7 @@ impl Drop for Trio {
             self.sim.crash(node);
         }
         self.world.mirrors.take();
-        self.hub.hub().clear();
+        self.network.network().clear();
     }
 }
 

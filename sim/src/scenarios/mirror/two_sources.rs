@@ -11,15 +11,15 @@ mod returning;
 use std::time::Duration;
 
 use flagstone_mirror::RoleError;
-use flagstone_mirror::state::machine::Refusal;
+use flagstone_mirror::state::machine::OrderRefusal;
 
 use super::pair::{Group, Pair};
 
 /// Longer than the keep-alive timeout, the reconnect delay and the time for which peers are asked.
 const A_WHILE: Duration = Duration::from_secs(12);
 
-const SERVES: Result<(), RoleError> = Err(RoleError::Refused(Refusal::PeerServes));
-const SILENT: Result<(), RoleError> = Err(RoleError::Refused(Refusal::PeerSilent));
+const SERVES: Result<(), RoleError> = Err(RoleError::Refused(OrderRefusal::PeerServes));
+const SILENT: Result<(), RoleError> = Err(RoleError::Refused(OrderRefusal::PeerSilent));
 fn failover(pair: &Pair, index: usize) {
     pair.on(index, |mirror| async move { mirror.failover().await }).expect("complete data");
 }

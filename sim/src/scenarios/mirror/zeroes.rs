@@ -9,7 +9,7 @@ use std::time::Duration;
 use flagstone_mirror::RoleError;
 use flagstone_mirror::state::status::MirrorState;
 
-use super::link::Fate;
+use super::link::CallOutcome;
 use super::pair::{BLOCK, BLOCKS, Pair, Trio};
 
 fn copied_blocks(pair: &Pair) -> u64 {
@@ -129,11 +129,11 @@ fn lost_end_of_first_resync_is_repeated() {
     pair.start(0);
     pair.write(0, 5, 1).expect("it serves alone");
     let lost = std::cell::Cell::new(false);
-    pair.hub().set_fate(move |request| match request {
+    pair.network().set_outcome(move |request| match request {
         flagstone_mirror::wire::peer::PeerRequest::EndResync { .. } if !lost.replace(true) => {
-            Fate::Unanswered
+            CallOutcome::Unanswered
         }
-        _ => Fate::Arrives,
+        _ => CallOutcome::Arrives,
     });
     pair.start(1);
     pair.write(0, 6, 2).expect("it serves");

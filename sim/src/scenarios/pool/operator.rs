@@ -65,7 +65,7 @@ impl Cluster {
             Answer::Done(Err(
                 VolumeError::Full { .. }
                 | VolumeError::NoSpace { .. }
-                | VolumeError::CatalogFull { .. },
+                | VolumeError::VolumeTableFull { .. },
             )) if self.profile.full && kind == Kind::Other => return Some(false),
             Answer::Done(Err(VolumeError::Io(_))) if self.profile.faulty => {
                 // A failed read of a map fails the order, and not the pool.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::diskspd::profile::{
-    Access, Affinity, Cache, DiskspdFormat, DiskspdRate, Distribution, WriteContent,
+    Affinity, Cache, DiskspdAccess, DiskspdFormat, DiskspdRate, Distribution, WriteContent,
 };
 
 fn words(line: &str) -> Vec<String> {
@@ -25,7 +25,7 @@ fn published_diskspd_command() {
         threads: 8,
         outstanding: 3,
         latency: true,
-        access: Access::Random { align_bytes: None, percent: 100 },
+        access: DiskspdAccess::Random { align_bytes: None, percent: 100 },
         cache: Cache::Unbuffered,
         write_through: true,
         write_percent: 100,
@@ -74,16 +74,18 @@ fn each_diskspd_flag_parses() {
         ("-L", |p| p.latency = true),
         ("-Sm -Nv", |p| (p.cache, p.flush_views) = (Cache::Mapped, true)),
         ("-P100", |_| {}),
-        ("-r", |p| p.access = Access::Random { align_bytes: None, percent: 100 }),
-        ("-r4K", |p| p.access = Access::Random { align_bytes: Some(4096), percent: 100 }),
-        ("-rs30", |p| p.access = Access::Random { align_bytes: None, percent: 30 }),
-        ("-rs30 -r8K", |p| p.access = Access::Random { align_bytes: Some(8192), percent: 30 }),
+        ("-r", |p| p.access = DiskspdAccess::Random { align_bytes: None, percent: 100 }),
+        ("-r4K", |p| p.access = DiskspdAccess::Random { align_bytes: Some(4096), percent: 100 }),
+        ("-rs30", |p| p.access = DiskspdAccess::Random { align_bytes: None, percent: 30 }),
+        ("-rs30 -r8K", |p| {
+            p.access = DiskspdAccess::Random { align_bytes: Some(8192), percent: 30 }
+        }),
         ("-Rtext", |_| {}),
         ("-Rxml", |p| p.format = DiskspdFormat::Xml),
         ("-Rp", |p| p.profile_only = true),
         ("-Rpxml", |p| (p.format, p.profile_only) = (DiskspdFormat::Xml, true)),
         ("-s", |_| {}),
-        ("-s128K", |p| p.access = Access::Sequential { stride_bytes: Some(128 << 10) }),
+        ("-s128K", |p| p.access = DiskspdAccess::Sequential { stride_bytes: Some(128 << 10) }),
         ("-t2 -T1M", |p| (p.threads, p.thread_stride_bytes) = (2, 1 << 20)),
         ("-S", |p| p.cache = Cache::Unbuffered),
         ("-Su", |p| p.cache = Cache::Unbuffered),

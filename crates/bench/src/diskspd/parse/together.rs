@@ -1,7 +1,7 @@
 //! Combinations of diskspd's flags: joint meaning and contradictions.
 
 use super::{Parsed, Reader};
-use crate::diskspd::profile::{Access, Affinity, Cache};
+use crate::diskspd::profile::{Affinity, Cache, DiskspdAccess};
 use crate::limits::TARGETS;
 
 impl Reader {
@@ -96,10 +96,10 @@ impl Reader {
                 return Err("-T: it is for sequential access, not with -r".to_owned());
             }
             let align_bytes = self.random.flatten();
-            profile.access = Access::Random { align_bytes, percent };
+            profile.access = DiskspdAccess::Random { align_bytes, percent };
         } else {
             let stride_bytes = self.stride.flatten();
-            profile.access = Access::Sequential { stride_bytes };
+            profile.access = DiskspdAccess::Sequential { stride_bytes };
             if profile.threads > 1 && profile.thread_stride_bytes == 0 {
                 self.warnings.push(
                     "several threads begin at the same place: altogether the access is not sequential \

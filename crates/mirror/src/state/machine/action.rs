@@ -10,9 +10,9 @@ use super::state::Disk;
 
 /// Claim under which a node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Claim {
-    /// The role and epoch that it has. A restart is no promotion: with a new epoch, it would prevail
-    /// over a peer that was promoted meanwhile.
+pub enum ServeClaim {
+    /// The role and epoch that it has. A restart is no promotion: with a new epoch, it would
+    /// prevail over a peer that was promoted meanwhile.
     Resumed,
     /// A new epoch. The peers agree, or none is known.
     Agreed,
@@ -25,14 +25,15 @@ pub enum Claim {
 /// An action of a transition. Each is complete before the next one begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask every peer who serves, within [`crate::limits::ASK_MS`]; then [`Event::Asked`](super::Event::Asked).
+    /// Ask every peer who serves, within [`crate::limits::ASK_MS`]; then
+    /// [`Event::Asked`](super::Event::Asked).
     AskPeers,
     /// Refuse host calls from now on. Calls in flight are no longer acknowledged.
     RefuseHosts,
     /// Block host calls and wait for those in flight.
     Drain,
-    /// Durable, within [`crate::limits::TRANSFER_CHECK_MS`]: the superblock as it is, after a flush. Until
-    /// then the transition can be taken back.
+    /// Durable, within [`crate::limits::TRANSFER_CHECK_MS`]: the superblock as it is, after a
+    /// flush. Until then the transition can be taken back.
     CheckDevices,
     /// Wait until asynchronous peers have received and flushed the queued writes, within
     /// [`crate::limits::QUEUE_DELIVERY_MS`].
@@ -51,8 +52,8 @@ pub enum Action {
     RecordEpoch(u64),
     /// Durable: the peer with this record may serve, and is met before this node serves.
     RecordSuccessor(usize),
-    /// Announce to every peer that answers that this node takes the role. Ends the transition unless
-    /// [`consented`](super::consented).
+    /// Announce to every peer that answers that this node takes the role. Ends the transition
+    /// unless [`consented`](super::consented).
     Announce {
         /// Peers that serve stop.
         forced: bool,
@@ -72,9 +73,9 @@ pub enum Action {
     /// Durable: the data is discarded, and this node is a target.
     Discard,
     /// Durable: source; then serve hosts.
-    Serve(Claim),
-    /// Durable: unverified data counts as verified, older data in the listed ranges as accepted, or a
-    /// removed replica as a member.
+    Serve(ServeClaim),
+    /// Durable: unverified data counts as verified, older data in the listed ranges as accepted, or
+    /// a removed replica as a member.
     TrustData(Disk),
     /// Durable: this replica was removed from the mirror.
     RecordRemoved,
@@ -114,8 +115,8 @@ impl std::fmt::Display for Action {
             Action::ServeThroughPeer => "serve hosts through the peer",
             Action::RaiseEpoch => "**record a new epoch**",
             Action::Discard => "**discard the data**",
-            Action::Serve(Claim::Resumed) => "**record that it is used**, serve hosts",
-            Action::Serve(Claim::Granted) => {
+            Action::Serve(ServeClaim::Resumed) => "**record that it is used**, serve hosts",
+            Action::Serve(ServeClaim::Granted) => {
                 "**record the role and the arbiter's epoch**, serve hosts"
             }
             Action::Serve(_) => "**record the role and a new epoch**, serve hosts",

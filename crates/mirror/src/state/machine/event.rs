@@ -3,13 +3,13 @@
 //! Invariant: an event carries all that its transition needs to know besides the state, so no
 //! transition asks a peer or reads a clock.
 
-use crate::agree::plan::Plan;
+use crate::agree::plan::HandshakePlan;
 use crate::limits::PEERS_MAX;
 use crate::state::status::DesiredState;
 
 /// Answer of a peer that was asked before this node begins to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum RoleAnswer {
     /// None within the time limit.
     Silent,
     /// Its identity.
@@ -19,18 +19,19 @@ pub enum Answer {
         /// The highest role epoch that it has seen.
         epoch: u64,
         /// The plan that a handshake with it would have.
-        plan: Plan,
+        plan: HandshakePlan,
         /// Its data has another generation than the local data.
         differs: bool,
     },
 }
 
 /// Answers by leg. Legs without a peer are `None`.
-pub type Answers = [Option<Answer>; PEERS_MAX];
+pub type Answers = [Option<RoleAnswer>; PEERS_MAX];
 
-/// How a peer answers the announcement that this node takes the role ([`Action::Announce`](super::Action::Announce)).
+/// How a peer answers the announcement that this node takes the role
+/// ([`Action::Announce`](super::Action::Announce)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Consent {
+pub enum PeerConsent {
     /// There is no connection to it.
     Unreachable,
     /// It serves no hosts, and that is durable.
@@ -52,7 +53,7 @@ pub enum Consent {
 
 /// An order of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum OperatorOrder {
     /// Serve, if every peer was asked, none serves, and all agree.
     Failover {
         /// Answers of the peers.
@@ -60,8 +61,8 @@ pub enum Order {
     },
     /// Serve, although a peer may serve. A peer that answers is deposed first.
     ForceFailover {
-        /// Also serve data that a flush failure made unverified, or that is older in listed ranges, or
-        /// of a replica that was removed.
+        /// Also serve data that a flush failure made unverified, or that is older in listed ranges,
+        /// or of a replica that was removed.
         unverified: bool,
     },
     /// Hand the role to this peer.
@@ -84,7 +85,7 @@ pub enum Event {
     /// Answers to [`Action::AskPeers`](super::Action::AskPeers).
     Asked(Answers),
     /// The operator's order.
-    Order(Order),
+    Order(OperatorOrder),
     /// A peer announces that it takes the role. Decided at once, also during a change of role.
     Announced {
         /// Its role epoch.
@@ -97,9 +98,10 @@ pub enum Event {
         /// Its role epoch.
         epoch: u64,
     },
-    /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was accepted.
+    /// The peer takes the role if this node serves no hosts, after [`Event::Announced`] was
+    /// accepted.
     Claimed {
-        /// The peer's place in [`State::records`](super::State::records).
+        /// The peer's place in [`MachineState::records`](super::MachineState::records).
         by: usize,
         /// Its role epoch.
         epoch: u64,
@@ -136,7 +138,7 @@ pub enum Event {
     /// A handshake with a peer.
     HandshakeDone {
         /// What to do about it.
-        plan: Plan,
+        plan: HandshakePlan,
         /// Role epoch of the peer if it serves hosts and its claim is [`later`](super::later).
         prevailing: Option<u64>,
     },

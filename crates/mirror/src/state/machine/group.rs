@@ -2,15 +2,15 @@
 //!
 //! Invariant: a member never takes the role before its leader serves.
 
-use super::event::{Answers, Event, Order};
-use super::state::{Leader, Role, State, servable, unchanged};
+use super::event::{Answers, Event, OperatorOrder};
+use super::state::{Leader, MachineState, NodeRole, servable, unchanged};
 use super::{Transition, next};
 
 /// A step with which a member follows the leader of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Following {
-    /// The leader was handed over, or follows another source, so this member does or will: it gives up
-    /// its claim.
+    /// The leader was handed over, or follows another source, so this member does or will: it gives
+    /// up its claim.
     StepBack,
     /// The leader serves, and this member is served nowhere, unless its peers say otherwise.
     TakeRole,
@@ -18,20 +18,22 @@ pub enum Following {
 
 impl Following {
     /// The order that carries it out.
-    pub fn order(self) -> Order {
+    pub fn order(self) -> OperatorOrder {
         match self {
-            Following::StepBack => Order::Demote,
-            Following::TakeRole => Order::Failover { answers: Answers::default() },
+            Following::StepBack => OperatorOrder::Demote,
+            Following::TakeRole => OperatorOrder::Failover { answers: Answers::default() },
         }
     }
 }
 
 /// What a member of a group has to do to be where its leader is.
-pub fn following(state: &State) -> Option<Following> {
+pub fn following(state: &MachineState) -> Option<Following> {
     match (state.leader?, state.role) {
-        (Leader::Follows, Role::Waiting { .. })
-        | (Leader::Elsewhere, Role::Waiting { handed_over: true, .. }) => Some(Following::StepBack),
-        (Leader::Serves, Role::Target { attached: false, .. })
+        (Leader::Follows, NodeRole::Waiting { .. })
+        | (Leader::Elsewhere, NodeRole::Waiting { handed_over: true, .. }) => {
+            Some(Following::StepBack)
+        }
+        (Leader::Serves, NodeRole::Target { attached: false, .. })
             if servable(state, false).is_ok() && state.promised == 0 =>
         {
             Some(Following::TakeRole)
@@ -44,10 +46,12 @@ pub fn following(state: &State) -> Option<Following> {
 ///
 /// # Errors
 /// As [`next`]. The order is refused for all members then.
-pub fn next_in_group(state: &State, order: Order) -> Transition {
+pub fn next_in_group(state: &MachineState, order: OperatorOrder) -> Transition {
     match (order, state.role) {
         // It was handed over before, or its source is there anyway.
-        (Order::HandOver(_), Role::Target { attached: true, .. }) if state.leader.is_some() => {
+        (OperatorOrder::HandOver(_), NodeRole::Target { attached: true, .. })
+            if state.leader.is_some() =>
+        {
             Ok(unchanged(state))
         }
         _ => next(state, Event::Order(order)),

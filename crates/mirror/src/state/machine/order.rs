@@ -5,60 +5,61 @@
 //! - only a forced failover serves while a peer may serve, or serves data that is not verified;
 //! - a failover, a stop, a demotion or a desired state that is ordered again changes nothing.
 
-use crate::agree::plan::Plan;
+use crate::agree::plan::HandshakePlan;
 use crate::limits::PEERS_MAX;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::status::{DesiredState, HandshakeOutcome, LegPhase};
 
 use super::Transition;
-use super::action::{Action, Actions, Claim};
-use super::event::{Answer, Answers, Order};
-use super::refusal::Refusal;
-use super::state::{Disk, Leg, Role, State, servable, unchanged};
+use super::action::{Action, Actions, ServeClaim};
+use super::event::{Answers, OperatorOrder, RoleAnswer};
+use super::refusal::OrderRefusal;
+use super::state::{Disk, Leg, MachineState, NodeRole, servable, unchanged};
 
-pub(super) fn ordered(state: &State, order: Order) -> Transition {
+pub(super) fn ordered(state: &MachineState, order: OperatorOrder) -> Transition {
     match order {
-        Order::Failover { answers } => failover(state, &answers),
-        Order::ForceFailover { unverified } => force_failover(state, unverified),
-        Order::HandOver(leg) => hand_over(state, leg),
-        Order::TakeOver(leg) => take_over(state, leg),
-        Order::Stop => Ok(stop(state)),
-        Order::Demote => Ok(demote(state)),
-        Order::SetDesired(leg, desired) => set_desired(state, leg, desired),
+        OperatorOrder::Failover { answers } => failover(state, &answers),
+        OperatorOrder::ForceFailover { unverified } => force_failover(state, unverified),
+        OperatorOrder::HandOver(leg) => hand_over(state, leg),
+        OperatorOrder::TakeOver(leg) => take_over(state, leg),
+        OperatorOrder::Stop => Ok(stop(state)),
+        OperatorOrder::Demote => Ok(demote(state)),
+        OperatorOrder::SetDesired(leg, desired) => set_desired(state, leg, desired),
     }
 }
 
-fn failover(state: &State, answers: &Answers) -> Transition {
-    if let Role::Serving { .. } = state.role {
+fn failover(state: &MachineState, answers: &Answers) -> Transition {
+    if let NodeRole::Serving { .. } = state.role {
         return Ok(unchanged(state));
     }
     servable(state, false)?;
     let legs = state.legs.iter().zip(answers).filter(|(leg, _)| leg.is_some());
-    let answers: [Option<Answer>; PEERS_MAX] = {
+    let answers: [Option<RoleAnswer>; PEERS_MAX] = {
         let mut found = [None; PEERS_MAX];
         for (place, (_, answer)) in found.iter_mut().zip(legs) {
-            *place = Some(answer.unwrap_or(Answer::Silent));
+            *place = Some(answer.unwrap_or(RoleAnswer::Silent));
         }
         found
     };
-    let has = |test: fn(&Answer) -> bool| answers.iter().flatten().any(test);
-    if has(|answer| matches!(answer, Answer::Known { serving: true, .. })) {
-        return Err(Refusal::PeerServes);
+    let has = |test: fn(&RoleAnswer) -> bool| answers.iter().flatten().any(test);
+    if has(|answer| matches!(answer, RoleAnswer::Known { serving: true, .. })) {
+        return Err(OrderRefusal::PeerServes);
     }
-    if has(|answer| *answer == Answer::Silent) {
-        return Err(Refusal::PeerSilent);
+    if has(|answer| *answer == RoleAnswer::Silent) {
+        return Err(OrderRefusal::PeerSilent);
     }
-    if let Role::Target { attached: true, .. } = state.role {
-        return Err(Refusal::PeerServes);
+    if let NodeRole::Target { attached: true, .. } = state.role {
+        return Err(OrderRefusal::PeerServes);
     }
-    if has(|answer| matches!(answer, Answer::Known { plan: Plan::Follow { .. }, .. })) {
-        return Err(Refusal::PeerLeads);
+    if has(|answer| matches!(answer, RoleAnswer::Known { plan: HandshakePlan::Follow { .. }, .. }))
+    {
+        return Err(OrderRefusal::PeerLeads);
     }
-    state.serves(Claim::Agreed, &[Action::Announce { forced: false }, Action::EndAttachment])
+    state.serves(ServeClaim::Agreed, &[Action::Announce { forced: false }, Action::EndAttachment])
 }
 
-fn force_failover(state: &State, unverified: bool) -> Transition {
-    if let Role::Serving { .. } = state.role {
+fn force_failover(state: &MachineState, unverified: bool) -> Transition {
+    if let NodeRole::Serving { .. } = state.role {
         return Ok(unchanged(state));
     }
     servable(state, unverified)?;
@@ -66,41 +67,41 @@ fn force_failover(state: &State, unverified: bool) -> Transition {
         [Action::Announce { forced: true }, Action::EndAttachment, Action::TrustData(state.disk)];
     let trusts = matches!(state.disk, Disk::Unverified | Disk::Incomplete | Disk::Removed);
     let (after, actions) =
-        state.serves(Claim::Forced, if trusts { &actions } else { &actions[..2] })?;
-    Ok((State { disk: Disk::Consistent, ..after }, actions))
+        state.serves(ServeClaim::Forced, if trusts { &actions } else { &actions[..2] })?;
+    Ok((MachineState { disk: Disk::Consistent, ..after }, actions))
 }
 
-fn hand_over(state: &State, leg: usize) -> Transition {
+fn hand_over(state: &MachineState, leg: usize) -> Transition {
     let to = state.leg(leg)?;
-    let Role::Serving { epoch } = state.role else { return Err(Refusal::NotSource) };
+    let NodeRole::Serving { epoch } = state.role else { return Err(OrderRefusal::NotSource) };
     match to.phase {
         LegPhase::InSync => {
-            let role = Role::Target { epoch, attached: false };
+            let role = NodeRole::Target { epoch, attached: false };
             let actions = [Action::Drain, Action::DeliverQueues, Action::HandOver(leg)];
             Ok(state.to(role, &actions))
         }
-        LegPhase::Handshake(HandshakeOutcome::SplitBrain) => Err(Refusal::SplitBrain),
-        _ => Err(Refusal::NotInSync),
+        LegPhase::Handshake(HandshakeOutcome::SplitBrain) => Err(OrderRefusal::SplitBrain),
+        _ => Err(OrderRefusal::NotInSync),
     }
 }
 
-fn take_over(state: &State, leg: usize) -> Transition {
+fn take_over(state: &MachineState, leg: usize) -> Transition {
     let from = state.leg(leg)?;
     match state.role {
-        Role::Serving { .. } => Ok(unchanged(state)),
+        NodeRole::Serving { .. } => Ok(unchanged(state)),
         _ if matches!(state.disk, Disk::Inconsistent | Disk::Incomplete) => {
-            Err(Refusal::Inconsistent)
+            Err(OrderRefusal::Inconsistent)
         }
         _ if from.phase == LegPhase::Handshake(HandshakeOutcome::SplitBrain) => {
-            Err(Refusal::SplitBrain)
+            Err(OrderRefusal::SplitBrain)
         }
         // The peer decides: this side does not know whether it is in sync.
         _ => Ok((*state, Actions::of(&[Action::AskForRole(leg), Action::Reconnect]))),
     }
 }
 
-fn stop(state: &State) -> (State, Actions) {
-    let Role::Serving { epoch } = state.role else { return unchanged(state) };
+fn stop(state: &MachineState) -> (MachineState, Actions) {
+    let NodeRole::Serving { epoch } = state.role else { return unchanged(state) };
     let actions = [
         Action::Drain,
         Action::DeliverQueues,
@@ -108,14 +109,14 @@ fn stop(state: &State) -> (State, Actions) {
         Action::RefuseHosts,
         Action::PutAway(ReplicaRole::Source),
     ];
-    state.to(Role::Waiting { epoch, handed_over: false }, &actions)
+    state.to(NodeRole::Waiting { epoch, handed_over: false }, &actions)
 }
 
-fn demote(state: &State) -> (State, Actions) {
-    let target = |epoch| Role::Target { epoch, attached: false };
+fn demote(state: &MachineState) -> (MachineState, Actions) {
+    let target = |epoch| NodeRole::Target { epoch, attached: false };
     let put_away = Action::PutAway(ReplicaRole::Target);
     match state.role {
-        Role::Serving { epoch } => {
+        NodeRole::Serving { epoch } => {
             let actions = [
                 Action::Drain,
                 Action::DeliverQueues,
@@ -126,24 +127,24 @@ fn demote(state: &State) -> (State, Actions) {
             ];
             state.to(target(epoch), &actions)
         }
-        Role::Waiting { epoch, .. } | Role::Deposed { by: epoch } => {
+        NodeRole::Waiting { epoch, .. } | NodeRole::Deposed { by: epoch } => {
             state.to(target(epoch), &[put_away, Action::Reconnect])
         }
-        Role::Target { .. } | Role::Closed => unchanged(state),
+        NodeRole::Target { .. } | NodeRole::Closed => unchanged(state),
     }
 }
 
-fn set_desired(state: &State, leg: usize, desired: DesiredState) -> Transition {
+fn set_desired(state: &MachineState, leg: usize, desired: DesiredState) -> Transition {
     let own = state.leg(leg)?;
     let split = own.phase == LegPhase::Handshake(HandshakeOutcome::SplitBrain);
     if own.desired == desired {
         return match desired {
-            DesiredState::Connected if split => Err(Refusal::SplitBrain),
+            DesiredState::Connected if split => Err(OrderRefusal::SplitBrain),
             _ => Ok(unchanged(state)),
         };
     }
     if desired != DesiredState::Connected && state.role.stored() != ReplicaRole::Source {
-        return Err(Refusal::NotSource);
+        return Err(OrderRefusal::NotSource);
     }
     let mut after = *state;
     after.legs[leg] = Some(Leg { desired, ..own });
@@ -157,17 +158,17 @@ fn set_desired(state: &State, leg: usize, desired: DesiredState) -> Transition {
     })
 }
 
-pub(super) fn discarded(state: &State) -> Transition {
+pub(super) fn discarded(state: &MachineState) -> Transition {
     match state.role {
-        Role::Serving { .. } => Err(Refusal::Serving),
+        NodeRole::Serving { .. } => Err(OrderRefusal::Serving),
         role => {
-            let attached = matches!(role, Role::Target { attached: true, .. });
-            Ok(state.to(Role::Target { epoch: role.epoch(), attached }, &[Action::Discard]))
+            let attached = matches!(role, NodeRole::Target { attached: true, .. });
+            Ok(state.to(NodeRole::Target { epoch: role.epoch(), attached }, &[Action::Discard]))
         }
     }
 }
 
-pub(super) fn transferred(state: &State) -> Transition {
+pub(super) fn transferred(state: &MachineState) -> Transition {
     let stop = [
         Action::Drain,
         Action::CheckDevices,
@@ -178,8 +179,8 @@ pub(super) fn transferred(state: &State) -> Transition {
         Action::EndAttachment,
     ];
     match state.role {
-        _ if state.disk == Disk::Failed => Err(Refusal::Failed),
-        Role::Serving { .. } => Ok(state.to(Role::Closed, &stop)),
-        _ => Ok(state.to(Role::Closed, &[Action::CheckDevices, Action::EndAttachment])),
+        _ if state.disk == Disk::Failed => Err(OrderRefusal::Failed),
+        NodeRole::Serving { .. } => Ok(state.to(NodeRole::Closed, &stop)),
+        _ => Ok(state.to(NodeRole::Closed, &[Action::CheckDevices, Action::EndAttachment])),
     }
 }

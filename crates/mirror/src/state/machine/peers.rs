@@ -1,77 +1,86 @@
 //! Handshakes and transfers of the role: a source attaches, hands over, or is admitted by its peer.
 //!
-//! Invariant: with several peers, a handshake makes neither a target nor a deposed source the source,
-//! because a third node may serve out of sight.
+//! Invariant: with several peers, a handshake makes neither a target nor a deposed source the
+//! source, because a third node may serve out of sight.
 
 use crate::ondisk::superblock::ReplicaRole;
 
 use super::Transition;
-use super::action::{Action, Claim};
+use super::action::{Action, ServeClaim};
 use super::event::{AdmittedBy, Handover};
-use super::refusal::Refusal;
-use super::state::{Disk, Leader, Role, State, servable, unchanged};
+use super::refusal::OrderRefusal;
+use super::state::{Disk, Leader, MachineState, NodeRole, servable, unchanged};
 
-pub(super) fn attached(state: &State, epoch: u64) -> Transition {
+pub(super) fn attached(state: &MachineState, epoch: u64) -> Transition {
     match state.role {
-        Role::Serving { .. } => Err(Refusal::Serving),
-        _ if state.disk == Disk::Failed => Err(Refusal::Failed),
+        NodeRole::Serving { .. } => Err(OrderRefusal::Serving),
+        _ if state.disk == Disk::Failed => Err(OrderRefusal::Failed),
         // A higher epoch than any seen, or the one already admitted.
-        role if epoch < role.epoch() => Err(Refusal::Fenced),
-        _ if state.promised > 0 && epoch != state.promised => Err(Refusal::Fenced),
-        _ => Ok(state
-            .to(Role::Target { epoch, attached: true }, &[Action::EndAttachment, Action::Admit])),
+        role if epoch < role.epoch() => Err(OrderRefusal::Fenced),
+        _ if state.promised > 0 && epoch != state.promised => Err(OrderRefusal::Fenced),
+        _ => Ok(state.to(
+            NodeRole::Target { epoch, attached: true },
+            &[Action::EndAttachment, Action::Admit],
+        )),
     }
 }
 
-pub(super) fn promoted(state: &State) -> Transition {
-    let Role::Target { attached: true, .. } = state.role else { return Err(Refusal::NotEntitled) };
+pub(super) fn promoted(state: &MachineState) -> Transition {
+    let NodeRole::Target { attached: true, .. } = state.role else {
+        return Err(OrderRefusal::NotEntitled);
+    };
     servable(state, false)?;
-    state.serves(Claim::Agreed, &[Action::EndAttachment])
+    state.serves(ServeClaim::Agreed, &[Action::EndAttachment])
 }
 
-/// Whether the handshake with this peer suffices to become the source without the operator. A source
-/// that designated a successor has to meet that peer, which may be serving out of sight. With several
-/// targets, each would conclude that it has to take over, so the operator decides; also if another
-/// node has announced or taken the role since, and may serve out of sight. A deposed source was
-/// replaced by an operator's order, and waits for another one, such as to discard the peer's data.
-pub(super) fn admitted(state: &State, by: AdmittedBy) -> Transition {
+/// Whether the handshake with this peer suffices to become the source without the operator. A
+/// source that designated a successor has to meet that peer, which may be serving out of sight.
+/// With several targets, each would conclude that it has to take over, so the operator decides;
+/// also if another node has announced or taken the role since, and may serve out of sight. A
+/// deposed source was replaced by an operator's order, and waits for another one, such as to
+/// discard the peer's data.
+pub(super) fn admitted(state: &MachineState, by: AdmittedBy) -> Transition {
     let several = state.has_several_peers();
     match state.role {
-        Role::Serving { epoch } => {
+        NodeRole::Serving { epoch } => {
             let epoch = epoch.max(by.epoch).saturating_add(1);
-            return Ok(state.to(Role::Serving { epoch }, &[Action::RaiseEpoch]));
+            return Ok(state.to(NodeRole::Serving { epoch }, &[Action::RaiseEpoch]));
         }
-        Role::Target { attached: true, .. } => return Err(Refusal::PeerServes),
+        NodeRole::Target { attached: true, .. } => return Err(OrderRefusal::PeerServes),
         _ if state.leader.is_some_and(|leader| leader != Leader::Serves) => {
-            return Err(Refusal::LeaderFirst);
+            return Err(OrderRefusal::LeaderFirst);
         }
-        Role::Waiting { handed_over: true, .. } if !by.successor => {
-            return Err(Refusal::NotEntitled);
+        NodeRole::Waiting { handed_over: true, .. } if !by.successor => {
+            return Err(OrderRefusal::NotEntitled);
         }
-        Role::Waiting { .. } if several && by.overtaken => return Err(Refusal::NotEntitled),
-        Role::Target { .. } if several => return Err(Refusal::NotEntitled),
-        Role::Deposed { .. } if several || !by.unusable => return Err(Refusal::NotEntitled),
+        NodeRole::Waiting { .. } if several && by.overtaken => {
+            return Err(OrderRefusal::NotEntitled);
+        }
+        NodeRole::Target { .. } if several => return Err(OrderRefusal::NotEntitled),
+        NodeRole::Deposed { .. } if several || !by.unusable => {
+            return Err(OrderRefusal::NotEntitled);
+        }
         _ => {}
     }
     servable(state, false)?;
-    state.serves(Claim::Agreed, &[Action::EndAttachment])
+    state.serves(ServeClaim::Agreed, &[Action::EndAttachment])
 }
 
-pub(super) fn handed_over(state: &State, outcome: Handover) -> Transition {
-    let Role::Waiting { epoch, .. } = state.role else { return Err(Refusal::NotSource) };
-    let target = Role::Target { epoch, attached: false };
+pub(super) fn handed_over(state: &MachineState, outcome: Handover) -> Transition {
+    let NodeRole::Waiting { epoch, .. } = state.role else { return Err(OrderRefusal::NotSource) };
+    let target = NodeRole::Target { epoch, attached: false };
     match (outcome, state.disk) {
         (Handover::Unknown, _) => Ok(unchanged(state)),
         (Handover::Accepted, Disk::Failed) => Ok(state.to(target, &[Action::LeaveRole])),
         (Handover::Accepted, _) => Ok(state.to(target, &[Action::PutAway(ReplicaRole::Target)])),
-        (Handover::Declined, _) if state.promised > 0 => Err(Refusal::Overtaken),
+        (Handover::Declined, _) if state.promised > 0 => Err(OrderRefusal::Overtaken),
         // Only the peer has the data.
         (Handover::Declined, Disk::Failed) => {
-            Ok(state.to(Role::Serving { epoch }, &[Action::ServeThroughPeer]))
+            Ok(state.to(NodeRole::Serving { epoch }, &[Action::ServeThroughPeer]))
         }
         (Handover::Declined, _) => {
             servable(state, false)?;
-            state.serves(Claim::Agreed, &[])
+            state.serves(ServeClaim::Agreed, &[])
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::named;
 
 named! {
     /// Why an event is refused.
-    pub enum Refusal {
+    pub enum OrderRefusal {
         /// The mirror has ended.
         Closed = "the mirror has ended, or moves to another device",
         /// No such peer.
@@ -37,17 +37,19 @@ named! {
         Fenced = "this node has seen a later epoch",
         /// This node serves.
         Serving = "this node serves hosts",
-        /// Only the operator, or the peer that the role was handed to, can make this node the source.
+        /// Only the operator, or the peer that the role was handed to, can make this node the
+        /// source.
         NotEntitled = "this node may not take the role by itself",
-        /// See [`Consent::Later`](super::Consent::Later) and [`State::promised`](super::State::promised).
+        /// See [`PeerConsent::Later`](super::PeerConsent::Later) and
+        /// [`MachineState::promised`](super::MachineState::promised).
         Overtaken = "another node takes the role at the same time",
         /// A member has no open replica on this node.
         GroupIncomplete = "not all volumes of the consistency group have an open replica on this node",
         /// See [`Leader`](super::Leader).
         LeaderFirst = "the first volume of the consistency group decides which node serves the group",
-        /// See [`Consent::Unknown`](super::Consent::Unknown).
+        /// See [`PeerConsent::Unknown`](super::PeerConsent::Unknown).
         Unconfirmed = "a peer answers, and has not confirmed that it serves no hosts",
-        /// See [`Consent::TooOld`](super::Consent::TooOld).
+        /// See [`PeerConsent::TooOld`](super::PeerConsent::TooOld).
         PeerTooOld = "a peer serves hosts, and its release cannot be ordered to stop",
     }
 }

@@ -1,26 +1,26 @@
 //! Start of a mirror: whether the last source serves again without the operator.
 //!
-//! Invariant: a source that has met a peer serves again only if each peer is recorded as out of date
-//! and was asked.
+//! Invariant: a source that has met a peer serves again only if each peer is recorded as out of
+//! date and was asked.
 
-use crate::agree::plan::Plan;
+use crate::agree::plan::HandshakePlan;
 
-use super::action::{Action, Actions, Claim};
-use super::event::{Answer, Answers};
-use super::state::{Disk, Record, Role, State, unchanged};
+use super::action::{Action, Actions, ServeClaim};
+use super::event::{Answers, RoleAnswer};
+use super::state::{Disk, MachineState, NodeRole, PeerDataState, unchanged};
 
 /// The last source serves again without the operator if each peer is recorded as out of date. A
 /// peer may have been promoted since, so it is asked first. All else waits for a handshake.
-pub(super) fn opened(state: &State) -> (State, Actions) {
-    let Role::Waiting { handed_over: false, .. } = state.role else { return unchanged(state) };
+pub(super) fn opened(state: &MachineState) -> (MachineState, Actions) {
+    let NodeRole::Waiting { handed_over: false, .. } = state.role else { return unchanged(state) };
     if state.disk != Disk::Consistent {
         return unchanged(state);
     }
-    let known = || state.records.iter().filter(|record| **record != Record::Unknown);
+    let known = || state.records.iter().filter(|record| **record != PeerDataState::Unknown);
     if known().next().is_none() {
         return state.resumes();
     }
-    match known().all(|record| *record == Record::Outdated) {
+    match known().all(|record| *record == PeerDataState::Outdated) {
         true => (*state, Actions::of(&[Action::AskPeers])),
         false => unchanged(state),
     }
@@ -28,17 +28,19 @@ pub(super) fn opened(state: &State) -> (State, Actions) {
 
 /// A peer that does not answer is recorded as out of date, so it serves only by its operator's
 /// order. When both meet later, the earlier epoch is deposed.
-pub(super) fn asked(state: &State, answers: &Answers) -> (State, Actions) {
-    let stays = |answer: &Answer| match *answer {
-        Answer::Silent => false,
-        Answer::Known { serving: true, plan, .. } => plan != Plan::Unrelated,
+pub(super) fn asked(state: &MachineState, answers: &Answers) -> (MachineState, Actions) {
+    let stays = |answer: &RoleAnswer| match *answer {
+        RoleAnswer::Silent => false,
+        RoleAnswer::Known { serving: true, plan, .. } => plan != HandshakePlan::Unrelated,
         // The peer was promoted after this node, and has stopped since; or it has newer data, so
         // the record here is out of date.
-        Answer::Known { plan: Plan::Follow { .. }, epoch, differs, .. } => {
+        RoleAnswer::Known { plan: HandshakePlan::Follow { .. }, epoch, differs, .. } => {
             differs || epoch > state.role.epoch()
         }
-        Answer::Known { plan: Plan::SplitBrain, epoch, .. } => epoch > state.role.epoch(),
-        Answer::Known { .. } => false,
+        RoleAnswer::Known { plan: HandshakePlan::SplitBrain, epoch, .. } => {
+            epoch > state.role.epoch()
+        }
+        RoleAnswer::Known { .. } => false,
     };
     // A handshake may have changed the role meanwhile.
     let (again, actions) = opened(state);
@@ -51,11 +53,11 @@ pub(super) fn asked(state: &State, answers: &Answers) -> (State, Actions) {
     }
 }
 
-impl State {
+impl MachineState {
     /// Serves again after a start, as the source that it is.
-    fn resumes(&self) -> (State, Actions) {
+    fn resumes(&self) -> (MachineState, Actions) {
         // Epoch 0: it was created as a source and has never served.
-        let claim = if self.role.epoch() == 0 { Claim::Agreed } else { Claim::Resumed };
+        let claim = if self.role.epoch() == 0 { ServeClaim::Agreed } else { ServeClaim::Resumed };
         self.serves(claim, &[]).unwrap_or_else(|_| unchanged(self))
     }
 }

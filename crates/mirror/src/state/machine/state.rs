@@ -1,10 +1,10 @@
 //! State of the machine: the facts on which a change of role depends.
 //!
 //! Invariants:
-//! - [`State`] is a plain value, which the mirror derives from its own state for each event; only
-//!   [`next`](super::next) makes the following one;
-//! - [`State::serves`] is the only way into [`Role::Serving`] with a claim, and refuses while
-//!   [`State::promised`] is set;
+//! - [`MachineState`] is a plain value, which the mirror derives from its own state for each event;
+//!   only [`next`](super::next) makes the following one;
+//! - [`MachineState::serves`] is the only way into [`NodeRole::Serving`] with a claim, and refuses
+//!   while [`MachineState::promised`] is set;
 //! - only data that is [`servable`] is served.
 
 use crate::limits::PEERS_MAX;
@@ -12,21 +12,21 @@ use crate::ondisk::superblock::ReplicaRole;
 use crate::state::status::{DesiredState, LegPhase};
 
 use super::Transition;
-use super::action::{Action, Actions, Claim};
-use super::refusal::Refusal;
+use super::action::{Action, Actions, ServeClaim};
+use super::refusal::OrderRefusal;
 
 /// The part of a mirror's state on which a change of role depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct MachineState {
     /// This node's part.
-    pub role: Role,
+    pub role: NodeRole,
     /// The local data.
     pub disk: Disk,
     /// One leg per configured peer.
     pub legs: [Option<Leg>; PEERS_MAX],
     /// The superblock's records of peers, in the order in which they were met. A peer that was
     /// replaced or is no longer configured keeps its record, so records do not belong to legs.
-    pub records: [Record; PEERS_MAX],
+    pub records: [PeerDataState; PEERS_MAX],
     /// Epoch under which a peer takes the role: from its announcement until this node has acted on
     /// it, which may wait for another change of role. 0: no announcement.
     pub promised: u64,
@@ -53,20 +53,20 @@ pub enum Leader {
 
 impl Leader {
     /// From the role of the leader.
-    pub fn of(role: Role) -> Leader {
+    pub fn of(role: NodeRole) -> Leader {
         match role {
-            Role::Serving { .. } => Leader::Serves,
-            Role::Waiting { .. } => Leader::Waits,
-            Role::Target { attached: true, .. } => Leader::Follows,
-            Role::Target { .. } | Role::Deposed { .. } => Leader::Elsewhere,
-            Role::Closed => Leader::Absent,
+            NodeRole::Serving { .. } => Leader::Serves,
+            NodeRole::Waiting { .. } => Leader::Waits,
+            NodeRole::Target { attached: true, .. } => Leader::Follows,
+            NodeRole::Target { .. } | NodeRole::Deposed { .. } => Leader::Elsewhere,
+            NodeRole::Closed => Leader::Absent,
         }
     }
 }
 
 /// Role of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum NodeRole {
     /// The mirror has ended, or moves to another one: every event is refused.
     Closed,
     /// The source: hosts are served.
@@ -74,7 +74,8 @@ pub enum Role {
         /// Role epoch.
         epoch: u64,
     },
-    /// The last source. It serves no hosts until its peers have answered or the operator has decided.
+    /// The last source. It serves no hosts until its peers have answered or the operator has
+    /// decided.
     Waiting {
         /// Role epoch.
         epoch: u64,
@@ -127,7 +128,7 @@ pub struct Leg {
 
 /// The superblock's record of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
+pub enum PeerDataState {
     /// No peer has been met.
     Unknown,
     /// It may have all data.
@@ -136,47 +137,47 @@ pub enum Record {
     Outdated,
 }
 
-impl Role {
+impl NodeRole {
     /// The highest role epoch seen.
     pub fn epoch(self) -> u64 {
         match self {
-            Role::Closed => 0,
-            Role::Serving { epoch } | Role::Waiting { epoch, .. } | Role::Target { epoch, .. } => {
-                epoch
-            }
-            Role::Deposed { by } => by,
+            NodeRole::Closed => 0,
+            NodeRole::Serving { epoch }
+            | NodeRole::Waiting { epoch, .. }
+            | NodeRole::Target { epoch, .. } => epoch,
+            NodeRole::Deposed { by } => by,
         }
     }
 
     /// The same as it is stored in the superblock.
     pub fn stored(self) -> ReplicaRole {
         match self {
-            Role::Serving { .. } | Role::Waiting { .. } => ReplicaRole::Source,
-            Role::Deposed { .. } => ReplicaRole::Deposed,
-            Role::Target { .. } | Role::Closed => ReplicaRole::Target,
+            NodeRole::Serving { .. } | NodeRole::Waiting { .. } => ReplicaRole::Source,
+            NodeRole::Deposed { .. } => ReplicaRole::Deposed,
+            NodeRole::Target { .. } | NodeRole::Closed => ReplicaRole::Target,
         }
     }
 }
 
-impl State {
-    pub(super) fn to(self, role: Role, actions: &[Action]) -> (State, Actions) {
-        (State { role, ..self }, Actions::of(actions))
+impl MachineState {
+    pub(super) fn to(self, role: NodeRole, actions: &[Action]) -> (MachineState, Actions) {
+        (MachineState { role, ..self }, Actions::of(actions))
     }
 
-    /// [`State::to`], if this node may begin to serve now.
-    pub(super) fn serves(self, claim: Claim, before: &[Action]) -> Transition {
+    /// [`MachineState::to`], if this node may begin to serve now.
+    pub(super) fn serves(self, claim: ServeClaim, before: &[Action]) -> Transition {
         if self.promised > 0 {
-            return Err(Refusal::Overtaken);
+            return Err(OrderRefusal::Overtaken);
         }
         let epoch = self.role.epoch();
-        let epoch = if claim == Claim::Resumed { epoch } else { epoch.saturating_add(1) };
+        let epoch = if claim == ServeClaim::Resumed { epoch } else { epoch.saturating_add(1) };
         let mut actions = before.to_vec();
         actions.push(Action::Serve(claim));
-        Ok(self.to(Role::Serving { epoch }, &actions))
+        Ok(self.to(NodeRole::Serving { epoch }, &actions))
     }
 
-    pub(super) fn leg(&self, leg: usize) -> Result<Leg, Refusal> {
-        self.legs.get(leg).copied().flatten().ok_or(Refusal::NoPeer)
+    pub(super) fn leg(&self, leg: usize) -> Result<Leg, OrderRefusal> {
+        self.legs.get(leg).copied().flatten().ok_or(OrderRefusal::NoPeer)
     }
 
     pub(super) fn has_several_peers(&self) -> bool {
@@ -185,19 +186,19 @@ impl State {
 }
 
 /// Whether the local data may be served at all.
-pub(crate) fn servable(state: &State, unverified: bool) -> Result<(), Refusal> {
+pub(crate) fn servable(state: &MachineState, unverified: bool) -> Result<(), OrderRefusal> {
     match state.disk {
         Disk::Consistent => Ok(()),
         Disk::Unverified | Disk::Incomplete | Disk::Removed if unverified => Ok(()),
-        Disk::Unverified => Err(Refusal::Unverified),
-        Disk::Blank => Err(Refusal::Blank),
-        Disk::Inconsistent => Err(Refusal::Inconsistent),
-        Disk::Incomplete => Err(Refusal::Incomplete),
-        Disk::Removed => Err(Refusal::Removed),
-        Disk::Failed => Err(Refusal::Failed),
+        Disk::Unverified => Err(OrderRefusal::Unverified),
+        Disk::Blank => Err(OrderRefusal::Blank),
+        Disk::Inconsistent => Err(OrderRefusal::Inconsistent),
+        Disk::Incomplete => Err(OrderRefusal::Incomplete),
+        Disk::Removed => Err(OrderRefusal::Removed),
+        Disk::Failed => Err(OrderRefusal::Failed),
     }
 }
 
-pub(super) fn unchanged(state: &State) -> (State, Actions) {
+pub(super) fn unchanged(state: &MachineState) -> (MachineState, Actions) {
     (*state, Actions::default())
 }

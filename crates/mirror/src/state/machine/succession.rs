@@ -1,18 +1,18 @@
 //! Succession by a peer: its announcement, its claim with consent, and deposition by force.
 //!
 //! Invariants:
-//! - an announcement is accepted only under an epoch that is later than any that this node has seen,
-//!   promised or announced;
+//! - an announcement is accepted only under an epoch that is later than any that this node has
+//!   seen, promised or announced;
 //! - data that a deposed source has written alone is kept.
 
-use crate::agree::plan::Plan;
+use crate::agree::plan::HandshakePlan;
 use crate::ondisk::superblock::ReplicaRole;
 
 use super::Transition;
 use super::action::{Action, Actions};
-use super::event::Consent;
-use super::refusal::Refusal;
-use super::state::{Role, State, unchanged};
+use super::event::PeerConsent;
+use super::refusal::OrderRefusal;
+use super::state::{MachineState, NodeRole, unchanged};
 
 /// Which of two nodes that both serve keeps serving: the later role epoch, else the greater UUID.
 pub fn later<Id: Ord>(one: (u64, Id), other: (u64, Id)) -> bool {
@@ -25,65 +25,65 @@ pub fn later<Id: Ord>(one: (u64, Id), other: (u64, Id)) -> bool {
 ///
 /// # Errors
 /// The first of: another node takes the role, a peer serves, a peer has not confirmed, no answer.
-pub fn consented(consents: &[Consent], forced: bool) -> Result<(), Refusal> {
-    let refused = |consent: &Consent| match *consent {
-        Consent::Later => Some(Refusal::Overtaken),
-        Consent::Serves => Some(Refusal::PeerServes),
-        Consent::TooOld { serving: true } => Some(Refusal::PeerTooOld),
-        Consent::Unknown => Some(Refusal::Unconfirmed),
+pub fn consented(consents: &[PeerConsent], forced: bool) -> Result<(), OrderRefusal> {
+    let refused = |consent: &PeerConsent| match *consent {
+        PeerConsent::Later => Some(OrderRefusal::Overtaken),
+        PeerConsent::Serves => Some(OrderRefusal::PeerServes),
+        PeerConsent::TooOld { serving: true } => Some(OrderRefusal::PeerTooOld),
+        PeerConsent::Unknown => Some(OrderRefusal::Unconfirmed),
         // After a restart it could take the role by itself.
-        Consent::RefusesHosts if !forced => Some(Refusal::Unconfirmed),
-        Consent::Unreachable if !forced => Some(Refusal::PeerSilent),
+        PeerConsent::RefusesHosts if !forced => Some(OrderRefusal::Unconfirmed),
+        PeerConsent::Unreachable if !forced => Some(OrderRefusal::PeerSilent),
         _ => None,
     };
-    let severity = |refusal: &Refusal| match refusal {
-        Refusal::Overtaken => 0,
-        Refusal::PeerServes | Refusal::PeerTooOld => 1,
-        Refusal::Unconfirmed => 2,
+    let severity = |refusal: &OrderRefusal| match refusal {
+        OrderRefusal::Overtaken => 0,
+        OrderRefusal::PeerServes | OrderRefusal::PeerTooOld => 1,
+        OrderRefusal::Unconfirmed => 2,
         _ => 3,
     };
     consents.iter().filter_map(refused).min_by_key(severity).map_or(Ok(()), Err)
 }
 
-pub(super) fn announced(state: &State, epoch: u64, forced: bool) -> Transition {
-    if !forced && matches!(state.role, Role::Serving { .. }) {
-        return Err(Refusal::Serving);
+pub(super) fn announced(state: &MachineState, epoch: u64, forced: bool) -> Transition {
+    if !forced && matches!(state.role, NodeRole::Serving { .. }) {
+        return Err(OrderRefusal::Serving);
     }
     if state.role.epoch() >= epoch || state.promised > epoch || state.announced >= epoch {
-        return Err(Refusal::Fenced);
+        return Err(OrderRefusal::Fenced);
     }
-    let promised = State { promised: epoch, ..*state };
+    let promised = MachineState { promised: epoch, ..*state };
     Ok(match state.role {
-        Role::Serving { epoch } => {
-            let role = Role::Waiting { epoch, handed_over: false };
+        NodeRole::Serving { epoch } => {
+            let role = NodeRole::Waiting { epoch, handed_over: false };
             promised.to(role, &[Action::RefuseHosts])
         }
         // A request of the source to promote this node may still arrive.
-        Role::Target { epoch, .. } => {
-            promised.to(Role::Target { epoch, attached: false }, &[Action::Detach])
+        NodeRole::Target { epoch, .. } => {
+            promised.to(NodeRole::Target { epoch, attached: false }, &[Action::Detach])
         }
         role => promised.to(role, &[]),
     })
 }
 
-pub(super) fn deposed(state: &State, epoch: u64) -> Transition {
-    let after = State { promised: 0, ..*state };
+pub(super) fn deposed(state: &MachineState, epoch: u64) -> Transition {
+    let after = MachineState { promised: 0, ..*state };
     Ok(match state.role {
         // It was promoted under a later epoch since.
-        Role::Serving { epoch: own } if own >= epoch => return Err(Refusal::Fenced),
-        Role::Serving { .. } | Role::Waiting { .. } => depose(&after, epoch),
+        NodeRole::Serving { epoch: own } if own >= epoch => return Err(OrderRefusal::Fenced),
+        NodeRole::Serving { .. } | NodeRole::Waiting { .. } => depose(&after, epoch),
         _ => after.steps_back(epoch),
     })
 }
 
 /// A stopped source stays the source, because its claim to have the best data counts at handshakes.
 /// As after a switchover without an answer, it has to meet the peer before it serves again.
-pub(super) fn claimed(state: &State, by: usize, claimed: u64) -> Transition {
-    let after = State { promised: 0, ..*state };
+pub(super) fn claimed(state: &MachineState, by: usize, claimed: u64) -> Transition {
+    let after = MachineState { promised: 0, ..*state };
     Ok(match state.role {
-        Role::Serving { .. } => return Err(Refusal::Serving),
-        Role::Waiting { epoch, .. } => {
-            let role = Role::Waiting { epoch, handed_over: true };
+        NodeRole::Serving { .. } => return Err(OrderRefusal::Serving),
+        NodeRole::Waiting { epoch, .. } => {
+            let role = NodeRole::Waiting { epoch, handed_over: true };
             after.to(role, &[Action::RecordSuccessor(by)])
         }
         _ => after.steps_back(claimed),
@@ -91,23 +91,25 @@ pub(super) fn claimed(state: &State, by: usize, claimed: u64) -> Transition {
 }
 
 /// The source stays away from now on, so the data grows old.
-pub(super) fn removed(state: &State, epoch: u64) -> Transition {
-    if let Role::Serving { .. } = state.role {
-        return Err(Refusal::Serving);
+pub(super) fn removed(state: &MachineState, epoch: u64) -> Transition {
+    if let NodeRole::Serving { .. } = state.role {
+        return Err(OrderRefusal::Serving);
     }
     if epoch < state.role.epoch().max(state.promised) {
-        return Err(Refusal::Fenced);
+        return Err(OrderRefusal::Fenced);
     }
     let record = [Action::EndAttachment, Action::RecordRemoved];
     Ok(match state.role {
-        Role::Target { epoch, .. } => state.to(Role::Target { epoch, attached: false }, &record),
+        NodeRole::Target { epoch, .. } => {
+            state.to(NodeRole::Target { epoch, attached: false }, &record)
+        }
         role => state.to(role, &record[1..]),
     })
 }
 
 /// Steps aside for a node with a later claim. What this node has written alone is kept.
-fn depose(state: &State, by: u64) -> (State, Actions) {
-    let serves = matches!(state.role, Role::Serving { .. });
+fn depose(state: &MachineState, by: u64) -> (MachineState, Actions) {
+    let serves = matches!(state.role, NodeRole::Serving { .. });
     // Calls are in flight also if hosts were refused at the announcement.
     let actions = [
         Action::RefuseHosts,
@@ -117,37 +119,45 @@ fn depose(state: &State, by: u64) -> (State, Actions) {
         Action::PutAway(ReplicaRole::Deposed),
     ];
     let by = by.max(state.role.epoch());
-    state.to(Role::Deposed { by }, if serves { &actions } else { &actions[1..] })
+    state.to(NodeRole::Deposed { by }, if serves { &actions } else { &actions[1..] })
 }
 
-pub(super) fn met(state: &State, plan: Plan, prevailing: Option<u64>) -> (State, Actions) {
-    let Role::Serving { epoch } = state.role else { return unchanged(state) };
+pub(super) fn handshake_done(
+    state: &MachineState,
+    plan: HandshakePlan,
+    prevailing: Option<u64>,
+) -> (MachineState, Actions) {
+    let NodeRole::Serving { epoch } = state.role else { return unchanged(state) };
     match (plan, prevailing) {
         // The peer has all data of this node: nothing is kept for the operator.
-        (Plan::Follow { step_down: true }, _) => {
+        (HandshakePlan::Follow { step_down: true }, _) => {
             let actions = [
                 Action::RefuseHosts,
                 Action::EndSessions,
                 Action::AwaitCalls,
                 Action::PutAway(ReplicaRole::Target),
             ];
-            state.to(Role::Target { epoch, attached: false }, &actions)
+            state.to(NodeRole::Target { epoch, attached: false }, &actions)
         }
-        (Plan::SplitBrain | Plan::Incompatible | Plan::NoSource, Some(by)) => depose(state, by),
+        (
+            HandshakePlan::SplitBrain | HandshakePlan::Incompatible | HandshakePlan::NoSource,
+            Some(by),
+        ) => depose(state, by),
         _ => unchanged(state),
     }
 }
 
-impl State {
+impl MachineState {
     /// A node that is no source follows an announcement. A third node that returns learns of the
     /// epoch from it, also after a restart; of two nodes, the other one has announced it.
-    fn steps_back(self, epoch: u64) -> (State, Actions) {
+    fn steps_back(self, epoch: u64) -> (MachineState, Actions) {
         let seen = |own: u64| if self.has_several_peers() { own.max(epoch) } else { own };
         let (role, mut actions) = match self.role {
-            Role::Target { epoch: own, .. } => {
-                (Role::Target { epoch: seen(own), attached: false }, vec![Action::EndAttachment])
-            }
-            Role::Deposed { by } => (Role::Deposed { by: seen(by) }, vec![]),
+            NodeRole::Target { epoch: own, .. } => (
+                NodeRole::Target { epoch: seen(own), attached: false },
+                vec![Action::EndAttachment],
+            ),
+            NodeRole::Deposed { by } => (NodeRole::Deposed { by: seen(by) }, vec![]),
             role => (role, vec![]),
         };
         if role.epoch() > self.role.epoch() {

@@ -18,13 +18,13 @@ use crate::arbiter::bucket::http::is_word;
 pub(super) const NO_WORD: &str = "has bytes other than printable ASCII without spaces";
 
 /// Credentials that end up in headers.
-pub(super) trait Carried: Debug + Send + Sync + 'static {
+pub(super) trait HeaderTexts: Debug + Send + Sync + 'static {
     /// The texts that requests carry as they are.
-    fn carried(&self) -> Vec<&str>;
+    fn header_texts(&self) -> Vec<&str>;
 }
 
-impl Carried for AwsCredential {
-    fn carried(&self) -> Vec<&str> {
+impl HeaderTexts for AwsCredential {
+    fn header_texts(&self) -> Vec<&str> {
         [self.key_id.as_str(), self.secret_key.as_str()]
             .into_iter()
             .chain(self.token.as_deref())
@@ -32,8 +32,8 @@ impl Carried for AwsCredential {
     }
 }
 
-impl Carried for AzureCredential {
-    fn carried(&self) -> Vec<&str> {
+impl HeaderTexts for AzureCredential {
+    fn header_texts(&self) -> Vec<&str> {
         match self {
             AzureCredential::BearerToken(token) => vec![token],
             // Signed with, or encoded into the query.
@@ -42,8 +42,8 @@ impl Carried for AzureCredential {
     }
 }
 
-impl Carried for GcpCredential {
-    fn carried(&self) -> Vec<&str> {
+impl HeaderTexts for GcpCredential {
+    fn header_texts(&self) -> Vec<&str> {
         vec![&self.bearer]
     }
 }
@@ -58,7 +58,7 @@ pub(super) struct Checked<T> {
 
 type Obtained<'a, T> = Pin<Box<dyn Future<Output = object_store::Result<Arc<T>>> + Send + 'a>>;
 
-impl<T: Carried> CredentialProvider for Checked<T> {
+impl<T: HeaderTexts> CredentialProvider for Checked<T> {
     type Credential = T;
 
     fn get_credential<'service, 'future>(&'service self) -> Obtained<'future, T>
@@ -72,7 +72,7 @@ impl<T: Carried> CredentialProvider for Checked<T> {
                 return Err(refused(format!("the file of the authorization token {NO_WORD}")));
             }
             let credential = self.inner.get_credential().await?;
-            match credential.carried().iter().all(|text| is_word(text.as_bytes())) {
+            match credential.header_texts().iter().all(|text| is_word(text.as_bytes())) {
                 true => Ok(credential),
                 false => Err(refused(format!("a key or a token of the identity {NO_WORD}"))),
             }
@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    fn obtained<T: Carried>(credential: T, token_file: Option<PathBuf>) -> Option<String> {
+    fn obtained<T: HeaderTexts>(credential: T, token_file: Option<PathBuf>) -> Option<String> {
         let inner = Arc::new(StaticCredentialProvider::new(credential));
         let checked = Checked { inner, token_file };
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");

@@ -7,7 +7,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::rc::Rc;
 use std::time::Duration;
 
-use flagstone_arbiter::{Record, ReplicaId};
+use flagstone_arbiter::{ArbiterRecord, ReplicaId};
 use flagstone_config::Cloud;
 use percent_encoding::percent_decode_str;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -279,13 +279,13 @@ impl Fake {
         if refused { (412, "PreconditionFailed") } else { (200, "") }
     }
 
-    pub(super) fn record(&self) -> Option<Record> {
+    pub(super) fn record(&self) -> Option<ArbiterRecord> {
         let objects = self.objects.borrow();
         let bytes = objects.get(&format!("/bucket/prefix/failover/{VOLUME}"))?;
-        Some(Record::decode(bytes).expect("a record"))
+        Some(ArbiterRecord::decode(bytes).expect("a record"))
     }
 
-    pub(super) fn store(&self, record: &Record) {
+    pub(super) fn store(&self, record: &ArbiterRecord) {
         let path = format!("/bucket/prefix/failover/{VOLUME}");
         self.objects.borrow_mut().insert(path, record.encode());
     }

@@ -7,8 +7,8 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
-use flagstone_arbiter::Record;
-use flagstone_arbiter::race::{self, Action, Ask, Denial, Event, Goal, State};
+use flagstone_arbiter::ArbiterRecord;
+use flagstone_arbiter::race::{self, Ask, Denial, Goal, RaceAction, RaceEvent, RaceState};
 use flagstone_config::BucketUrl;
 
 use super::fake::{Fake, Fault, Flaw, VOLUME};
@@ -90,10 +90,18 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     tokio::task::LocalSet::new().block_on(&runtime.expect("a runtime"), test)
 }
 
-fn both() -> Record {
+fn both() -> ArbiterRecord {
     let in_sync = vec![OWN, PEER];
     let (epoch, revision, writer) = (5, 7, 1);
-    Record { volume: VOLUME, epoch, revision, source: OWN, in_sync, maintenance: false, writer }
+    ArbiterRecord {
+        volume: VOLUME,
+        epoch,
+        revision,
+        source: OWN,
+        in_sync,
+        maintenance: false,
+        writer,
+    }
 }
 
 fn ask(goal: Goal) -> Ask {
@@ -101,23 +109,23 @@ fn ask(goal: Goal) -> Ask {
     Ask { volume, own, seen_revision, writer, suspended: false, succeeds: false, goal }
 }
 
-async fn decide(bucket: &Bucket, ask: Ask) -> Result<Record, Denial> {
+async fn decide(bucket: &Bucket, ask: Ask) -> Result<ArbiterRecord, Denial> {
     let (mut state, mut action) = race::start(ask);
     loop {
         let event = match action {
-            Action::Read => Event::Read(bounded(bucket.read(VOLUME)).await),
-            Action::Write { expected, record } => {
+            RaceAction::Read => RaceEvent::Read(bounded(bucket.read(VOLUME)).await),
+            RaceAction::Write { expected, record } => {
                 let written = bucket.write(VOLUME, expected, record.encode());
-                Event::Written(bounded(written).await)
+                RaceEvent::Written(bounded(written).await)
             }
-            Action::ProbeWrite(record) => {
-                Event::WriteProbed(bounded(bucket.probe_write(VOLUME, record.encode())).await)
+            RaceAction::ProbeWrite(record) => {
+                RaceEvent::WriteProbed(bounded(bucket.probe_write(VOLUME, record.encode())).await)
             }
-            Action::Pause(_) => Event::Paused,
+            RaceAction::Pause(_) => RaceEvent::Paused,
         };
         let (next, following) = race::next(state, event);
         match next {
-            State::Ended(result) => return result,
+            RaceState::Ended(result) => return result,
             other => state = other,
         }
         action = following.expect("a race goes on or ends");

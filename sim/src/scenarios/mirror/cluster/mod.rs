@@ -34,7 +34,7 @@ use flagstone_runtime::sim::{DiskConfig, NodeId, Simulation};
 use self::lines::Line;
 use self::log_copies::LogCopies;
 use self::nodes::{devices, shared};
-use super::link::{Hub, HubHandle};
+use super::link::{Network, NetworkHandle};
 use super::{Kind, past, releases};
 use crate::model::Shared;
 
@@ -88,7 +88,7 @@ pub(super) struct Cluster {
     pub(super) sim: Simulation,
     pub(super) kind: Kind,
     pub(super) nodes: [NodeId; 2],
-    pub(super) hub: HubHandle,
+    pub(super) network: NetworkHandle,
     pub(super) world: Rc<World>,
     pub(super) usable: u64,
     /// All sizes that each node's device has had, in bytes.
@@ -117,7 +117,7 @@ impl Cluster {
     pub(super) fn new(seed: u64, kind: &Kind) -> Cluster {
         let sim = Simulation::new(seed, Default::default());
         let nodes = [sim.add_node("a"), sim.add_node("b")];
-        let hub = HubHandle::new(sim.world());
+        let network = NetworkHandle::new(sim.world());
         // Bitmap granularity 4 KiB, regions of one to a few blocks, at most 32 active: the activity
         // log evicts.
         let region_bytes = 4096 << sim.random_between(0, 2);
@@ -147,7 +147,7 @@ impl Cluster {
         let first_logs = nodes.map(|node| sim.peek(node, path, at, log_bytes));
         let world = Rc::new(World::new(Shared::new(seed, usable), kind.mode));
         let seen = world.clone();
-        hub.hub().set_watcher(move |node, request, stage| {
+        network.network().set_watcher(move |node, request, stage| {
             if let PeerRequest::EndResync { generation } = request {
                 seen.ends_resync(usize::from(node == nodes[1]), *generation, stage);
             }
@@ -161,7 +161,7 @@ impl Cluster {
         Cluster {
             kind: *kind,
             nodes,
-            hub,
+            network,
             world,
             usable,
             sizes: RefCell::new([vec![device_bytes], vec![device_bytes]]),
@@ -180,8 +180,8 @@ impl Cluster {
         }
     }
 
-    pub(super) fn hub(&self) -> Rc<Hub> {
-        self.hub.hub()
+    pub(super) fn network(&self) -> Rc<Network> {
+        self.network.network()
     }
 
     pub(super) fn mirror(&self, index: usize) -> Option<Arc<Mirror>> {
@@ -279,8 +279,8 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
-    /// Breaks the reference cycle: tasks hold mirrors, mirrors hold the hub, the hub holds the
-    /// world.
+    /// Breaks the reference cycle: tasks hold mirrors, mirrors hold the network, the network holds
+    /// the world.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -290,7 +290,7 @@ impl Drop for Cluster {
         }
         self.world.mirrors.take();
         self.world.devices.take();
-        self.hub().clear();
+        self.network().clear();
     }
 }
 

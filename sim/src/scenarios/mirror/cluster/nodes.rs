@@ -44,11 +44,11 @@ impl Cluster {
             self.restart_same_release(index);
             return true;
         }
-        let (node, hub) = (self.nodes[index], self.hub.clone());
+        let (node, network) = (self.nodes[index], self.network.clone());
         let abandoned = self.sim.spawn_on(node, async move {
             let abandoned = mirror.abandon_target().await;
             if abandoned {
-                hub.hub().stop(node);
+                network.network().stop(node);
                 data.close();
                 log.iter().for_each(|log| log.close());
             }
@@ -69,7 +69,7 @@ impl Cluster {
     }
 
     pub(super) fn peer_options(&self, node: NodeId, other: NodeId) -> PeerOptions {
-        let mut peer = PeerOptions::new(self.hub.peer(node, other));
+        let mut peer = PeerOptions::new(self.network.peer(node, other));
         (peer.mode, peer.ack, peer.on_peer_loss) =
             (self.kind.mode, self.kind.ack, self.kind.on_peer_loss);
         peer.compare = self.compare;
@@ -78,7 +78,7 @@ impl Cluster {
 
     fn bring_up(&self, index: usize, unverified: bool) {
         let (node, resizing) = (self.nodes[index], self.resizing(index));
-        let (world, hub) = (self.world.clone(), self.hub.clone());
+        let (world, network) = (self.world.clone(), self.network.clone());
         let (log_path, depth) = (self.log_path(index), self.depth);
         let moves = self.kind.moves;
         let (pause_ms, faults) = (self.pause_ms, self.kind.faults);
@@ -107,7 +107,7 @@ impl Cluster {
             let peers = vec![resizing.peer.clone()];
             let mirror = Arc::new(Mirror::speaking(versions, local, peers));
             world.mirrors.borrow_mut()[index] = Some(mirror.clone());
-            hub.hub().serve(node, mirror.clone());
+            network.network().serve(node, mirror.clone());
             spawn_detached(follow(world.clone(), index, mirror.clone()));
             spawn_detached(resizing.follow_source(mirror.clone()));
             while mirror.start().await.is_err() {
@@ -145,7 +145,7 @@ impl Cluster {
             self.sim.crash(node);
         }
         self.watch();
-        self.hub().stop(node);
+        self.network().stop(node);
         self.world.loading[index].set(false);
         self.world.mirrors.borrow_mut()[index] = None;
         self.world.devices.borrow_mut()[index] = None;

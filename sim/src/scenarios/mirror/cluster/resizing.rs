@@ -12,7 +12,7 @@ use flagstone_mirror::{Mirror, PeerOptions};
 use flagstone_runtime::sim::NodeId;
 use flagstone_runtime::spawn_detached;
 
-use super::super::link::HubHandle;
+use super::super::link::NetworkHandle;
 use super::nodes::{follow, shared};
 use super::{Cluster, DATA, World};
 
@@ -58,7 +58,7 @@ impl Cluster {
     pub(super) fn resizing(&self, index: usize) -> Resizing {
         let node = self.nodes[index];
         let peer = self.peer_options(node, self.nodes[1 - index]);
-        Resizing { world: self.world.clone(), hub: self.hub.clone(), node, index, peer }
+        Resizing { world: self.world.clone(), network: self.network.clone(), node, index, peer }
     }
 }
 
@@ -66,7 +66,7 @@ impl Cluster {
 #[derive(Clone)]
 pub(super) struct Resizing {
     world: Rc<World>,
-    hub: HubHandle,
+    network: NetworkHandle,
     node: NodeId,
     index: usize,
     pub(super) peer: PeerOptions,
@@ -76,14 +76,14 @@ impl Resizing {
     async fn resize(&self, mirror: &Arc<Mirror>, bytes: u64) {
         let Some((data, log)) = self.world.devices.borrow()[self.index].clone() else { return };
         let Ok(begin_transfer) = mirror.begin_transfer().await else { return };
-        self.hub.hub().stop(self.node);
+        self.network.network().stop(self.node);
         let data: SharedDevice = data;
         let resized = begin_transfer.resize(&data, shared(log), bytes).await;
         let Ok((replica, _)) = resized else { return };
         let peers = vec![self.peer.clone()];
         let next = Arc::new(Mirror::speaking(mirror.versions(), replica, peers));
         self.world.mirrors.borrow_mut()[self.index] = Some(next.clone());
-        self.hub.hub().serve(self.node, next.clone());
+        self.network.network().serve(self.node, next.clone());
         spawn_detached(follow(self.world.clone(), self.index, next.clone()));
         spawn_detached(self.clone().follow_source(next.clone()));
         let _ = begin_transfer.finish(&next).await;

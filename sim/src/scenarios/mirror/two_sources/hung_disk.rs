@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::Refusal;
+use flagstone_mirror::state::machine::OrderRefusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::{CommandError, RoleError};
 use flagstone_runtime::sim::DiskFaults;
@@ -90,7 +90,7 @@ fn hung_disk_without_target_is_waited_for() {
     pair.sim.stall(pair.nodes[0], DATA, Duration::from_secs(60));
     pair.write(0, 6, 2).expect("the disk answers in the end");
     assert_eq!(pair.read(0, 6), 2);
-    pair.hub().heal();
+    pair.network().heal();
     pair.becomes_in_sync(0);
 }
 
@@ -158,7 +158,7 @@ fn deposed_source_with_failed_disk_is_reopened() {
         pair.write(0, 6, 1).expect("it runs degraded");
         failover(&pair, 1);
         pair.write(1, 6, 2).expect("it runs degraded");
-        pair.hub().heal();
+        pair.network().heal();
         pair.until(1, MirrorState::SplitBrain);
         pair.sim.run_for(A_WHILE);
         match hangs {
@@ -216,6 +216,6 @@ fn closing_replica_answers_orders() {
     pair.sim.run_for(Duration::from_secs(1));
     let began = pair.sim.now();
     let refused = pair.on(1, |mirror| async move { mirror.failover().await });
-    assert_eq!(refused, Err(RoleError::Refused(Refusal::Closed)));
+    assert_eq!(refused, Err(RoleError::Refused(OrderRefusal::Closed)));
     assert!(pair.sim.now() - began < Duration::from_secs(60));
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use flagstone_blockdev::IoError;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::Refusal;
+use flagstone_mirror::state::machine::OrderRefusal;
 use flagstone_mirror::state::status::{DesiredState, MirrorState};
 use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{CommandError, RoleError};
 
-use super::super::link::Fate;
+use super::super::link::CallOutcome;
 use super::super::pair::{BLOCK, Pair, Trio, fill};
 use super::{A_WHILE, SERVES, at_most_one_serves, careful_failover, failover};
 
@@ -119,16 +119,16 @@ fn orders_are_refused_with_reasons() {
             |mirror| async move { mirror.set_desired_state(0, DesiredState::Paused).await },
         )
     };
-    assert_eq!(pause(1), refused(Refusal::NotSource));
+    assert_eq!(pause(1), refused(OrderRefusal::NotSource));
     pair.cut();
     pair.write(0, 6, 1).expect("it runs degraded");
     failover(&pair, 1);
     pair.write(1, 6, 2).expect("it runs degraded");
-    pair.hub().heal();
+    pair.network().heal();
     pair.until(1, MirrorState::SplitBrain);
     let carry_on = pair
         .on(1, |mirror| async move { mirror.set_desired_state(0, DesiredState::Connected).await });
-    assert_eq!(carry_on, refused(Refusal::SplitBrain));
+    assert_eq!(carry_on, refused(OrderRefusal::SplitBrain));
 }
 
 /// The peer's operator forces a failover while the role is handed to the peer. The old source,
@@ -141,13 +141,13 @@ fn forced_failover_during_switchover_leaves_one_source() {
         let (next, world, node) = (pair.mirror(1), pair.sim.world(), pair.nodes[1]);
         let forced = Rc::new(RefCell::new(None));
         let forcing = forced.clone();
-        pair.hub().set_fate(move |request| {
+        pair.network().set_outcome(move |request| {
             if matches!(request, PeerRequest::Promote { .. }) && forcing.borrow().is_none() {
                 let next = next.clone();
                 let task = world.spawn_on(node, async move { next.failover().await });
                 *forcing.borrow_mut() = Some(task);
             }
-            Fate::Arrives
+            CallOutcome::Arrives
         });
         let mirror = pair.mirror(0);
         pair.sim.spawn_on(pair.nodes[0], async move {
@@ -190,14 +190,14 @@ fn forced_failover_elsewhere_in_switchover_is_safe() {
 fn forced_failover_waits_for_reachable_source() {
     let pair = Pair::new(23, |_| {});
     pair.write(0, 5, 1).expect("both are there");
-    pair.hub().set_fate(|request| match request {
-        PeerRequest::Depose { .. } => Fate::Lost,
-        _ => Fate::Arrives,
+    pair.network().set_outcome(|request| match request {
+        PeerRequest::Depose { .. } => CallOutcome::Lost,
+        _ => CallOutcome::Arrives,
     });
     let refused = pair.on(1, |mirror| async move { mirror.failover().await });
     assert!(refused.is_err(), "the source serves on");
     assert_eq!(pair.active(), [0]);
-    pair.hub().set_fate(|_| Fate::Arrives);
+    pair.network().set_outcome(|_| CallOutcome::Arrives);
     failover(&pair, 1);
     at_most_one_serves(&pair, A_WHILE);
     assert_eq!(pair.active(), [1]);
@@ -245,20 +245,20 @@ fn stopped_source_that_answers_is_not_claimed() {
         let trio = Trio::new(seed, |_| {});
         trio.write(0, 5, 1).expect("all are there");
         // It meets no peer as its source, so it does not serve again.
-        trio.hub().set_fate(|request| match request {
-            PeerRequest::Attach(_) => Fate::Lost,
+        trio.network().set_outcome(|request| match request {
+            PeerRequest::Attach(_) => CallOutcome::Lost,
             PeerRequest::Claim { .. } => panic!("the role is claimed"),
-            _ => Fate::Arrives,
+            _ => CallOutcome::Arrives,
         });
         trio.on(0, |mirror| async move { mirror.stop().await }).expect("a sound disk");
         // The targets notice that their sessions have ended.
         trio.sim.run_for(Duration::from_millis(50));
         for index in [2, 1] {
-            let refused = Err(RoleError::Refused(Refusal::PeerLeads));
+            let refused = Err(RoleError::Refused(OrderRefusal::PeerLeads));
             assert_eq!(careful_failover(&trio, index), refused, "seed {seed}");
         }
         assert_eq!(trio.superblock(0).designated_successor, None);
-        trio.hub().set_fate(|_| Fate::Arrives);
+        trio.network().set_outcome(|_| CallOutcome::Arrives);
         at_most_one_serves(&trio, A_WHILE);
         assert_eq!(trio.active(), [0], "seed {seed}");
     }

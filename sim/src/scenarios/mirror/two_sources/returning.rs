@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use flagstone_blockdev::IoError;
 use flagstone_mirror::ondisk::superblock::ReplicaRole;
-use flagstone_mirror::state::machine::Refusal;
+use flagstone_mirror::state::machine::OrderRefusal;
 use flagstone_mirror::state::status::MirrorState;
 use flagstone_mirror::wire::peer::PeerRequest;
 use flagstone_mirror::{AfterSplitBrain, RoleError};
 
-use super::super::link::{Fate, Stage};
+use super::super::link::{CallOutcome, Stage};
 use super::super::pair::{BLOCK, DATA, Pair, Trio};
 use super::{A_WHILE, SILENT, at_most_one_serves, begin, careful_failover, failover, never_serves};
 
@@ -38,7 +38,7 @@ fn healed_link_leaves_the_later_source() {
             assert_eq!(pair.active(), [0]);
             failover(&pair, 1);
             pair.write(1, 6, 2).expect("it runs degraded");
-            pair.hub().heal();
+            pair.network().heal();
             pair.until(0, MirrorState::SplitBrain);
             pair.until(1, MirrorState::SplitBrain);
             pair.sim.run_for(A_WHILE);
@@ -52,7 +52,7 @@ fn healed_link_leaves_the_later_source() {
             never_serves(&pair, 0, A_WHILE);
             pair.cut();
             never_serves(&pair, 0, A_WHILE);
-            pair.hub().heal();
+            pair.network().heal();
             pair.on(0, |mirror| async move { mirror.resolve_keep_peers(0).await })
                 .expect("a split brain");
             pair.becomes_in_sync(1);
@@ -67,7 +67,7 @@ fn healed_link_leaves_the_only_written_source() {
     pair.cut();
     pair.write(0, 6, 1).expect("it runs degraded");
     failover(&pair, 1);
-    pair.hub().heal();
+    pair.network().heal();
     pair.becomes_in_sync(0);
     assert_eq!((pair.active(), pair.read(0, 6)), (vec![0], 1));
 }
@@ -80,7 +80,7 @@ fn deposed_data_can_be_kept() {
     pair.write(0, 6, 1).expect("it runs degraded");
     failover(&pair, 1);
     pair.write(1, 6, 2).expect("it runs degraded");
-    pair.hub().heal();
+    pair.network().heal();
     pair.until(0, MirrorState::SplitBrain);
     pair.sim.run_for(A_WHILE);
     assert_eq!(pair.active(), [1]);
@@ -144,7 +144,7 @@ fn restarted_source_asks_its_peer_first() {
     pair.end(0, false);
     failover(&pair, 1);
     pair.write(1, 6, 2).expect("it runs degraded");
-    pair.hub().heal();
+    pair.network().heal();
     begin(&pair, 0);
     never_serves(&pair, 0, A_WHILE);
     assert_eq!((pair.active(), pair.read(1, 6)), (vec![1], 2));
@@ -186,9 +186,9 @@ fn returning_source_asks_the_third_node() {
     trio.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
     trio.write(1, 6, 2).expect("it runs degraded");
     // Its link to the promoted node carries questions, and no session.
-    trio.hub().set_fate(|request| match request {
-        PeerRequest::Attach(_) => Fate::Lost,
-        _ => Fate::Arrives,
+    trio.network().set_outcome(|request| match request {
+        PeerRequest::Attach(_) => CallOutcome::Lost,
+        _ => CallOutcome::Arrives,
     });
     trio.restart(0);
     let until = trio.sim.now() + A_WHILE;
@@ -196,8 +196,8 @@ fn returning_source_asks_the_third_node() {
         trio.sim.run_for(Duration::from_millis(1));
         assert_eq!(trio.active(), [1]);
     }
-    trio.hub().set_fate(|_| Fate::Arrives);
-    trio.hub().heal();
+    trio.network().set_outcome(|_| CallOutcome::Arrives);
+    trio.network().heal();
     trio.becomes_in_sync(1);
 }
 
@@ -215,7 +215,7 @@ fn returning_source_does_not_serve_beside_a_failover() {
         trio.sim.restart(trio.nodes[0]);
         trio.open(0);
         trio.sim.run_for(Duration::from_micros(200 * seed));
-        trio.hub().heal();
+        trio.network().heal();
         let mirror = trio.mirror(2);
         trio.sim.spawn_on(trio.nodes[2], async move {
             let _ = mirror.failover_if_unserved().await;
@@ -236,10 +236,10 @@ fn returning_source_yields_to_an_announced_epoch() {
         trio.write(0, 5, 1).expect("all are there");
         trio.end(0, false);
         let copies = seed % 2 == 1;
-        trio.hub().set_fate(move |request| match request {
-            PeerRequest::Attach(_) if !copies => Fate::Lost,
-            PeerRequest::EndResync { .. } => Fate::Lost,
-            _ => Fate::Arrives,
+        trio.network().set_outcome(move |request| match request {
+            PeerRequest::Attach(_) if !copies => CallOutcome::Lost,
+            PeerRequest::EndResync { .. } => CallOutcome::Lost,
+            _ => CallOutcome::Arrives,
         });
         trio.on(1, |mirror| async move { mirror.failover().await }).expect("complete data");
         trio.sim.run_for(Duration::from_secs(1));
@@ -249,10 +249,10 @@ fn returning_source_yields_to_an_announced_epoch() {
             trio.end(2, true);
             trio.restart(2);
         }
-        trio.hub().set_fate(|_| Fate::Arrives);
+        trio.network().set_outcome(|_| CallOutcome::Arrives);
         trio.restart(0);
         at_most_one_serves(&trio, A_WHILE);
-        trio.hub().heal();
+        trio.network().heal();
         trio.becomes_in_sync(1);
         assert_eq!((trio.active(), trio.read(1, 6)), (vec![1], 2), "seed {seed}");
     }
@@ -274,7 +274,7 @@ fn source_does_not_attach_across_an_announcement() {
         trio.sim.restart(trio.nodes[0]);
         trio.open(0);
         let (returning, seen) = (trio.mirror(0), announced.clone());
-        trio.hub().set_watcher(move |node, request, stage| {
+        trio.network().set_watcher(move |node, request, stage| {
             let mut seen = seen.borrow_mut();
             match request {
                 // A source that was admitted before may serve.
@@ -317,11 +317,11 @@ fn deposed_source_waits_for_an_order() {
             pair.cut();
             pair.write(0, 6, 2).expect("it runs degraded");
             pair.sim.run_for(A_WHILE);
-            pair.hub().set_fate(|request| match request {
-                PeerRequest::Attach(_) => Fate::Lost,
-                _ => Fate::Arrives,
+            pair.network().set_outcome(|request| match request {
+                PeerRequest::Attach(_) => CallOutcome::Lost,
+                _ => CallOutcome::Arrives,
             });
-            pair.hub().heal();
+            pair.network().heal();
         }
         let mirror = pair.mirror(1);
         pair.sim.spawn_on(pair.nodes[1], async move {
@@ -331,14 +331,14 @@ fn deposed_source_waits_for_an_order() {
         pair.sim.run_until(Duration::from_micros(1), deposed);
         assert_eq!(pair.active(), [0; 0], "the order is answered later");
         pair.end(1, true);
-        pair.hub().set_fate(|_| Fate::Arrives);
+        pair.network().set_outcome(|_| CallOutcome::Arrives);
         pair.restart(1);
         for index in 0..2 {
             never_serves(&pair, index, A_WHILE);
         }
         assert_eq!(pair.superblock(1).role, ReplicaRole::Target);
         // The data of the deposed source is the newer one, or both are equal.
-        let refused = alone.then_some(Err(RoleError::Refused(Refusal::PeerLeads)));
+        let refused = alone.then_some(Err(RoleError::Refused(OrderRefusal::PeerLeads)));
         assert_eq!(careful_failover(&pair, 1), refused.unwrap_or(Ok(())));
         if alone {
             assert_eq!(careful_failover(&pair, 0), Ok(()));

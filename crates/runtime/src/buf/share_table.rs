@@ -1,15 +1,15 @@
-//! Arbiter of buffer memory: which connection may hold how much, and which one ends when others
+//! ShareTable of buffer memory: which connection may hold how much, and which one ends when others
 //! wait. A pure state machine: time comes in as an argument, and nothing here waits or allocates
 //! buffers. [`super::share`] connects it to tasks.
 //!
 //! Invariants:
-//! - every connection has [`Arbiter::guaranteed`] bytes that no other connection can take;
-//! - everything beyond comes from one pot. The last [`RESERVE_PART`] of the pot goes only to
-//!   connections of [`DrainState::Draining`];
-//! - a connection that holds some of the pot gets more only up to a fraction of what is free
-//!   (dynamic thresholds, as in the buffers of switches), a host only up to what is free, and a
-//!   protocol only up to [`PROTOCOL_PARTS`] of the pot. So some of the pot stays free for the next
-//!   connection, host and protocol;
+//! - every connection has [`ShareTable::guaranteed`] bytes that no other connection can take;
+//! - everything beyond comes from one shared part. The last [`RESERVE_PART`] of the shared part
+//!   goes only to connections of [`DrainState::Draining`];
+//! - a connection that holds some of the shared part gets more only up to a fraction of what is
+//!   free (dynamic thresholds, as in the buffers of switches), a host only up to what is free, and
+//!   a protocol only up to [`PROTOCOL_PARTS`] of the shared part. So some of the shared part stays
+//!   free for the next connection, host and protocol;
 //! - a connection ends only while others wait, after they have waited [`OTHERS_WAIT`] together, and
 //!   only if its own peer has made no progress for [`STALL_MIN`];
 //! - time during which this process did not run is charged to no peer. Waits and stalls are counted
@@ -62,7 +62,7 @@ pub struct PeerProgress {
 pub(super) struct MemberId(u64);
 
 #[derive(Debug)]
-struct Request {
+struct ShareRequest {
     target: usize,
     drain_state: DrainState,
     since: Instant,
@@ -73,17 +73,17 @@ struct Stall {
     mark: u64,
     /// For how long the peer has made no progress.
     duration: Duration,
-    /// [`Arbiter::clock`] at the latest report.
+    /// [`ShareTable::clock`] at the latest report.
     reported: Duration,
 }
 
 #[derive(Debug)]
-struct Member {
+struct ConnectionShare {
     protocol: Protocol,
     host: String,
-    /// Bytes of the pot, at most the pot.
+    /// Bytes of the shared part, at most all of it.
     extra: usize,
-    request: Option<Request>,
+    request: Option<ShareRequest>,
     /// Drain state at the latest request.
     drain_state: DrainState,
     /// The peer makes no progress, as far as reports show.
@@ -91,7 +91,7 @@ struct Member {
     has_ended: bool,
 }
 
-/// Bytes of the pot that the connections of one host hold.
+/// Bytes of the shared part that the connections of one host hold.
 #[derive(Debug, Default)]
 struct HostUse {
     members: usize,
@@ -99,13 +99,13 @@ struct HostUse {
 }
 
 #[derive(Debug)]
-pub(super) struct Arbiter {
+pub(super) struct ShareTable {
     guaranteed: usize,
-    pot: usize,
+    shared_bytes: usize,
     used: usize,
     protocols: BTreeMap<Protocol, usize>,
     hosts: BTreeMap<String, HostUse>,
-    members: BTreeMap<MemberId, Member>,
+    members: BTreeMap<MemberId, ConnectionShare>,
     /// Connections with a request, in order of arrival.
     queue: VecDeque<MemberId>,
     next: u64,
@@ -116,16 +116,16 @@ pub(super) struct Arbiter {
     clock: Duration,
 }
 
-impl Arbiter {
+impl ShareTable {
     /// Divides `memory_bytes` among at most `connections`.
-    pub(super) fn new(memory_bytes: usize, connections: usize) -> Arbiter {
+    pub(super) fn new(memory_bytes: usize, connections: usize) -> ShareTable {
         // A block may be twice as large as its request, and receiving ahead has a quarter.
         let total = memory_bytes / 8 * 3;
         let even = total / 2 / connections.max(1);
         let even = even - even % SHARE_BYTES_MIN;
-        Arbiter {
+        ShareTable {
             guaranteed: even.clamp(SHARE_BYTES_MIN, SHARE_BYTES_MAX),
-            pot: total / 2,
+            shared_bytes: total / 2,
             used: 0,
             protocols: BTreeMap::new(),
             hosts: BTreeMap::new(),
@@ -148,7 +148,7 @@ impl Arbiter {
         let id = MemberId(self.next);
         self.next += 1;
         self.hosts.entry(host.clone()).or_default().members += 1;
-        let member = Member {
+        let member = ConnectionShare {
             protocol,
             host,
             extra: 0,
@@ -177,8 +177,8 @@ impl Arbiter {
         granted
     }
 
-    /// Requests that the connection may hold `target` bytes of the pot. True if granted at once;
-    /// otherwise it waits.
+    /// Requests that the connection may hold `target` bytes of the shared part. True if granted at
+    /// once; otherwise it waits.
     pub(super) fn ask(
         &mut self,
         id: MemberId,
@@ -192,7 +192,7 @@ impl Arbiter {
         }
         let Some(member) = self.members.get_mut(&id) else { return false };
         let since = member.request.as_ref().map_or(now, |request| request.since);
-        if member.request.replace(Request { target, drain_state, since }).is_none() {
+        if member.request.replace(ShareRequest { target, drain_state, since }).is_none() {
             if self.queue.is_empty() {
                 self.looked = Some(now);
             }
@@ -201,7 +201,7 @@ impl Arbiter {
         false
     }
 
-    /// Same as [`Arbiter::ask`], without waiting.
+    /// Same as [`ShareTable::ask`], without waiting.
     pub(super) fn try_ask(
         &mut self,
         id: MemberId,
@@ -217,7 +217,7 @@ impl Arbiter {
         if blocked || !self.admits(id, target, drain_state) {
             return false;
         }
-        self.set_extra(id, target.min(self.pot_of(drain_state)));
+        self.set_extra(id, target.min(self.shared_limit(drain_state)));
         if let Some(member) = self.members.get_mut(&id) {
             member.drain_state = drain_state;
         }
@@ -234,8 +234,8 @@ impl Arbiter {
         }
     }
 
-    /// The connection keeps at most `keep` bytes of the pot. Returns the connections whose requests
-    /// are granted thereby.
+    /// The connection keeps at most `keep` bytes of the shared part. Returns the connections whose
+    /// requests are granted thereby.
     pub(super) fn give_back(&mut self, id: MemberId, keep: usize, now: Instant) -> Vec<MemberId> {
         let Some(member) = self.members.get(&id) else { return Vec::new() };
         if member.extra <= keep {
@@ -250,7 +250,7 @@ impl Arbiter {
         self.members.get(&id).is_some_and(|member| member.request.is_some())
     }
 
-    /// True if it is time for another [`Arbiter::stalled`].
+    /// True if it is time for another [`ShareTable::stalled`].
     pub(super) fn may_look(&self, now: Instant) -> bool {
         self.looked.is_none_or(|looked| now.since(looked) >= SHARE_LOOK / 2)
     }
@@ -273,7 +273,7 @@ impl Arbiter {
         member.stall = is_awaited.then_some(Stall { mark, duration, reported: self.clock });
     }
 
-    /// The connections that have to report, because they hold some of the pot.
+    /// The connections that have to report, because they hold some of the shared part.
     pub(super) fn holders(&self) -> impl Iterator<Item = MemberId> {
         self.members.iter().filter(|(_, member)| member.extra > 0).map(|(id, _)| *id)
     }
@@ -310,9 +310,9 @@ impl Arbiter {
             .queue
             .iter()
             .filter_map(|id| self.members.get(id))
-            .filter_map(|member| Some(member.request.as_ref()?.target.min(self.pot)))
+            .filter_map(|member| Some(member.request.as_ref()?.target.min(self.shared_bytes)))
             .fold(0, usize::saturating_add)
-            .min(self.pot);
+            .min(self.shared_bytes);
         let mut ended = Vec::new();
         for (_, _, id, extra) in stalled {
             if ending >= wanted {
@@ -327,48 +327,48 @@ impl Arbiter {
         ended
     }
 
-    /// Bytes of the pot in use, and the pot.
+    /// Bytes of the shared part in use, and the shared part.
     #[cfg(test)]
     pub(super) fn used(&self) -> (usize, usize) {
-        (self.used, self.pot)
+        (self.used, self.shared_bytes)
     }
 
     /// True if the request may no longer be overtaken.
     fn is_due(&self, id: MemberId, now: Instant) -> bool {
         let Some(member) = self.members.get(&id) else { return false };
-        let Some(Request { target, since, .. }) = member.request else { return false };
+        let Some(ShareRequest { target, since, .. }) = member.request else { return false };
         let steps = u32::try_from(target.div_ceil(SHARE_BYTES_MAX)).unwrap_or(u32::MAX);
         member.extra == 0 && now.since(since) >= OVERTAKE_MAX.saturating_mul(steps)
     }
 
-    /// True if the connection may hold `target` bytes of the pot now.
+    /// True if the connection may hold `target` bytes of the shared part now.
     fn admits(&self, id: MemberId, target: usize, drain_state: DrainState) -> bool {
         let Some(member) = self.members.get(&id) else { return false };
-        let pot = self.pot_of(drain_state);
+        let shared_bytes = self.shared_limit(drain_state);
         let fraction = match drain_state {
             DrainState::New => 8,
             DrainState::Draining => 4,
         };
-        // A request beyond the pot gets all of it.
-        let target = target.min(pot);
+        // A request beyond the shared part gets all of it.
+        let target = target.min(shared_bytes);
         let Some(ask) = target.checked_sub(member.extra).filter(|ask| *ask > 0) else {
             return true;
         };
-        let free = pot.saturating_sub(self.used);
+        let free = shared_bytes.saturating_sub(self.used);
         let host = self.hosts.get(&member.host).map_or(0, |host| host.extra);
         let protocol = self.protocols.get(&member.protocol).copied().unwrap_or(0);
         let (most, of) = PROTOCOL_PARTS;
         ask <= free
             && (member.extra == 0 || target <= free / fraction)
             && (host == 0 || host + ask <= free)
-            && (protocol == 0 || protocol + ask <= pot / of * most)
+            && (protocol == 0 || protocol + ask <= shared_bytes / of * most)
     }
 
-    /// Bytes of the pot that a connection in this drain state may take.
-    fn pot_of(&self, drain_state: DrainState) -> usize {
+    /// Bytes of the shared part that a connection in this drain state may take.
+    fn shared_limit(&self, drain_state: DrainState) -> usize {
         match drain_state {
-            DrainState::New => self.pot - self.pot / RESERVE_PART,
-            DrainState::Draining => self.pot,
+            DrainState::New => self.shared_bytes - self.shared_bytes / RESERVE_PART,
+            DrainState::Draining => self.shared_bytes,
         }
     }
 
@@ -393,7 +393,7 @@ impl Arbiter {
                     request.filter(|one| one.drain_state == drain_state).map(|one| one.target);
                 match target {
                     Some(target) if self.admits(id, target, drain_state) => {
-                        self.set_extra(id, target.min(self.pot_of(drain_state)));
+                        self.set_extra(id, target.min(self.shared_limit(drain_state)));
                         self.withdraw(id);
                         granted.push(id);
                     }

@@ -9,7 +9,7 @@ use std::thread;
 
 use super::*;
 
-type Gate = CallGate<u64>;
+type Calls = CallAdmission<u64>;
 
 /// The steps of a call: count itself, set its mark, confirm.
 const CALL_STEPS: usize = 3;
@@ -18,32 +18,32 @@ const CHANGE_STEPS: usize = 4;
 
 /// Plays one order of the steps; bit `i` of `order` tells whose step comes next.
 fn play(order: u32) {
-    let (gate, mark) = (Gate::default(), Cell::new(false));
-    let (version, _) = gate.view(|| (gate.version(), 1));
+    let (calls, mark) = (Calls::default(), Cell::new(false));
+    let (version, _) = calls.view(|| (calls.version(), 1));
     let (mut admitted, mut saw_call, mut saw_mark) = (None, false, false);
     let (mut call, mut change) = (0..CALL_STEPS, 0..CHANGE_STEPS);
     for step in 0..CALL_STEPS + CHANGE_STEPS {
         if order & (1 << step) == 0 {
             match call.next() {
-                Some(0) => gate.begin(Counted::HostCall),
+                Some(0) => calls.begin(Counted::HostCall),
                 Some(1) => mark.set(true),
-                _ => admitted = Some(gate.confirm(version)),
+                _ => admitted = Some(calls.confirm(version)),
             }
         } else {
             match change.next() {
-                Some(0) => gate.begin_change(),
-                Some(1) => saw_call = gate.in_flight(Counted::HostCall) > 0,
+                Some(0) => calls.begin_change(),
+                Some(1) => saw_call = calls.in_flight(Counted::HostCall) > 0,
                 Some(2) => saw_mark = mark.get(),
-                _ => gate.end_change(),
+                _ => calls.end_change(),
             }
         }
     }
     if admitted.expect("all steps were played") {
         assert!(saw_call && saw_mark, "order {order:b}: neither saw the other");
     }
-    assert!(!gate.confirm(version), "a view of before the change is out of date");
-    let (now, view) = gate.view(|| (gate.version(), 2));
-    assert!(*view == 2 && gate.confirm(now), "the next call reads the state again");
+    assert!(!calls.confirm(version), "a view of before the change is out of date");
+    let (now, view) = calls.view(|| (calls.version(), 2));
+    assert!(*view == 2 && calls.confirm(now), "the next call reads the state again");
 }
 
 #[test]
@@ -56,11 +56,11 @@ fn change_sees_admitted_call_in_every_order() {
 
 #[test]
 fn counts_are_kept_by_kind_and_leg() {
-    let gate = Gate::default();
-    gate.begin(Counted::Leg(0, Some(1)));
-    gate.begin(Counted::Leg(1, None));
-    gate.begin(Counted::SourceCall);
-    let counts = |all: [Counted; 4]| all.map(|counted| gate.in_flight(counted));
+    let calls = Calls::default();
+    calls.begin(Counted::Leg(0, Some(1)));
+    calls.begin(Counted::Leg(1, None));
+    calls.begin(Counted::SourceCall);
+    let counts = |all: [Counted; 4]| all.map(|counted| calls.in_flight(counted));
     let all = [
         Counted::Leg(0, None),
         Counted::Leg(0, Some(1)),
@@ -68,9 +68,9 @@ fn counts_are_kept_by_kind_and_leg() {
         Counted::HostCall,
     ];
     assert_eq!(counts(all), [1, 1, 0, 0]);
-    assert!(!gate.end(Counted::Leg(0, Some(1))), "no task waits");
-    let awaited = gate.await_calls();
-    assert!(gate.end(Counted::Leg(1, None)) && gate.end(Counted::SourceCall));
+    assert!(!calls.end(Counted::Leg(0, Some(1))), "no task waits");
+    let awaited = calls.await_calls();
+    assert!(calls.end(Counted::Leg(1, None)) && calls.end(Counted::SourceCall));
     drop(awaited);
     assert_eq!(counts(all), [0; 4]);
 }
@@ -79,41 +79,41 @@ fn counts_are_kept_by_kind_and_leg() {
 /// is in flight, no call is inside.
 #[test]
 fn no_call_is_inside_after_drain() {
-    let (gate, open) = (Gate::default(), Mutex::new(true));
+    let (calls, open) = (Calls::default(), Mutex::new(true));
     let (inside, stop) = (AtomicUsize::new(0), AtomicBool::new(false));
     let calls = || {
         let mut admitted = 0u64;
         while !stop.load(Ordering::Relaxed) {
-            let (version, view) = gate.view(|| {
+            let (version, view) = calls.view(|| {
                 let open = open.lock();
-                (gate.version(), u64::from(*open))
+                (calls.version(), u64::from(*open))
             });
             if *view == 0 {
                 thread::yield_now();
                 continue;
             }
-            gate.begin(Counted::HostCall);
-            if gate.confirm(version) {
+            calls.begin(Counted::HostCall);
+            if calls.confirm(version) {
                 // Relaxed: the gate alone has to order it.
                 inside.fetch_add(1, Ordering::Relaxed);
                 inside.fetch_sub(1, Ordering::Relaxed);
                 admitted += 1;
             }
-            let _ = gate.end(Counted::HostCall);
+            let _ = calls.end(Counted::HostCall);
         }
         admitted
     };
     let set = |to: bool| {
         let mut open = open.lock();
-        gate.begin_change();
+        calls.begin_change();
         *open = to;
-        gate.end_change();
+        calls.end_change();
     };
     thread::scope(|scope| {
         let threads: Vec<_> = (0..2).map(|_| scope.spawn(calls)).collect();
         for _ in 0..300 {
             set(false);
-            while gate.in_flight(Counted::HostCall) > 0 {
+            while calls.in_flight(Counted::HostCall) > 0 {
                 thread::yield_now();
             }
             assert_eq!(inside.load(Ordering::Relaxed), 0, "a call was admitted before the change");

@@ -81,8 +81,8 @@ struct Core<View> {
     view: RefCell<Option<(u64, Rc<View>)>>,
 }
 
-/// Gate of one executor for the calls of hosts.
-pub(crate) struct CallGate<View: 'static> {
+/// Admission by one executor of the calls of hosts.
+pub(crate) struct CallAdmission<View: 'static> {
     /// Even: published. Odd: a change is in progress.
     version: AtomicU64,
     /// Tasks that wait for calls to end.
@@ -91,14 +91,14 @@ pub(crate) struct CallGate<View: 'static> {
     cores: CoreLocal<Core<View>>,
 }
 
-impl<View: 'static> Default for CallGate<View> {
-    fn default() -> CallGate<View> {
+impl<View: 'static> Default for CallAdmission<View> {
+    fn default() -> CallAdmission<View> {
         let (version, awaited) = (AtomicU64::new(0), AtomicUsize::new(0));
-        CallGate { version, awaited, counters: Mutex::default(), cores: CoreLocal::new() }
+        CallAdmission { version, awaited, counters: Mutex::default(), cores: CoreLocal::new() }
     }
 }
 
-impl<View: 'static> CallGate<View> {
+impl<View: 'static> CallAdmission<View> {
     /// Invalidates the version, before a change of the state. Called under its lock.
     pub(crate) fn begin_change(&self) {
         let before = self.version.fetch_add(1, Ordering::SeqCst);
@@ -174,7 +174,7 @@ impl<View: 'static> CallGate<View> {
     }
 }
 
-/// See [`CallGate::await_calls`].
+/// See [`CallAdmission::await_calls`].
 pub(crate) struct AwaitedCalls<'a>(&'a AtomicUsize);
 
 impl Drop for AwaitedCalls<'_> {
@@ -184,5 +184,5 @@ impl Drop for AwaitedCalls<'_> {
 }
 
 #[cfg(test)]
-#[path = "call_gate_tests.rs"]
+#[path = "call_admission_tests.rs"]
 mod tests;

@@ -1,4 +1,5 @@
-//! Catalog: the volumes and snapshots of a pool, with size, properties and the root of the map.
+//! Volume table: the volumes and snapshots of a pool, with size, properties and the root of the
+//! map.
 //!
 //! Invariants: identifiers are unique and below the next one; names of present volumes are unique,
 //! and those of the snapshots of one volume; a parent is a snapshot, older than its child.
@@ -9,15 +10,15 @@ use super::entry::{ENTRY_BYTES, Entry};
 use super::{Fields, FormatError, begin, begins, put};
 use crate::id::PoolId;
 use crate::limits::{
-    CATALOG_BYTES_MAX, PROPERTIES_MAX, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX, VOLUMES_MAX,
+    PROPERTIES_MAX, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX, VOLUME_TABLE_BYTES_MAX, VOLUMES_MAX,
 };
 
 const MAGIC: &[u8; 8] = b"FSPOOLV\n";
 const VOLUMES_AT: usize = 32;
 const FIXED_BYTES: usize = 104;
 
-/// Length of an encoded catalog without volumes, in bytes.
-pub const CATALOG_HEADER_BYTES: usize = VOLUMES_AT;
+/// Length of an encoded volume table without volumes, in bytes.
+pub const VOLUME_TABLE_HEADER_BYTES: usize = VOLUMES_AT;
 
 /// Presence of a volume or snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,7 +41,7 @@ pub enum VolumeKind {
     Volume,
     /// It never changes.
     Snapshot {
-        /// Volume under whose name it is found. [`super::chunk::Record::Promote`] changes it.
+        /// Volume under whose name it is found. [`super::chunk::ChunkRecord::Promote`] changes it.
         owner: u32,
         /// Volume from which it was taken.
         source: u32,
@@ -264,20 +265,20 @@ fn split_text(bytes: &[u8], width: usize) -> Result<(String, &[u8]), FormatError
 
 /// All volumes and snapshots of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Catalog {
+pub struct VolumeTable {
     /// Identifier of the next volume or snapshot to be created.
     pub next_id: u32,
     /// Volumes and snapshots by identifier.
     pub volumes: BTreeMap<u32, VolumeRecord>,
 }
 
-impl Default for Catalog {
-    fn default() -> Catalog {
-        Catalog { next_id: 1, volumes: BTreeMap::new() }
+impl Default for VolumeTable {
+    fn default() -> VolumeTable {
+        VolumeTable { next_id: 1, volumes: BTreeMap::new() }
     }
 }
 
-impl Catalog {
+impl VolumeTable {
     /// The present volume of this name.
     pub fn by_name(&self, name: &str) -> Option<&VolumeRecord> {
         self.present().find(|volume| volume.name == name)
@@ -345,7 +346,7 @@ impl Catalog {
         VOLUMES_AT + self.volumes.values().map(VolumeRecord::encoded_len).sum::<usize>()
     }
 
-    /// Encodes the catalog.
+    /// Encodes the volume table.
     pub fn encode(&self) -> Vec<u8> {
         let len = self.encoded_len();
         let mut bytes = vec![0; len];
@@ -362,10 +363,10 @@ impl Catalog {
         bytes
     }
 
-    /// Length of the catalog that begins with these bytes.
+    /// Length of the volume table that begins with these bytes.
     ///
     /// # Errors
-    /// [`FormatError`] for anything but a catalog of possible length.
+    /// [`FormatError`] for anything but a volume table of possible length.
     pub fn decode_len(bytes: &[u8]) -> Result<usize, FormatError> {
         let fields = begins(bytes, MAGIC)?;
         if bytes.len() < VOLUMES_AT {
@@ -373,24 +374,25 @@ impl Catalog {
         }
         usize::try_from(fields.u64(24))
             .ok()
-            .filter(|len| (VOLUMES_AT..=CATALOG_BYTES_MAX).contains(len))
+            .filter(|len| (VOLUMES_AT..=VOLUME_TABLE_BYTES_MAX).contains(len))
             .ok_or(FormatError::Field("length"))
     }
 
-    /// Decodes a catalog of a pool of `blocks`; bytes after it are ignored.
+    /// Decodes a volume table of a pool of `blocks`; bytes after it are ignored.
     ///
     /// # Errors
     /// [`FormatError`] for anything that breaks an invariant.
-    pub fn decode(bytes: &[u8], blocks: u64) -> Result<Catalog, FormatError> {
-        let len = Catalog::decode_len(bytes)?;
+    pub fn decode(bytes: &[u8], blocks: u64) -> Result<VolumeTable, FormatError> {
+        let len = VolumeTable::decode_len(bytes)?;
         let fields = Fields(bytes);
         let (count, next_id) = (fields.u32(12) as usize, fields.u32(16));
         let mut rest = bytes.get(VOLUMES_AT..len).ok_or(FormatError::Field("length"))?;
-        let mut catalog = Catalog { next_id, volumes: BTreeMap::new() };
+        let mut volume_table = VolumeTable { next_id, volumes: BTreeMap::new() };
         let mut names = BTreeSet::new();
         while !rest.is_empty() {
             let (volume, used) = VolumeRecord::decode(rest, blocks)?;
-            let ascends = catalog.volumes.last_key_value().is_none_or(|(id, _)| *id < volume.id);
+            let ascends =
+                volume_table.volumes.last_key_value().is_none_or(|(id, _)| *id < volume.id);
             let present = volume.state == VolumeState::Present;
             let owner = match volume.kind {
                 VolumeKind::Volume => 0,
@@ -400,14 +402,14 @@ impl Catalog {
             if !ascends || !named || volume.id >= next_id {
                 return Err(FormatError::Field("volume"));
             }
-            catalog.volumes.insert(volume.id, volume);
+            volume_table.volumes.insert(volume.id, volume);
             rest = &rest[used..];
         }
-        if catalog.volumes.len() != count || count > VOLUMES_MAX {
+        if volume_table.volumes.len() != count || count > VOLUMES_MAX {
             return Err(FormatError::Field("number of volumes"));
         }
-        catalog.check_ancestry()?;
-        Ok(catalog)
+        volume_table.check_ancestry()?;
+        Ok(volume_table)
     }
 }
 
@@ -440,14 +442,14 @@ mod tests {
         )
     }
 
-    fn any_catalog() -> impl Strategy<Value = Catalog> {
+    fn any_volume_table() -> impl Strategy<Value = VolumeTable> {
         vec(any_volume(), 0..20).prop_map(|volumes| {
-            let mut catalog = Catalog::default();
+            let mut volume_table = VolumeTable::default();
             for mut volume in volumes {
-                volume.id = catalog.next_id;
+                volume.id = volume_table.next_id;
                 volume.name = format!("v{}", volume.id);
-                catalog.next_id += 1 + volume.blocks as u32 % 3;
-                let owners = catalog.present().map(|owner| owner.id).collect::<Vec<_>>();
+                volume_table.next_id += 1 + volume.blocks as u32 % 3;
+                let owners = volume_table.present().map(|owner| owner.id).collect::<Vec<_>>();
                 if let Some(owner) = owners.last().filter(|_| volume.blocks.is_multiple_of(2)) {
                     volume.kind = VolumeKind::Snapshot {
                         owner: *owner,
@@ -457,7 +459,7 @@ mod tests {
                     };
                 }
                 let is_snapshot = |older: &&VolumeRecord| older.sequence().is_some();
-                let parent = catalog.volumes.values().rfind(is_snapshot);
+                let parent = volume_table.volumes.values().rfind(is_snapshot);
                 volume.parent = parent.map_or(0, |parent| parent.id);
                 if volume.parent == 0 {
                     volume.shared = 0;
@@ -468,60 +470,62 @@ mod tests {
                         VolumeState::Present | VolumeState::Deleting { reaped: 0 }
                     )
                 };
-                if midway(&volume) && catalog.volumes.values().any(midway) {
+                if midway(&volume) && volume_table.volumes.values().any(midway) {
                     volume.state = VolumeState::Deleting { reaped: 0 };
                 }
-                catalog.volumes.insert(volume.id, volume);
+                volume_table.volumes.insert(volume.id, volume);
             }
-            catalog
+            volume_table
         })
     }
 
     proptest! {
         #[test]
-        fn catalog_round_trips(catalog in any_catalog()) {
-            let mut bytes = catalog.encode();
-            prop_assert_eq!(Catalog::decode_len(&bytes), Ok(bytes.len()));
+        fn volume_table_round_trips(volume_table in any_volume_table()) {
+            let mut bytes = volume_table.encode();
+            prop_assert_eq!(VolumeTable::decode_len(&bytes), Ok(bytes.len()));
             bytes.extend([0; 100]);
-            prop_assert_eq!(Catalog::decode(&bytes, BLOCKS), Ok(catalog));
+            prop_assert_eq!(VolumeTable::decode(&bytes, BLOCKS), Ok(volume_table));
         }
 
         #[test]
-        fn damaged_catalog_never_panics(
-            catalog in any_catalog(),
+        fn damaged_volume_table_never_panics(
+            volume_table in any_volume_table(),
             changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..10),
             cut in any::<prop::sample::Index>(),
         ) {
-            let mut bytes = catalog.encode();
+            let mut bytes = volume_table.encode();
             for (at, value) in changes {
                 let at = at.index(bytes.len());
                 bytes[at] = value;
             }
-            if let Ok(found) = Catalog::decode(&bytes, BLOCKS) {
-                prop_assert_eq!(Catalog::decode(&found.encode(), BLOCKS), Ok(found));
+            if let Ok(found) = VolumeTable::decode(&bytes, BLOCKS) {
+                prop_assert_eq!(VolumeTable::decode(&found.encode(), BLOCKS), Ok(found));
             }
             bytes.truncate(cut.index(bytes.len()));
-            prop_assert!(Catalog::decode(&bytes, BLOCKS).is_err());
+            prop_assert!(VolumeTable::decode(&bytes, BLOCKS).is_err());
         }
     }
 
     #[test]
     fn volume_is_created_changed_and_deleted_once() {
-        let mut catalog = Catalog::default();
+        let mut volume_table = VolumeTable::default();
         let db = VolumeRecord::new(1, "db".to_owned(), 100);
-        catalog.upsert(&db).unwrap();
+        volume_table.upsert(&db).unwrap();
         let conflict = Err(FormatError::Field("volume"));
-        assert_eq!(catalog.upsert(&VolumeRecord::new(2, "db".to_owned(), 100)), conflict);
-        assert_eq!(catalog.upsert(&VolumeRecord::new(3, "log".to_owned(), 100)), conflict);
-        assert_eq!(catalog.upsert(&VolumeRecord { blocks: 99, ..db.clone() }), conflict);
-        catalog.volumes.get_mut(&1).unwrap().mapped = 7;
-        catalog.upsert(&VolumeRecord { blocks: 200, name: "dc".to_owned(), ..db.clone() }).unwrap();
-        let changed = catalog.by_name("dc").unwrap();
+        assert_eq!(volume_table.upsert(&VolumeRecord::new(2, "db".to_owned(), 100)), conflict);
+        assert_eq!(volume_table.upsert(&VolumeRecord::new(3, "log".to_owned(), 100)), conflict);
+        assert_eq!(volume_table.upsert(&VolumeRecord { blocks: 99, ..db.clone() }), conflict);
+        volume_table.volumes.get_mut(&1).unwrap().mapped = 7;
+        volume_table
+            .upsert(&VolumeRecord { blocks: 200, name: "dc".to_owned(), ..db.clone() })
+            .unwrap();
+        let changed = volume_table.by_name("dc").unwrap();
         assert_eq!((changed.blocks, changed.mapped), (200, 7));
-        catalog.delete(1).unwrap();
-        assert_eq!(catalog.delete(1), Err(FormatError::Field("deletion")));
-        assert_eq!(catalog.upsert(&db), conflict);
-        catalog.upsert(&VolumeRecord::new(2, "dc".to_owned(), 1)).unwrap();
-        assert_eq!(catalog.present().count(), 1);
+        volume_table.delete(1).unwrap();
+        assert_eq!(volume_table.delete(1), Err(FormatError::Field("deletion")));
+        assert_eq!(volume_table.upsert(&db), conflict);
+        volume_table.upsert(&VolumeRecord::new(2, "dc".to_owned(), 1)).unwrap();
+        assert_eq!(volume_table.present().count(), 1);
     }
 }

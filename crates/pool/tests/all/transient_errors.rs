@@ -103,8 +103,8 @@ async fn first_leaf(devices: &[NamedDevice], control: &FaultControl) -> u64 {
     panic!("the volume has no leaf")
 }
 
-/// A checkpoint took a page that could not be read for a moment for damaged: 252 blocks were lost for
-/// good, and as many as the page covers if it was higher up.
+/// A checkpoint took a page that could not be read for a moment for damaged: 252 blocks were lost
+/// for good, and as many as the page covers if it was higher up.
 #[test]
 fn checkpoint_waits_for_map_pages_of_a_stalled_device() {
     simulate(async || {
@@ -231,8 +231,8 @@ fn deleted_volume_is_freed_after_a_stall() {
     });
 }
 
-/// The cleaner left a segment alone for ever that it could not read once, so a device with one could
-/// not be removed before a restart.
+/// The cleaner left a segment alone for ever that it could not read once, so a device with one
+/// could not be removed before a restart.
 #[test]
 fn removal_can_be_repeated_after_read_errors() {
     simulate(async || {
@@ -272,8 +272,8 @@ fn removal_can_be_repeated_after_read_errors() {
     });
 }
 
-/// An unreadable sector of the log hid the chunks beside it, which say that it was flushed: the pool was
-/// opened without them.
+/// An unreadable sector of the log hid the chunks beside it, which say that it was flushed: the
+/// pool was opened without them.
 #[test]
 fn unreadable_chunk_of_the_flushed_log_is_refused() {
     simulate(async || {
