@@ -416,3 +416,21 @@ fn load_guards_remote_volumes_with_data() {
         expect(0, &[&line[..], &["--destroy-data", &target]].concat());
     }
 }
+
+/// Data is found wherever it lies: the server knows which parts of the file were written.
+#[test]
+fn load_and_bench_find_data_far_from_the_start() {
+    let scratch = Scratch::new();
+    let path = scratch.disk("far", 1 << 30);
+    let server = Server::start(&[&format!("far={}", path.display())]);
+    let nbd = server.nbd_uri("far");
+    expect(0, &["load", &nbd, "--rw", "write", "--bs", "4k", "--ios", "1", "--offset", "500m"]);
+    for line in [
+        &["load", &nbd, "--rw", "write", "--bs", "2m", "--ios", "300"][..],
+        &["bench", "run", "quick", &nbd][..],
+    ] {
+        let (_, said) = expect(2, line);
+        let names_it = said.contains(&format!("--destroy-data={nbd}"));
+        assert!(names_it && said.contains("byte 524288"), "{said}");
+    }
+}

@@ -294,7 +294,7 @@ fn reload_changes_nothing_while_a_key_file_is_unusable() {
     private(&key, &fs::read_to_string(&other).expect("it can be read"));
     private(&psks, &format!("alice:{PSK}\n"));
     let (reloaded, said) = flagstone(&["reload", "--api", text(&server.api())]);
-    assert!(reloaded && said.contains("1 limits changed"), "{said}");
+    assert!(reloaded && said.contains("1 limit changed"), "{said}");
     attach(&server, Some(&mine)).expect_err("the key that was withdrawn");
     attach(&server, Some(&other)).expect("the new key");
 }

@@ -1,7 +1,7 @@
 //! Data protection: every target passes [`flagstone_host::guard`] before anything writes to it.
 //!
 //! A file is free if bench made it, which a marker beside it records ([`marker`]), and if it is
-//! still the same file. A served volume cannot be inspected and needs the user's consent.
+//! still the same file. A served volume is opened and surveyed, as `flagstone load` does.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,6 +12,7 @@ use flagstone_host::guard::{Guarded, GuardedAccess, check_path};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::served;
 use crate::target::{BenchTarget, DiskAddress};
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,11 +62,11 @@ fn judge(disk: &DiskAddress, writes: bool, destroy: &[String]) -> Result<GuardVe
     let name = disk.to_string();
     let agreed = destroy.contains(&name);
     let Some(path) = disk.path() else {
-        if writes && !agreed {
-            let found = "a served volume cannot be looked into from here";
-            return Err(Guarded::needs_consent(&name, found).into());
-        }
-        return Ok(GuardVerdict::Free);
+        let found = if writes && !agreed { served::data_of(&name) } else { None };
+        return match found {
+            Some(found) => Err(Guarded::needs_consent(&name, found).into()),
+            None => Ok(GuardVerdict::Free),
+        };
     };
     let access = match writes {
         true => GuardedAccess::Write { agreed, own_file: is_ours(path) },
@@ -116,8 +117,8 @@ mod tests {
         assert!(judged(directory.path(), false, &[]).is_err());
         assert!(judged(Path::new("/dev/no-such-device"), true, &[]).is_err(), "no file in /dev");
         assert!(judged(Path::new("/dev/null"), false, &[]).is_err());
-        let served = DiskAddress::Nbd("nbd://h/e".to_owned());
+        let served = DiskAddress::Nbd("nbd://127.0.0.1:1/e".to_owned());
         assert!(judge(&served, true, &[]).is_err() && judge(&served, false, &[]).is_ok());
-        assert!(judge(&served, true, &["nbd://h/e".to_owned()]).is_ok());
+        assert!(judge(&served, true, &["nbd://127.0.0.1:1/e".to_owned()]).is_ok());
     }
 }

@@ -7,6 +7,7 @@ use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _, Read as _};
 use std::path::Path;
 
+use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::listen_spec::ListenSpec;
 use flagstone_config::starter::{
     HOST_KEY, PAIR_KEY, Starter, StarterAccess, StarterLimit, StarterNode, StarterPair,
@@ -55,6 +56,9 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
     if let (Some(peer), Some(pair), None) = (&peer, &starter.pair, &args.peer_file) {
         out += &format!("# ---- the file of {} ----\n{peer}", pair.peer.name);
     }
+    if let Some(warning) = missing_device(&starter.device) {
+        complain(&warning);
+    }
     let next = next_commands(&starter, args);
     match args.file {
         Some(_) if args.peer_file.is_some() || peer.is_none() => out += &next,
@@ -62,6 +66,18 @@ pub(crate) fn run(args: &InitArgs) -> Result<Exit, Failure> {
         _ => complain(&next),
     }
     Ok(print(&out, Exit::Success))
+}
+
+/// A warning if the device is a path that is not here. The file may be for another machine.
+fn missing_device(device: &str) -> Option<String> {
+    let Ok(DeviceSpec::Path(path)) = device.parse() else { return None };
+    let is_missing = !path.exists();
+    is_missing.then(|| {
+        format!(
+            "warning: {device} does not exist on this machine: create it there before the server \
+             starts\n"
+        )
+    })
 }
 
 /// The commands that follow, for the user to copy.
@@ -233,4 +249,23 @@ fn ask(question: &str) -> Result<String, Failure> {
     let mut line = String::new();
     io::stdin().lock().take(ANSWER_BYTES_MAX).read_line(&mut line).map_err(Failure::failed)?;
     Ok(line.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_device_is_warned_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.img");
+        let device = path.to_str().unwrap();
+        let warning = missing_device(device).unwrap();
+        assert!(warning.contains(device) && warning.contains("does not exist"), "{warning}");
+        fs::write(&path, "").unwrap();
+        assert_eq!(missing_device(device), None);
+        for other in ["memory:1GiB", "nbd://h/x"] {
+            assert_eq!(missing_device(other), None);
+        }
+    }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use flagstone_bench::guard::is_ours;
 use flagstone_blockdev::SharedDevice;
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_host::guard::{Guarded, GuardedAccess, JUDGED_BYTES, check_path, contents};
+use flagstone_host::guard::{Guarded, GuardedAccess, check_path};
 use flagstone_load::job::{BlockSize, Verify};
 use flagstone_load::{LoadJob, LoadOutcome, LoadProgress, LoadResults, RunError, Stop};
 use flagstone_runtime::{RuntimeConfig, run as run_cores, signal, spawn};
-use flagstone_stack::{OpenOptions, beginning, open_device};
+use flagstone_stack::{OpenOptions, find_data, open_device};
 use indicatif::ProgressBar;
 
 use crate::args::LoadArgs;
@@ -54,13 +54,12 @@ fn guard(args: &LoadArgs) -> Result<(), Failure> {
     check_path(&name, path, access).map(drop).map_err(|guarded| Failure::usage(guarded.to_string()))
 }
 
-/// As [`guard`], for a remote volume, which is judged by its start: its server owns the device.
+/// As [`guard`], for a remote volume: its server owns the device.
 async fn guard_remote(args: &LoadArgs, device: &SharedDevice) -> Result<(), Failure> {
     if !args.target.is_remote() || !changes_data(args) || args.destroy_data.is_some() {
         return Ok(());
     }
-    let begin = beginning(device, JUDGED_BYTES).await.map_err(Failure::failed)?;
-    match contents(&begin, device.geometry().size_bytes) {
+    match find_data(device).await.map_err(Failure::failed)? {
         None => Ok(()),
         Some(found) => {
             let guarded = Guarded::needs_consent(&args.target.to_string(), found);

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use flagstone_server::api::document::ReloadDocument;
+use flagstone_units::counted;
 
 use crate::exit::{Exit, Failure};
 use crate::output::print;
@@ -27,8 +28,8 @@ pub(crate) fn run(args: &ReloadArgs) -> Result<Exit, Failure> {
 
 fn shown(reloaded: &ReloadDocument) -> String {
     let begin = format!(
-        "reloaded: new connections use the keys in the files, and {} limits changed\n",
-        reloaded.limits_changed
+        "reloaded: new connections use the keys in the files, and {} changed\n",
+        counted(reloaded.limits_changed as u64, "limit")
     );
     match reloaded.next_start_keys.is_empty() {
         true => begin,
@@ -51,7 +52,8 @@ mod tests {
             limits_changed: 1,
             next_start_keys: keys.iter().map(ToString::to_string).collect(),
         };
-        assert_eq!(shown(&document(&[])).lines().count(), 1);
+        let text = "reloaded: new connections use the keys in the files, and 1 limit changed\n";
+        assert_eq!(shown(&document(&[])), text);
         assert!(
             shown(&document(&["server.cores", "limit.x"])).ends_with(": server.cores, limit.x\n")
         );

@@ -108,7 +108,13 @@ pub(crate) fn write(
         Ok::<_, String>(json(report)),
     );
     collect_configuration(&mut all, root, options.config);
-    let log = root.command(&LOG);
+    let log = root.command(&LOG).map_err(|error| error.to_string());
+    let log = match log {
+        Ok(text) if text.trim().is_empty() => {
+            Err("the journal has no line of the service".to_owned())
+        }
+        other => other,
+    };
     all.add("log.txt", "recent log of the service flagstone", log);
     let name = format!("flagstone-support-{}", format_utc(now));
     let versions = format!(

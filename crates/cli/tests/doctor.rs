@@ -183,7 +183,10 @@ fn support_archive_has_no_secrets() {
     };
     write(
         "etc/flagstone/conf.d/db.toml",
-        &format!("# {SECRET}\n[volume.db]\ndevice = \"/dev/sdb\"\nsecret = \"{SECRET}\"\n"),
+        &format!(
+            "# {SECRET}\n[volume.db]\ndevice = \"/dev/sdb\"\nsecret = \"{SECRET}\"\n\
+             [peer.b]\nfence_command = [\"/sbin/fence\", \"-P\", \"{SECRET}\"]\n"
+        ),
     );
     let log = "commands/journalctl --unit=flagstone --lines=5000 --no-pager --output=short-iso --utc --quiet";
     write(log, &format!("connected nbd://u:{SECRET}@h/x\nkey DHHC-1:00:{SECRET}:\n"));

@@ -10,7 +10,7 @@ use flagstone_units::display::counted;
 use serde::Serialize;
 
 use crate::limits::{
-    MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_PLACES, MAX_SHOWN_VALUE_CHARS,
+    MAX_DIAGNOSTICS, MAX_SHOWN_LINE_CHARS, MAX_SHOWN_PLACES, MAX_SHOWN_VALUE_CHARS, MAX_SIMILAR,
 };
 use crate::redact;
 
@@ -96,6 +96,10 @@ struct Mistake {
     count: usize,
     /// The first few of the others.
     also_at: Vec<SourceLocation>,
+    /// It stands for all mistakes that differ in their values only.
+    is_collective: bool,
+    /// Message and help without their values.
+    form: String,
 }
 
 impl Mistake {
@@ -103,6 +107,18 @@ impl Mistake {
         self.severity == other.severity
             && self.message.kind == other.message.kind
             && self.help == other.help
+    }
+
+    /// True if only numbers and quoted values differ.
+    fn is_similar(&self, other: &Mistake) -> bool {
+        self.severity == other.severity && self.form == other.form
+    }
+
+    /// Counts the places of another mistake here.
+    fn absorb(&mut self, other: Mistake) {
+        self.count += other.count;
+        self.also_at.extend(std::iter::once(other.place).chain(other.also_at));
+        self.also_at.truncate(MAX_SHOWN_PLACES);
     }
 }
 
@@ -157,19 +173,38 @@ impl Report {
             self.count.set(self.count.get() + 1);
         }
         let place = place.clone();
-        let new =
-            Mistake { severity, place, message, help, related, count: 1, also_at: Vec::new() };
+        let (count, also_at) = (1, Vec::new());
+        let form = without_values(&format!("{}\n{help}", message.kind));
+        let new = Mistake {
+            severity,
+            place,
+            message,
+            help,
+            related,
+            count,
+            also_at,
+            is_collective: false,
+            form,
+        };
         let mut mistakes = self.mistakes.borrow_mut();
         let is_full = mistakes.len() == MAX_DIAGNOSTICS;
-        match mistakes.iter_mut().find(|mistake| mistake.is_same(&new)) {
-            Some(first) => {
-                first.count += 1;
-                if first.also_at.len() < MAX_SHOWN_PLACES {
-                    first.also_at.push(new.place);
+        if let Some(first) = mistakes.iter_mut().find(|mistake| mistake.is_same(&new)) {
+            return first.absorb(new);
+        }
+        let similar: Vec<_> =
+            (0..mistakes.len()).filter(|at| mistakes[*at].is_similar(&new)).collect();
+        match similar.as_slice() {
+            [first, ..] if mistakes[*first].is_collective => mistakes[*first].absorb(new),
+            [first, others @ ..] if similar.len() == MAX_SIMILAR => {
+                for other in others.iter().rev() {
+                    let other = mistakes.remove(*other);
+                    mistakes[*first].absorb(other);
                 }
+                mistakes[*first].absorb(new);
+                mistakes[*first].is_collective = true;
             }
-            None if is_full => {}
-            None => mistakes.push(new),
+            _ if is_full => {}
+            _ => mistakes.push(new),
         }
     }
 
@@ -191,6 +226,27 @@ impl Report {
         let source = source_name(file);
         (!items.is_empty()).then_some(Diagnostics { source, items, mistakes: self.count.get() })
     }
+}
+
+/// A text with its numbers and quoted values left out.
+fn without_values(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let (mut quoted, mut escaped) = (false, false);
+    for c in text.chars() {
+        let is_quote = c == '"' && !escaped;
+        escaped = quoted && c == '\\' && !escaped;
+        match (is_quote, quoted) {
+            (true, _) => quoted = !quoted,
+            (false, false) if c.is_ascii_digit() => {
+                if !out.ends_with('#') {
+                    out.push('#');
+                }
+            }
+            (false, false) => out.push(c),
+            (false, true) => {}
+        }
+    }
+    out
 }
 
 /// A value as it is repeated in a message: quoted, without control characters, cut if long.
@@ -422,6 +478,35 @@ mod tests {
         let (_, _, excerpt) = locate("a = \"\x1b[2J\"", 0..1);
         assert!(!excerpt.text.contains('\x1b'));
         assert!(!shown("\x1b[2J").contains('\x1b'));
+    }
+
+    #[test]
+    fn many_mistakes_that_differ_in_values_are_told_once() {
+        let report = Report::default();
+        let add = |value: i32| {
+            let place = SourceLocation::Text(0..1);
+            report.error(&place, format!("bad value for `iops`: {value}"), "at least 1");
+        };
+        (-3..0).for_each(add);
+        report.error(&SourceLocation::Whole, "bad value for `size`: \"x\"", "at least 1");
+        assert_eq!(report.mistakes.borrow().len(), 4, "a few are told one by one");
+        (-1000..-3).for_each(add);
+        let all = report.into_diagnostics(Some(Source::file("f", "x = 1\n"))).unwrap();
+        let counts: Vec<_> = all.items().iter().map(|item| item.count).collect();
+        assert_eq!((counts, all.mistakes), (vec![1000, 1], 1001));
+        assert_eq!(all.items()[0].also_at.len(), MAX_SHOWN_PLACES);
+        assert!(all.render(false).lines().count() < 20);
+    }
+
+    #[test]
+    fn values_are_left_out_of_the_form() {
+        for (text, form) in [
+            ("`a` is \"x\\\"1\": write 10 to 20", "`a` is : write # to #"),
+            ("-12", "-#"),
+            ("open \"quote", "open "),
+        ] {
+            assert_eq!(without_values(text), form);
+        }
     }
 
     #[test]

@@ -10,6 +10,10 @@ pub const MAX_FILES: usize = 1024;
 /// file cannot make the report larger than itself by much.
 pub const MAX_DIAGNOSTICS: usize = 100;
 
+/// Most mistakes of one kind that are reported one by one although only their values differ. If
+/// there are more, the first is reported with their number.
+pub const MAX_SIMILAR: usize = 3;
+
 /// Most other places named for a mistake that is made at many.
 pub const MAX_SHOWN_PLACES: usize = 3;
 

@@ -1,13 +1,15 @@
 //! Redaction of a configuration for a bug report: keys and values without secrets and comments.
 //!
-//! Only parsed values are repeated. Of a text that is not TOML nothing is, because a secret in it
-//! cannot be told from the rest.
+//! The schema says which values may be repeated: those of its keys, without the arguments of
+//! commands and the users and unknown options of addresses. Only parsed values are repeated. Of a
+//! text that is not TOML nothing is, because a secret in it cannot be told from the rest.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use toml_edit::{Item, Value};
 
+use crate::schema::{Key, Kind, SECTIONS, Section};
 use crate::starter::{key, quoted};
 use crate::{Diagnostics, files};
 
@@ -36,7 +38,7 @@ pub fn configuration(path: &Path) -> Result<String, String> {
     let document = toml_edit::Document::parse(text.as_str()).map_err(|_| "it is not TOML")?;
     let mut out = String::new();
     for (name, item) in document.as_table() {
-        write_item(&mut out, &key(name), name, item);
+        write_item(&mut out, &key(name), Place::Root.child(name), item);
     }
     Ok(out)
 }
@@ -95,42 +97,139 @@ fn is_secret(name: &str) -> bool {
     SECRET_KEYS.iter().any(|part| name.contains(part))
 }
 
-fn write_item(out: &mut String, path: &str, name: &str, item: &Item) {
+/// Place in the schema.
+#[derive(Clone, Copy)]
+enum Place {
+    Root,
+    /// A table whose keys are names of such sections.
+    Names(&'static Section),
+    Section(&'static Section),
+    Key(&'static Key),
+    /// The schema does not have it: its values may be anything.
+    Unknown,
+}
+
+impl Place {
+    fn child(self, name: &str) -> Place {
+        match self {
+            Place::Root => {
+                let of_names = |section: &&&Section| {
+                    section.path.strip_suffix(".NAME").is_some_and(|path| path == name)
+                };
+                let one = SECTIONS.iter().find(|section| section.path == name);
+                let one = one.map(|section| Place::Section(section));
+                let named = SECTIONS.iter().find(of_names).map(|section| Place::Names(section));
+                one.or(named).unwrap_or(Place::Unknown)
+            }
+            Place::Names(section) => Place::Section(section),
+            Place::Section(section) => match section.key(name) {
+                Some(Key { kind: Kind::Table(section), .. }) => Place::Section(section),
+                Some(key) if !is_secret(name) => Place::Key(key),
+                _ => Place::Unknown,
+            },
+            Place::Key(Key { kind: Kind::Entries(_, section), .. }) => {
+                Place::Section(section).child(name)
+            }
+            Place::Key(_) | Place::Unknown => Place::Unknown,
+        }
+    }
+}
+
+fn write_item(out: &mut String, path: &str, place: Place, item: &Item) {
     match item.as_table_like() {
-        Some(table) if !is_secret(name) => {
+        Some(table) => {
             for (name, item) in table.iter() {
-                write_item(out, &format!("{path}.{}", key(name)), name, item);
+                write_item(out, &format!("{path}.{}", key(name)), place.child(name), item);
             }
         }
-        _ => {
-            let secret = is_secret(name);
-            let value = item.as_value().filter(|_| !secret);
-            let value = value.map_or_else(|| quoted(REDACTED), shown);
+        None => {
+            let value =
+                item.as_value().map_or_else(|| quoted(REDACTED), |value| shown(place, value));
             let _ = writeln!(out, "{path} = {value}");
         }
     }
 }
 
-fn shown(value: &Value) -> String {
-    match value {
-        Value::String(string) => quoted(&text(string.value())),
-        Value::Integer(number) => number.value().to_string(),
-        Value::Float(number) => number.value().to_string(),
-        Value::Boolean(boolean) => boolean.value().to_string(),
-        Value::Datetime(datetime) => datetime.value().to_string(),
-        Value::Array(array) => {
-            let values: Vec<_> = array.iter().map(shown).collect();
+fn shown(place: Place, value: &Value) -> String {
+    match (place, value) {
+        (_, Value::Array(array)) => {
+            let values: Vec<_> =
+                array.iter().enumerate().map(|(at, value)| entry(place, at, value)).collect();
             format!("[{}]", values.join(", "))
         }
-        Value::InlineTable(table) => {
-            let entry = |(name, value): (&str, &Value)| match is_secret(name) {
-                true => format!("{} = {}", key(name), quoted(REDACTED)),
-                false => format!("{} = {}", key(name), shown(value)),
+        (_, Value::InlineTable(table)) => {
+            let entry = |(name, value): (&str, &Value)| {
+                format!("{} = {}", key(name), shown(place.child(name), value))
             };
             let entries: Vec<_> = table.iter().map(entry).collect();
             format!("{{ {} }}", entries.join(", "))
         }
+        (Place::Key(Key { kind: Kind::Command, .. }), _) => quoted(REDACTED),
+        (Place::Key(key), Value::String(string)) => quoted(&address(key, string.value())),
+        (Place::Key(_), Value::Integer(number)) => number.value().to_string(),
+        (Place::Key(_), Value::Float(number)) => number.value().to_string(),
+        (Place::Key(_), Value::Boolean(boolean)) => boolean.value().to_string(),
+        (Place::Key(_), Value::Datetime(datetime)) => datetime.value().to_string(),
+        _ => quoted(REDACTED),
     }
+}
+
+/// An entry of a list. Of a command only the program is shown.
+fn entry(place: Place, at: usize, value: &Value) -> String {
+    match (place, value) {
+        (Place::Key(Key { kind: Kind::Command, .. }), Value::String(program))
+            if at == 0 && program.value().starts_with('/') =>
+        {
+            quoted(&text(program.value()))
+        }
+        _ => shown(place, value),
+    }
+}
+
+/// Kinds of texts that name a host.
+const ADDRESSES: [&str; 4] = ["address", "endpoint", "host and port", "listen address"];
+
+/// Options of an address whose values are no secrets.
+const OPEN_OPTIONS: [&str; 10] = [
+    "queues",
+    "header-digest",
+    "data-digest",
+    "hostnqn",
+    "nsid",
+    "concat",
+    "socket",
+    "tls",
+    "tls-certificates",
+    "tls-hostname",
+];
+
+/// A text of the configuration without the user and the secret options of an address.
+fn address(key: &Key, value: &str) -> String {
+    let value = text(value);
+    let is_address = matches!(key.kind,
+        Kind::Text(kind) | Kind::List(kind) | Kind::Entries(kind, _) if ADDRESSES.contains(&kind));
+    let authority = &value[..value.find(['/', '?']).unwrap_or(value.len())];
+    let value = match authority.rfind('@').filter(|_| is_address) {
+        Some(at) => format!("{REDACTED}{}", &value[at..]),
+        None => value,
+    };
+    match value.split_once('?').filter(|_| is_address || value.contains(':')) {
+        Some((base, query)) => format!("{base}?{}", options(query)),
+        None => value,
+    }
+}
+
+fn options(query: &str) -> String {
+    let option = |part: &str| match part.split_once('=') {
+        Some((name, value)) => {
+            let is_path = name.ends_with("-file") && value.starts_with('/');
+            let is_open = OPEN_OPTIONS.contains(&name) || is_path;
+            if is_open { part.to_owned() } else { format!("{name}={REDACTED}") }
+        }
+        None if OPEN_OPTIONS.contains(&part) || part.is_empty() => part.to_owned(),
+        None => REDACTED.to_owned(),
+    };
+    query.split('&').map(option).collect::<Vec<_>>().join("&")
 }
 
 #[cfg(test)]
@@ -156,13 +255,75 @@ mod tests {
         for line in [
             "server.listen = [\"nbd://(redacted)@h:1\"]",
             "peer.b.secret = \"(redacted)\"",
-            "peer.b.auth.hash = \"sha256\"",
+            "peer.b.auth.hash = \"(redacted)\"",
             "volume.\"ö\".device = \"nbd://h/e\"",
             "volume.\"ö\".limit.iops = 5",
             "volume.b.layers = [{ token = \"(redacted)\" }]",
         ] {
             assert!(out.lines().any(|found| found == line), "{line}:\n{out}");
         }
+    }
+
+    /// A canary in every key whose value can carry a secret: the user, the password and the options
+    /// of an address, the words of a command, and whatever the schema does not know.
+    #[test]
+    fn no_key_of_the_reference_shows_a_secret() {
+        const CANARY: &str = "hunter2";
+        let mut places = 0;
+        for section in SECTIONS {
+            let path = section.path.replace("NAME", "x");
+            for key in section.all_keys() {
+                let texts = match key.kind {
+                    Kind::Text(kind) | Kind::List(kind) | Kind::Entries(kind, _) => {
+                        secrets_in(key.name, kind)
+                    }
+                    Kind::Command => vec!["-P", CANARY],
+                    _ => Vec::new(),
+                };
+                let texts: Vec<_> = texts.iter().map(|text| quoted(text)).collect();
+                let values = match key.kind {
+                    Kind::Text(_) => texts,
+                    Kind::Command => vec![format!("[\"/sbin/fence\", {}]", texts.join(", "))],
+                    _ => texts.iter().map(|text| format!("[{text}]")).collect(),
+                };
+                for value in values {
+                    let text = format!("[{path}]\n{} = {value}\n", key.name);
+                    let out = redacted(&text).expect("it is TOML");
+                    assert!(!out.contains(CANARY) && out.contains(key.name), "{text}{out}");
+                    places += 1;
+                }
+            }
+            let text =
+                format!("[{path}]\nunknown = [\"{CANARY}\"]\nother = {{ a = \"{CANARY}\" }}");
+            let out = redacted(&text).expect("it is TOML");
+            assert!(!out.contains(CANARY) && out.contains("unknown"), "{out}");
+        }
+        assert!(places > 30, "{places}");
+    }
+
+    /// Values of a text key that carry a secret.
+    fn secrets_in(name: &str, kind: &str) -> Vec<&'static str> {
+        let mut texts =
+            vec!["DHHC-1:00:hunter2:", "nbd://u:hunter2@h/x", "nbd://h/x?nsid=1&token=hunter2"];
+        if ADDRESSES.contains(&kind) {
+            texts.extend(["u:hunter2@h:1", "h:1?password=hunter2", "h:1?hunter2"]);
+        }
+        if is_secret(name) {
+            texts.push("hunter2");
+        }
+        texts
+    }
+
+    #[test]
+    fn what_explains_an_error_stays() {
+        let text = "[peer.b]\naddress = \"h:4420\"\nfence_command = [\"/sbin/fence\", \"a\", \"b\"]\n\
+            [volume.a]\ndevice = \"nvme-tcp://h/n?queues=4&key-file=/etc/k&tokens=1\"\n\
+            [server]\nlisten = [{ url = \"nbd://u@h\", insecure = true }]\n";
+        let expected = "peer.b.address = \"h:4420\"\n\
+            peer.b.fence_command = [\"/sbin/fence\", \"(redacted)\", \"(redacted)\"]\n\
+            volume.a.device = \"nvme-tcp://h/n?queues=4&key-file=/etc/k&tokens=(redacted)\"\n\
+            server.listen = [{ url = \"nbd://(redacted)@h\", insecure = true }]\n";
+        assert_eq!(redacted(text).as_deref(), Ok(expected));
     }
 
     #[test]

@@ -81,6 +81,26 @@ fn client_transfers_of_all_lengths() {
     });
 }
 
+/// What the server's device knows of its holes, its clients know.
+#[test]
+fn client_reports_allocation() {
+    on_each_driver(async || {
+        let server = Running::with(memory(64 << 20, 512));
+        let device = connect(&server.address).await;
+        let mut data = buf::alloc(4096).await;
+        data.fill(1);
+        device.write(40 << 20, data.freeze(), false).await.unwrap();
+        let (mut at, mut data) = (0, Vec::new());
+        while at < 64 << 20 {
+            let found = device.allocated(at, (64 << 20) - at).await.unwrap();
+            data.extend((!found[0].is_hole).then_some(at..at + found[0].len));
+            at += found[0].len;
+        }
+        assert_eq!(data.len(), 1);
+        assert!(data[0].contains(&(40 << 20)) && data[0].end - data[0].start <= 1 << 20);
+    });
+}
+
 #[test]
 fn client_reports_server_geometry() {
     on_each_driver(async || {

@@ -285,6 +285,23 @@ fn slow_negotiation_of_honest_client_is_served() {
     });
 }
 
+/// libnbd 1.14 takes 200 ms for each export that it lists.
+#[test]
+fn listing_of_thousand_exports_is_served() {
+    in_simulation(1, async || {
+        let export = |number: usize| Export::new(&format!("v{number}"), memory(1 << 20, 512));
+        let exports = (0..1000).map(export).collect();
+        let server = Running::start(&any_port(), exports, ServerOptions::default());
+        let client = Peer::greeted(&server.address).await;
+        client.send(&3_u32.to_be_bytes()).await;
+        for number in 0..1000 {
+            time::sleep(Duration::from_millis(200)).await;
+            client.send(&option_bytes()).await;
+            assert!(client.read(20).await.is_some(), "closed after {number} options");
+        }
+    });
+}
+
 /// One slow client is harmless, but slow clients must not keep others out for minutes.
 #[test]
 fn many_slow_negotiations_share_time_of_one_step() {

@@ -7,9 +7,11 @@ pub mod keys;
 mod open;
 pub mod private_file;
 mod remote;
+mod survey;
 pub mod tls_files;
 
 pub use open::{
     OpenError, OpenOptions, OpenVolume, beginning, check_block_size, layered, open_backing,
     open_device, open_limits, open_volume, over, own_limit, volume_error, within,
 };
+pub use survey::find_data;

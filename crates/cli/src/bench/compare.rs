@@ -34,5 +34,9 @@ pub(super) fn run(args: &BenchCompareArgs) -> Result<Exit, Error> {
             found.percent
         ));
     }
-    Ok(if slower.is_empty() { exit } else { Exit::Slower })
+    if !slower.is_empty() {
+        return Ok(Exit::Slower);
+    }
+    complain(&format!("flagstone: passed: nothing is significantly worse by more than {most} %\n"));
+    Ok(exit)
 }

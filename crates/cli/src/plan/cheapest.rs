@@ -209,7 +209,9 @@ fn others(answer: &CheapestReport, paint: Paint, out: &mut String) {
         );
         let mut lines = String::new();
         sentence(&line, &mut lines);
-        lines.lines().for_each(|line| drop(writeln!(out, "{}", paint.dim(line))));
+        for line in lines.lines() {
+            let _ = writeln!(out, "{}", paint.dim(line));
+        }
     }
 }
 

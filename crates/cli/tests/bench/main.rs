@@ -340,7 +340,8 @@ fn fail_if_slower_exit_status() {
         out.contains("differs (p = 0.029)") && errors.contains("flagstone: slower: IOPS of"),
         "{out}{errors}"
     );
-    bench.ends("compare slow fast --fail-if-slower 5%", 0);
+    let (_, errors) = bench.ends("compare slow fast --fail-if-slower 5%", 0);
+    assert_eq!(errors, "flagstone: passed: nothing is significantly worse by more than 5 %\n");
     bench.ends("compare fast slow --fail-if-slower 200%", 0);
     bench.ends("compare fast --fail-if-slower 5%", 2);
     // Duplicate results would count their repetitions twice.

@@ -39,6 +39,8 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     Text(&'static str),
     List(&'static str),
+    /// A program and its arguments, which may hold passwords.
+    Command,
     /// A list of texts, each of which may be a table instead.
     Entries(&'static str, &'static Section),
     Table(&'static Section),

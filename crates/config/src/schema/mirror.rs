@@ -96,7 +96,7 @@ pub static PEER: Section = Section {
             "Compression of data sent to it: `lz4` is cheap, `zstd` smaller. Data that shrinks by less than an eighth is sent uncompressed.";
         "bandwidth_max", LINK_RATE, "" =>
             "Highest rate of data sent to it for all volumes, after compression. Host writes have priority; a resync gets at least a ninth. Hosts of mode `sync` wait. Default: none.";
-        "fence_command", Kind::List("word"), "" =>
+        "fence_command", Kind::Command, "" =>
             "`failover = \"automatic\"`: a program, by its absolute path, and its arguments: it [stops the peer's machine](guides/automatic-failover.md#fencing) before this node serves in its place. Default: none.";
         "fence_timeout", time(1000, 5 * MINUTE_MS), "30s" =>
             "How long `fence_command` may run. It is killed then, and has failed.";

@@ -51,6 +51,7 @@ impl Kind {
             Kind::Choice(_) => "enum".into(),
             Kind::Text(form) => (*form).into(),
             Kind::List(form) => format!("list of {}", plural(form)),
+            Kind::Command => format!("list of {}", plural("word")),
             Kind::Entries(form, _) => format!("list of {} or tables", plural(form)),
             Kind::Table(_) => "table".into(),
         }
@@ -75,7 +76,9 @@ impl Kind {
             Kind::Choice(words) => {
                 words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
             }
-            Kind::Text(_) | Kind::List(_) | Kind::Entries(..) | Kind::Table(_) => String::new(),
+            Kind::Text(_) | Kind::List(_) | Kind::Command | Kind::Entries(..) | Kind::Table(_) => {
+                String::new()
+            }
         }
     }
 
@@ -103,6 +106,7 @@ impl Kind {
             Kind::List(form) => {
                 format!("write a list of texts: [\"…\", \"…\"], each {}", article(form))
             }
+            Kind::Command => Kind::List("word").expected(),
             Kind::Entries(form, section) => {
                 let names: Vec<_> = section.all_keys().map(|key| key.name).collect();
                 format!(

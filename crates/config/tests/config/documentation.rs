@@ -192,7 +192,9 @@ fn parser_accepts_schema_ranges_and_defaults() {
             Kind::Choice(words) => {
                 (words.iter().map(|word| format!("\"{word}\"")).collect(), vec!["\"x\"".into()])
             }
-            Kind::Text(_) | Kind::List(_) | Kind::Entries(..) | Kind::Table(_) => continue,
+            Kind::Text(_) | Kind::List(_) | Kind::Command | Kind::Entries(..) | Kind::Table(_) => {
+                continue;
+            }
         };
         // The largest capsule and the smallest memory need their partners; tested on their own.
         // So is a disk profile (`tests/profile.rs` of the stack crate).

@@ -31,7 +31,7 @@ mod tls;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use flagstone_blockdev::{BlockDevice, Geometry, IoError, IoFuture, ZeroFlags};
+use flagstone_blockdev::{BlockDevice, Extent, Geometry, IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::net::Address;
 use flagstone_runtime::{Buf, BufMut, CoreHandle, CoreLocal, buf, random_u64, spawn_detached};
 
@@ -39,7 +39,9 @@ pub use negotiate::NegotiationError;
 pub use target::{ClientOptions, ConnectError};
 pub use tls::NbdTlsClient;
 
-use crate::limits::{CLIENT_EFFECT_BYTES, CLIENT_ZERO_PIECE_BYTES, MAX_REQUEST_BYTES};
+use crate::limits::{
+    CLIENT_EFFECT_BYTES, CLIENT_STATUS_BYTES, CLIENT_ZERO_PIECE_BYTES, MAX_REQUEST_BYTES,
+};
 use crate::wire::link::LinkId;
 use crate::wire::request::{Cookie, NbdRequest, command, command_flag};
 use crate::wire::transmission_flag as flag;
@@ -104,10 +106,10 @@ impl NbdDevice {
     }
 
     /// Runs a call without data, on the core that may connect.
-    fn command(
+    fn command<T: Send + 'static>(
         &self,
-        call: impl FnOnce(&Arc<Inner>) -> IoFuture<()> + Send + 'static,
-    ) -> IoFuture<()> {
+        call: impl FnOnce(&Arc<Inner>) -> IoFuture<T> + Send + 'static,
+    ) -> IoFuture<T> {
         match self.0.forward_core() {
             None => call(&self.0),
             Some(core) => relay::command(&self.0, core, call),
@@ -203,7 +205,12 @@ impl Inner {
         if len <= self.piece_bytes {
             let data = RequestData::Read(buf);
             let outcome = self.submit(command::READ, 0, (offset, len as u64), data);
-            return IoFuture::later(async move { outcome.await?.ok_or(IoError::ReadFault) });
+            return IoFuture::later(async move {
+                match outcome.await? {
+                    RequestData::Read(buf) => Ok(buf),
+                    _ => Err(IoError::ReadFault),
+                }
+            });
         }
         let inner = self.clone();
         IoFuture::later(async move {
@@ -295,6 +302,33 @@ impl Inner {
         })
     }
 
+    /// The first extent of a range, in whole blocks. A server that does not know, or does not say,
+    /// has data.
+    fn first_extent(self: &Arc<Self>, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let all = vec![Extent { len, is_hole: false }];
+        if !self.target.info.reports_allocation {
+            return IoFuture::ready(Ok(all));
+        }
+        let asked = len.min(CLIENT_STATUS_BYTES);
+        let block = u64::from(self.geometry.block_bytes);
+        let (one, data) = (command_flag::REQ_ONE, RequestData::Extent(None));
+        let outcome = self.submit(command::BLOCK_STATUS, one, (offset, asked), data);
+        IoFuture::later(async move {
+            match outcome.await {
+                Ok(RequestData::Extent(Some((found, is_hole)))) => {
+                    let found = u64::from(found);
+                    let whole = found - found % block;
+                    // A block of which a part is a hole has data.
+                    let is_hole = is_hole && whole > 0;
+                    let len = if is_hole { whole } else { found.next_multiple_of(block) };
+                    Ok(vec![Extent { len: len.min(asked), is_hole }])
+                }
+                Err(error @ IoError::Unreachable) => Err(error),
+                _ => Ok(all),
+            }
+        })
+    }
+
     async fn write_plain_zeroes(
         self: &Arc<Self>,
         offset: u64,
@@ -318,6 +352,11 @@ impl BlockDevice for NbdDevice {
 
     fn must_reopen(&self) -> bool {
         self.0.target.check().is_err()
+    }
+
+    fn allocated(&self, offset: u64, len: u64) -> IoFuture<Vec<Extent>> {
+        let checked = self.0.target.check().and(self.0.geometry.check(offset, len));
+        IoFuture::checked(checked, || self.command(move |inner| inner.first_extent(offset, len)))
     }
 
     fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {

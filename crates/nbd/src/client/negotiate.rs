@@ -1,5 +1,6 @@
 //! Client side of "Fixed newstyle negotiation", without I/O: bytes in, bytes out.
 
+use crate::handshake::ALLOCATION_CONTEXT;
 use crate::limits::{MAX_OPTION_REPLIES, MAX_OPTION_REPLY_BYTES, MAX_REQUEST_BYTES};
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::LinkId;
@@ -24,6 +25,8 @@ pub struct ServerInfo {
     pub structured: bool,
     /// The server ends a link's previous connection before it serves the next.
     pub fences: bool,
+    /// BLOCK_STATUS reports which parts are holes (`base:allocation`).
+    pub reports_allocation: bool,
     /// Minimum, preferred and maximum block sizes, in bytes; the protocol's defaults if absent.
     pub block_sizes: [u32; 3],
 }
@@ -89,7 +92,8 @@ enum State {
     Greeting,
     StartTls,
     Structured,
-    Link,
+    /// The link and the allocation of the export.
+    Contexts,
     Go,
     /// The export is unavailable: ask whether it is expected.
     Expected,
@@ -119,8 +123,14 @@ impl Negotiation {
     /// Negotiates the named export for the next connection of `link`.
     pub fn new(export: &str, link: LinkId) -> Negotiation {
         let block_sizes = [1, 4096, MAX_REQUEST_BYTES];
-        let (structured, fences) = (false, false);
-        let info = ServerInfo { size_bytes: 0, flags: 0, structured, fences, block_sizes };
+        let info = ServerInfo {
+            size_bytes: 0,
+            flags: 0,
+            structured: false,
+            fences: false,
+            reports_allocation: false,
+            block_sizes,
+        };
         Negotiation {
             export: export.to_owned(),
             link,
@@ -156,7 +166,7 @@ impl Negotiation {
         match self.state {
             State::Greeting => self.greeting(input, out),
             State::ExportName => self.export_name(input),
-            State::StartTls | State::Structured | State::Link | State::Go | State::Expected => {
+            State::StartTls | State::Structured | State::Contexts | State::Go | State::Expected => {
                 self.option_reply(input, out)
             }
         }
@@ -197,7 +207,7 @@ impl Negotiation {
         let expected = match self.state {
             State::StartTls => option::STARTTLS,
             State::Structured => option::STRUCTURED_REPLY,
-            State::Link => option::SET_META_CONTEXT,
+            State::Contexts => option::SET_META_CONTEXT,
             State::Expected => option::LIST_META_CONTEXT,
             _ => option::GO,
         };
@@ -216,7 +226,7 @@ impl Negotiation {
         let progress = match self.state {
             State::StartTls => tls_reply(header.kind, data)?,
             State::Structured => self.structured_reply(header.kind, out),
-            State::Link => self.link_reply(header.kind, out),
+            State::Contexts => self.contexts_reply(header.kind, data, out),
             State::Expected => self.expected_reply(header.kind, data)?,
             _ => self.go_reply(header.kind, data, out)?,
         };
@@ -228,18 +238,24 @@ impl Negotiation {
         self.info.structured = kind == reply_type::ACK;
         if self.info.structured {
             // Metadata contexts, and therefore links, require structured replies.
-            let request = meta_request(&self.export, &self.link.encode());
+            let queries = [self.link.encode(), ALLOCATION_CONTEXT.to_owned()];
+            let request = meta_request(&self.export, &queries.each_ref().map(String::as_str));
             put_option(out, option::SET_META_CONTEXT, &request);
-            self.state = State::Link;
+            self.state = State::Contexts;
         } else {
             self.go(out);
         }
         NegotiationStep::Again
     }
 
-    fn link_reply(&mut self, kind: u32, out: &mut Vec<u8>) -> NegotiationStep {
-        match kind {
-            reply_type::META_CONTEXT => self.info.fences = true,
+    fn contexts_reply(&mut self, kind: u32, data: &[u8], out: &mut Vec<u8>) -> NegotiationStep {
+        match (kind, data.get(4..)) {
+            (reply_type::META_CONTEXT, Some(name)) if name == ALLOCATION_CONTEXT.as_bytes() => {
+                self.info.reports_allocation = true;
+            }
+            (reply_type::META_CONTEXT, name) => {
+                self.info.fences |= name == Some(self.link.encode().as_bytes());
+            }
             // ACK or refusal: either is the last reply.
             _ => self.go(out),
         }
@@ -273,7 +289,7 @@ impl Negotiation {
             }
             // The metadata context with the reason requires structured replies.
             reply_type::ERR_UNKNOWN if self.info.structured => {
-                let request = meta_request(&self.export, EXPECTED_CONTEXT);
+                let request = meta_request(&self.export, &[EXPECTED_CONTEXT]);
                 put_option(out, option::LIST_META_CONTEXT, &request);
                 self.state = State::Expected;
                 Ok(NegotiationStep::Again)

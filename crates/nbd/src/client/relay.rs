@@ -81,11 +81,11 @@ pub(crate) fn write(
 }
 
 /// Runs a call without data on `core`.
-pub(crate) fn command(
+pub(crate) fn command<T: Send + 'static>(
     inner: &Arc<Inner>,
     core: &CoreHandle,
-    make: impl FnOnce(&Arc<Inner>) -> IoFuture<()> + Send + 'static,
-) -> IoFuture<()> {
+    make: impl FnOnce(&Arc<Inner>) -> IoFuture<T> + Send + 'static,
+) -> IoFuture<T> {
     let (inner, core) = (inner.clone(), core.clone());
     IoFuture::later(async move { call(&core, move || async move { make(&inner).await }).await })
 }

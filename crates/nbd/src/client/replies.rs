@@ -8,7 +8,9 @@ use flagstone_transport::{Rx, RxError};
 use crate::client::link::ServerLink;
 use crate::client::slots::{RequestData, RequestSlots};
 use crate::limits::MAX_ERROR_CHUNK_BYTES;
-use crate::wire::reply::{BadReplyMagic, CHUNK_BYTES, FLAG_DONE, ReplyHeader, chunk};
+use crate::wire::reply::{
+    BadReplyMagic, CHUNK_BYTES, FLAG_DONE, ONE_STATUS_BYTES, ReplyHeader, chunk, one_extent,
+};
 use crate::wire::request::{Cookie, command, command_flag};
 use crate::wire::{Errno, u16_at, u32_at, u64_at};
 
@@ -112,6 +114,8 @@ fn fixed_bytes(kind: u16, len: u32) -> Result<usize, ReplyError> {
         chunk::NONE if len == 0 => Ok(0),
         chunk::OFFSET_DATA if len > 8 => Ok(8),
         chunk::OFFSET_HOLE if len == 12 => Ok(12),
+        // Every BLOCK_STATUS asks for one extent.
+        chunk::BLOCK_STATUS if len == ONE_STATUS_BYTES => Ok(len as usize),
         error if error & chunk::ERROR_BIT != 0 && (6..=MAX_ERROR_CHUNK_BYTES).contains(&len) => {
             Ok(len as usize)
         }
@@ -166,6 +170,17 @@ fn one_chunk(
     }
     if kind == chunk::NONE {
         return Ok(None);
+    }
+    if kind == chunk::BLOCK_STATUS {
+        let (len, is_hole) = one_extent(body).ok_or(truncated)?;
+        let within = (1..=slot.request.len).contains(&len);
+        return match &mut slot.data {
+            RequestData::Extent(found @ None) if within => {
+                *found = Some((len, is_hole));
+                Ok(None)
+            }
+            _ => Err(Broken("an unrequested or wrong extent")),
+        };
     }
     let offset = u64_at(body, 0).ok_or(truncated)?;
     let hole = u32_at(body, 8);
@@ -230,6 +245,7 @@ fn finish(link: &ServerLink, cookie: Cookie) -> Result<(), ReplyError> {
     let slot = slots.find(cookie).ok_or(Broken("a reply to an unknown request"))?;
     let request = slot.request;
     let is_read = request.command == command::READ;
+    let lacks_extent = matches!(slot.data, RequestData::Extent(None));
     let result = match slot.error {
         // Not executed: it is resent to the server's successor.
         Some(Errno::SHUTDOWN) => return Err(ReplyError::ShuttingDown),
@@ -237,6 +253,7 @@ fn finish(link: &ServerLink, cookie: Cookie) -> Result<(), ReplyError> {
         None if is_read && !slot.coverage.is_whole(request.len) => {
             return Err(Broken("incomplete data of a read"));
         }
+        None if lacks_extent => return Err(Broken("an answer without the extent")),
         None => Ok(()),
     };
     let writes = matches!(request.command, command::WRITE | command::WRITE_ZEROES);

@@ -15,10 +15,12 @@ pub(crate) enum RequestData {
     Nothing,
     Write(Buf),
     Read(BufMut),
+    /// Length in bytes of the extent that BLOCK_STATUS found, and whether it is a hole.
+    Extent(Option<(u32, bool)>),
 }
 
-/// Outcome of a request: a read's buffer, or none.
-pub(crate) type RequestResult = Result<Option<BufMut>, IoError>;
+/// Outcome of a request: its data, as far as the server sent it.
+pub(crate) type RequestResult = Result<RequestData, IoError>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -100,6 +102,9 @@ impl RequestSlots {
         slot.sent = now;
         slot.error = None;
         slot.coverage.clear();
+        if let RequestData::Extent(found) = &mut slot.data {
+            *found = None;
+        }
         Some(slot)
     }
 
@@ -211,10 +216,7 @@ impl RequestSlot {
     fn end(&mut self, result: Result<(), IoError>) {
         self.state = State::Done;
         let data = std::mem::replace(&mut self.data, RequestData::Nothing);
-        self.outcome = Some(result.map(|()| match data {
-            RequestData::Read(buf) => Some(buf),
-            RequestData::Nothing | RequestData::Write(_) => None,
-        }));
+        self.outcome = Some(result.map(|()| data));
         if let Some(waker) = self.waker.take() {
             waker.wake();
         }

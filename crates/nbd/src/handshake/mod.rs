@@ -5,9 +5,13 @@
 //! protocol has none.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::export::{Export, ExportLookup, Exports};
-use crate::limits::{MAX_OPTION_BYTES, MAX_OPTIONS, MAX_OPTIONS_EACH, MAX_STRING_BYTES};
+use crate::limits::{
+    MAX_OPTION_BYTES, MAX_OPTIONS, MAX_OPTIONS_EACH, MAX_STRING_BYTES, NEGOTIATION_TIMEOUT,
+    NEGOTIATION_TIMEOUT_EACH,
+};
 use crate::session::NbdSession;
 use crate::wire::expected::EXPECTED_CONTEXT;
 use crate::wire::link::{LINK_CONTEXT, LinkId};
@@ -25,7 +29,7 @@ const LINK_CONTEXT_ID: u32 = 1;
 pub(crate) const ALLOCATION_CONTEXT_ID: u32 = 2;
 /// "Metadata contexts": the namespace of the protocol, and its context.
 const ALLOCATION_NAMESPACE: &str = "base:";
-const ALLOCATION_CONTEXT: &str = "base:allocation";
+pub(crate) const ALLOCATION_CONTEXT: &str = "base:allocation";
 
 /// Reason why a negotiation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -231,8 +235,17 @@ impl Handshake {
 
     /// Options that a client may send: a few for each export that it lists.
     fn options_max(&self) -> u32 {
-        let exports = u32::try_from(self.exports.all().len()).unwrap_or(u32::MAX);
-        exports.saturating_mul(MAX_OPTIONS_EACH).saturating_add(MAX_OPTIONS)
+        self.exports_count().saturating_mul(MAX_OPTIONS_EACH).saturating_add(MAX_OPTIONS)
+    }
+
+    /// Time that a client may take for all steps, which grows like the options.
+    pub fn time_max(&self) -> Duration {
+        let each = NEGOTIATION_TIMEOUT_EACH.saturating_mul(self.exports_count());
+        NEGOTIATION_TIMEOUT.saturating_add(each)
+    }
+
+    fn exports_count(&self) -> u32 {
+        u32::try_from(self.exports.all().len()).unwrap_or(u32::MAX)
     }
 
     /// Consumes at most one message from the front of `input`, and writes the reply to `out`.

@@ -174,14 +174,14 @@ fn expected_export_unavailable_until_added() {
     // A client may list the context of an expected export, but not of any other, and may not select
     // it.
     assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
-    let is_expected = |name: &str| meta_request(name, EXPECTED_CONTEXT);
+    let is_expected = |name: &str| meta_request(name, &[EXPECTED_CONTEXT]);
     let (replies, _) = talk.say(option::LIST_META_CONTEXT, &is_expected("later"));
     assert_eq!(kinds(&replies), [reply_type::META_CONTEXT, reply_type::ACK]);
     assert_eq!(replies[0].1, [&[0; 4], EXPECTED_CONTEXT.as_bytes()].concat());
     assert_eq!(talk.ask(option::LIST_META_CONTEXT, &is_expected("small")), reply_type::ACK);
     let unknown = reply_type::ERR_UNKNOWN;
     assert_eq!(talk.ask(option::LIST_META_CONTEXT, &is_expected("huge")), unknown);
-    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &meta_request("later", "base:")), unknown);
+    assert_eq!(talk.ask(option::LIST_META_CONTEXT, &meta_request("later", &["base:"])), unknown);
     assert_eq!(talk.ask(option::SET_META_CONTEXT, &is_expected("later")), unknown);
     let (_, progress) = Talk::begin(exports.clone()).say(option::EXPORT_NAME, b"later");
     assert!(matches!(progress, HandshakeStep::Close(HandshakeError::UnknownExport)));
@@ -309,7 +309,7 @@ fn link_selected_for_export() {
         let mut talk = Talk::begin(disks());
         assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
         let (replies, _) =
-            talk.say(option::SET_META_CONTEXT, &meta_request(selected, &link.encode()));
+            talk.say(option::SET_META_CONTEXT, &meta_request(selected, &[&link.encode()]));
         assert_eq!(kinds(&replies), [reply_type::META_CONTEXT, reply_type::ACK]);
         assert_eq!(&replies[0].1[4..], link.encode().as_bytes());
         match talk.say(option::GO, &info_request(name, &[])).1 {
@@ -363,7 +363,7 @@ fn client_may_ask_about_every_export() {
 #[test]
 fn allocation_context_is_listed_and_selected() {
     let mut talk = Talk::begin(disks());
-    let query = |text: &str| meta_request("small", text);
+    let query = |text: &str| meta_request("small", &[text]);
     let refused = talk.ask(option::SET_META_CONTEXT, &query("base:allocation"));
     assert_eq!(refused, reply_type::ERR_INVALID, "structured replies come first");
     assert_eq!(talk.ask(option::STRUCTURED_REPLY, &[]), reply_type::ACK);
@@ -398,7 +398,7 @@ fn allocation_context_is_listed_and_selected() {
 fn allocation_context_belongs_to_one_export() {
     let mut talk = Talk::begin(disks());
     talk.ask(option::STRUCTURED_REPLY, &[]);
-    talk.say(option::SET_META_CONTEXT, &meta_request("small", "base:allocation"));
+    talk.say(option::SET_META_CONTEXT, &meta_request("small", &["base:allocation"]));
     let (_, progress) = talk.say(option::GO, &info_request("large", &[]));
     let HandshakeStep::Begin(session) = progress else { panic!("{progress:?}") };
     assert!(!session.reports_allocation);

@@ -39,8 +39,7 @@ pub use tls::NbdTls;
 use crate::export::Exports;
 use crate::handshake::{Handshake, HandshakeError, HandshakeStep, NbdRefusal, NbdRefusalReason};
 use crate::limits::{
-    HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, NEGOTIATION_TIMEOUT, NEGOTIATIONS_PER_SOURCE,
-    PEER_TIMEOUT,
+    HANDSHAKE_TIMEOUT, KEEP_ALIVE, MAX_CONNECTIONS, NEGOTIATIONS_PER_SOURCE, PEER_TIMEOUT,
 };
 use crate::links::LinkOwner;
 use crate::session::NbdSession;
@@ -256,7 +255,7 @@ impl NbdServer {
         outcome
     }
 
-    /// Runs the negotiation on a stream. A client may take [`NEGOTIATION_TIMEOUT`] for all steps,
+    /// Runs the negotiation on a stream. A client may take [`Handshake::time_max`] for all steps,
     /// but only the time of one step while many clients negotiate.
     async fn negotiate(
         &self,
@@ -279,7 +278,7 @@ impl NbdServer {
             let all_max = if self.negotiations.is_crowded() {
                 step_max
             } else {
-                NEGOTIATION_TIMEOUT.max(step_max)
+                handshake.time_max().max(step_max)
             };
             let left = all_max.saturating_sub(begun.elapsed()).min(step_max);
             let step = negotiation_step(socket, rx, &mut handshake, &mut out, (tls, left));

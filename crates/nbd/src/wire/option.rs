@@ -230,13 +230,15 @@ impl<'a> MetaRequest<'a> {
     }
 }
 
-/// Encodes a LIST_META_CONTEXT or SET_META_CONTEXT with one query.
-pub fn meta_request(name: &str, query: &str) -> Vec<u8> {
+/// Encodes a LIST_META_CONTEXT or SET_META_CONTEXT.
+pub fn meta_request(name: &str, queries: &[&str]) -> Vec<u8> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
-    data.extend_from_slice(&1_u32.to_be_bytes());
-    data.extend_from_slice(&(query.len() as u32).to_be_bytes());
-    data.extend_from_slice(query.as_bytes());
+    data.extend_from_slice(&(queries.len() as u32).to_be_bytes());
+    for query in queries {
+        data.extend_from_slice(&(query.len() as u32).to_be_bytes());
+        data.extend_from_slice(query.as_bytes());
+    }
     data
 }
 

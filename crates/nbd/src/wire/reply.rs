@@ -65,6 +65,15 @@ pub fn put_status(out: &mut [u8], cookie: Cookie, len: u32) -> usize {
     CHUNK_BYTES
 }
 
+/// Payload of a BLOCK_STATUS chunk with one extent, in bytes: context, length and flags.
+pub const ONE_STATUS_BYTES: u32 = 12;
+
+/// The length of the only extent of a BLOCK_STATUS payload, in bytes, and whether it is a hole that
+/// reads as zeroes.
+pub fn one_extent(payload: &[u8]) -> Option<(u32, bool)> {
+    Some((u32_at(payload, 4)?, u32_at(payload, 8)? & HOLE_AND_ZERO == HOLE_AND_ZERO))
+}
+
 /// Writes the payload of a BLOCK_STATUS chunk of context `context`: extents as length and whether
 /// they are holes, at most 128. Returns its length.
 pub fn put_extents(

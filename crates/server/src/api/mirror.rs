@@ -18,7 +18,9 @@ use super::mirror_action::{ActionRequest, Body, ParsedAction};
 use super::mirror_document::{
     ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
 };
-use super::mirror_preview::{ActionPreview, Effect, Facts, not_created, not_in_sync, preview};
+use super::mirror_preview::{
+    ActionPreview, Effect, Facts, failed_over, not_created, not_in_sync, preview,
+};
 use super::mirror_verify::Verify;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
@@ -185,7 +187,7 @@ impl Api {
             }
             return Ok(ActionPreview { changed, outcome, data_loss: None, effect: None });
         }
-        let preview = self.preview(mirrored, action, request).await?;
+        let mut preview = self.preview(mirrored, action, request).await?;
         let now = self.mirror_document(mirrored);
         let Some(effect) = preview.effect else { return Ok(preview) };
         if request.dry_run {
@@ -213,6 +215,9 @@ impl Api {
             (effect, Some(mirror)) => {
                 let done = apply(&mirror, effect).await;
                 done.map_err(|error| problem(&now, effect, error))?;
+                if let Effect::Order(OperatorOrder::ForceFailover { .. }) = effect {
+                    preview.outcome = failed_over(&self.mirror_document(mirrored));
+                }
             }
             (_, None) => return Err(not_created(&now.volume)),
         }

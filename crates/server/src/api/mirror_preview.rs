@@ -398,6 +398,13 @@ fn bad_bytes(replica: &ReplicaDocument) -> String {
     format!("{bytes} bytes in {} ranges that its source could not copy", replica.bad_ranges.len())
 }
 
+/// Outcome of a forced failover that has happened: `now` is the state after it.
+pub(super) fn failed_over(now: &MirrorDocument) -> String {
+    let peer = |peer: &PeerDocument| format!("{} is {}", peer.name, peer.state);
+    let peers: Vec<_> = now.peers.iter().map(peer).collect();
+    format!("{} now serves {}; {}", now.node, now.volume, peers.join(", "))
+}
+
 fn failover(decided: Decided<'_>, force: bool) -> Previewed {
     let (now, replica, facts) = decided;
     let (volume, node) = (&now.volume, &now.node);

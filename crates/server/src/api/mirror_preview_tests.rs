@@ -320,6 +320,15 @@ fn failover_without_force_needs_answers() {
     assert!(problem.detail.contains("newer data"), "{}", problem.detail);
 }
 
+/// The preview's conditions are decided when it is done.
+#[test]
+fn completed_forced_failover_is_not_told_as_a_preview() {
+    let now = source(ReportedState::Disconnected);
+    let text = failed_over(&now);
+    assert!(text.starts_with(&format!("{} now serves {}; ", now.node, now.volume)), "{text}");
+    assert!(!text.contains("has to stop") && text.contains(" is "), "{text}");
+}
+
 #[test]
 fn failover_reports_possible_data_loss() {
     unchanged(&source(ReportedState::Mirroring), FAILOVER);

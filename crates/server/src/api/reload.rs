@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use flagstone_units::counted;
 use serde_json::json;
 
 use super::document::ReloadDocument;
@@ -26,9 +27,9 @@ fn problem(refusal: &ReloadRefusal) -> Problem {
         ReloadRefusal::Configuration(diagnostics) => {
             let errors = diagnostics.items();
             let detail = format!(
-                "nothing was changed: the configuration has {} errors; `flagstone check` shows \
+                "nothing was changed: the configuration has {}; `flagstone check` shows \
                  them too",
-                errors.len()
+                counted(errors.len() as u64, "error")
             );
             Problem::new(422, "configuration", "The configuration has errors", detail)
                 .with("mistakes", json!(errors))
