@@ -203,7 +203,7 @@ impl Shared {
         // checkpoint (half of the reserve) and the reservations need. Host writes leave more than
         // that free, so they cannot block an evacuation for ever.
         let (sizes, supply) = (state.sizes, state.supply());
-        let kept = supply.left_free(&sizes, 0) - sizes.reserve.div_ceil(2);
+        let kept = supply.kept_by_evacuation(&sizes);
         if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
             let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };

@@ -26,7 +26,8 @@ use super::space::{OrderKind, SpaceState};
 use super::superblock::SuperblockLock;
 use crate::error::{PoolError, VolumeError};
 use crate::limits::{
-    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES, SEGMENTS_MAX,
+    BLOCK_BYTES, DEVICES_MAX, EVACUATION_SEGMENTS, EVACUATION_STEPS, FRUITLESS_PASSES,
+    PASSES_WAITED, SEGMENTS_MAX,
 };
 use crate::log::append::chunk_memory;
 use crate::ondisk::superblock::{COPIES_MIN, DeviceRecord, Superblock, copy_offset};
@@ -309,7 +310,7 @@ impl Evacuation {
     /// [`DeviceOrderError`] if the remaining blocks cannot be moved, and errors of the devices.
     pub async fn step(&self) -> Result<bool, DeviceOrderError> {
         let shared = self.pool.shared();
-        let (range, log, damaged, used, free, is_backed) = {
+        let (range, log, damaged, used, supply, sizes) = {
             let mut state = shared.state.lock();
             state.check().map_err(VolumeError::Io)?;
             let range = state.evacuated.clone().expect("it lasts until it is dropped");
@@ -317,10 +318,10 @@ impl Evacuation {
             let is_left =
                 |segment: &u32| state.segments.is_closed(*segment) && !state.can_clean(*segment);
             let damaged = range.clone().filter(is_left).count();
-            let (sizes, supply) = (state.sizes, state.supply());
-            let is_backed = supply.reserved == 0 || supply.is_backed(&sizes, 0);
-            (range, log, damaged, used, supply.free, is_backed)
+            (range, log, damaged, used, state.supply(), state.sizes)
         };
+        let free = supply.free;
+        let is_backed = supply.reserved == 0 || supply.is_backed(&sizes, 0);
         if used == 0 && is_backed {
             return Ok(true);
         }
@@ -332,10 +333,15 @@ impl Evacuation {
         let steps = if used < least || free > most_free { 0 } else { steps + 1 };
         let (least, most_free) = (least.min(used), most_free.max(free));
         self.progress.set(Progress { least, most_free, steps });
-        // Passes that only make room are like those for a write.
-        let steps_max = if used == 0 { FRUITLESS_PASSES } else { EVACUATION_STEPS };
-        if steps >= steps_max {
-            return Err(if used == 0 { self.unbacked() } else { self.no_room() });
+        // The cleaner only makes room for what is reserved, as it does for a write.
+        let is_short = supply.reserved > 0 && free <= supply.kept_by_evacuation(&sizes);
+        let (steps_max, is_unbacked) = match used {
+            0 => (FRUITLESS_PASSES.into(), true),
+            _ if is_short => (PASSES_WAITED, true),
+            _ => (EVACUATION_STEPS.into(), false),
+        };
+        if u64::from(steps) >= steps_max {
+            return Err(if is_unbacked { self.unbacked() } else { self.no_room() });
         }
         if log > 0 {
             let left = spawn(leave_segment(shared.clone()));

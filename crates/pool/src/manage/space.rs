@@ -170,6 +170,12 @@ impl SpaceState {
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
     }
 
+    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and what backs
+    /// reservations.
+    pub(crate) fn kept_by_evacuation(&self, sizes: &Sizes) -> usize {
+        self.left_free(sizes, 0) - sizes.reserve.div_ceil(2)
+    }
+
     /// Additional blocks that free segments back.
     pub(crate) fn left_backed(&self, sizes: &Sizes) -> u64 {
         let segments = self.free.saturating_sub(sizes.reserve + 1) as u64;
