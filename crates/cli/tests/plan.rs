@@ -306,7 +306,7 @@ fn unlike_disks_are_predicted_together() {
     let (bytes, mb) = (total["bytes_per_s"].as_f64(), total["mb_per_s"].as_f64());
     assert!((bytes.unwrap() / 1e6 - mb.unwrap()).abs() < 1e-6, "{total}");
     for (wrong, part) in [
-        ("--disk pd-ssd --machine n2-standard-8", "--size is missing"),
+        ("--disk pd-ssd --machine n2-standard-8", "write its size too, such as pd-ssd:500GB"),
         ("--disk pd-sdd:1TB --machine n2-standard-8", "pd-ssd"),
         ("--disk pd-ssd:1TB --type pd-ssd --machine n2-standard-8", "cannot be used with"),
         ("--machine n2-standard-8", "--type is missing"),

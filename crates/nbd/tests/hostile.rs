@@ -289,7 +289,7 @@ fn slow_negotiation_of_honest_client_is_served() {
 #[test]
 fn listing_of_thousand_exports_is_served() {
     in_simulation(1, async || {
-        let export = |number: usize| Export::new(&format!("v{number}"), memory(1 << 20, 512));
+        let export = |number: usize| Export::new(format!("v{number}"), memory(1 << 20, 512));
         let exports = (0..1000).map(export).collect();
         let server = Running::start(&any_port(), exports, ServerOptions::default());
         let client = Peer::greeted(&server.address).await;
