@@ -103,6 +103,7 @@ impl Nodes {
         let target = self.nodes[node].nvme_uri("db");
         let mut load = Command::new(binary());
         load.args(["load", &target, "--rw", "randwrite", "--bs", "64k", "--ios", &ios.to_string()]);
+        load.arg(format!("--destroy-data={target}"));
         let output = load.output().expect("the program can be started");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }

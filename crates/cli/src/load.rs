@@ -94,7 +94,6 @@ async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
     };
     let device = open_device(&args.target, &options).await;
     let device = device.map_err(Failure::failed)?;
-    guard_remote(args, &device).await?;
     let stop = Stop::new();
     let stopper = stop.clone();
     let _interrupt = spawn(async move {
@@ -102,6 +101,7 @@ async fn measure(args: &LoadArgs) -> Result<LoadResults, Failure> {
         stopper.stop();
     })
     .abort_on_drop();
+    guard_remote(args, &device).await?;
     let seconds = args.run_time().map(|time| time.as_secs().max(1));
     let bar = progress_bar(seconds, "{bar:30} {elapsed} {msg}");
     let job = job(args);

@@ -49,6 +49,12 @@ impl NodesDirectory {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}\n{errors}"))
     }
 
+    /// Writes to a served volume, so that it has data.
+    fn put_data(&self, target: &str) {
+        let output = self.run(&format!("load {target} --rw write --bs 64k --ios 1"));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
     /// Error output of a command that must be refused without side effects.
     fn refused(&self, line: &str) -> String {
         let output = self.run(line);
@@ -164,12 +170,14 @@ fn mirror_of_given_nodes_beside_published_figures() {
         "lab mirror --node-a 127.0.0.1:{a} --node-b 127.0.0.1:{b} --initiator flagstone --ramp 0 \
          --runtime 100ms --repetitions 1 --machine n2-standard-8 --results results --json"
     );
-    let refused = place.refused(&line);
     let plain = format!("nvme-tcp://127.0.0.1:{a}/{NQN}:plain");
+    let both = format!("nvme-tcp://127.0.0.1:{a}/{NQN}:mirrored");
+    place.put_data(&plain);
+    place.put_data(&both);
+    let refused = place.refused(&line);
     assert!(refused.contains(&format!("--destroy-data={plain}")), "{refused}");
     let line = format!("{line} --destroy-data {plain}");
     let refused = place.refused(&line);
-    let both = format!("nvme-tcp://127.0.0.1:{a}/{NQN}:mirrored");
     assert!(refused.contains(&format!("--destroy-data={both}")), "{refused}");
     let refused = place.refused(&format!("{line} --destroy-data /dev/sda"));
     assert!(refused.contains("no target has this disk"), "{refused}");
@@ -223,6 +231,7 @@ fn failover_of_given_nodes_loses_nothing() {
         "lab failover --node-a 127.0.0.1:{a} --node-b 127.0.0.1:{b} --time 10s --results results"
     );
     let target = format!("nvme-tcp://127.0.0.1:{a},127.0.0.1:{b}/{NQN}:db");
+    place.put_data(&target);
     let consent = format!("{line} --destroy-data {target}");
     let refused = place.refused(&consent);
     assert!(refused.contains("--kill-command"), "there is no terminal: {refused}");
@@ -320,6 +329,7 @@ fn given_ssds_locally_and_over_network() {
     let line = format!(
         "lab fabric {x1} {x2} {short} --initiator flagstone --local-results local --results results"
     );
+    place.put_data(&x1);
     assert!(place.refused(&line).contains(&format!("--destroy-data={x1}")));
     let line = format!("{line} --destroy-data {x1} --destroy-data {x2} --stack s.toml");
     let both = place.json(&words(&line));

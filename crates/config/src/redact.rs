@@ -83,7 +83,8 @@ fn first_secret(line: &str) -> Option<(usize, usize)> {
     });
     let users = line.match_indices("://").find_map(|(at, _)| {
         let from = at + 3;
-        let authority = &line[from..from + end(from, &['/', '?', '#', '"', '\'', ','])];
+        // A password may have any of the characters that end an authority.
+        let authority = &line[from..from + end(from, &['"', '\''])];
         authority
             .rfind('@')
             .filter(|length| *length > 0 && &authority[..*length] != REDACTED)
@@ -178,7 +179,9 @@ fn shown(place: Place, value: &Value) -> String {
 fn entry(place: Place, at: usize, value: &Value) -> String {
     match (place, value) {
         (Place::Key(Key { kind: Kind::Command, .. }), Value::String(program))
-            if at == 0 && program.value().starts_with('/') =>
+            if at == 0
+                && program.value().starts_with('/')
+                && !program.value().contains(char::is_whitespace) =>
         {
             quoted(&text(program.value()))
         }
@@ -208,8 +211,7 @@ fn address(key: &Key, value: &str) -> String {
     let value = text(value);
     let is_address = matches!(key.kind,
         Kind::Text(kind) | Kind::List(kind) | Kind::Entries(kind, _) if ADDRESSES.contains(&kind));
-    let authority = &value[..value.find(['/', '?']).unwrap_or(value.len())];
-    let value = match authority.rfind('@').filter(|_| is_address) {
+    let value = match value.rfind('@').filter(|_| is_address) {
         Some(at) => format!("{REDACTED}{}", &value[at..]),
         None => value,
     };
@@ -223,7 +225,7 @@ fn options(query: &str) -> String {
     let option = |part: &str| match part.split_once('=') {
         Some((name, value)) => {
             let is_path = name.ends_with("-file") && value.starts_with('/');
-            let is_open = OPEN_OPTIONS.contains(&name) || is_path;
+            let is_open = (OPEN_OPTIONS.contains(&name) || is_path) && !value.contains([';', '#']);
             if is_open { part.to_owned() } else { format!("{name}={REDACTED}") }
         }
         None if OPEN_OPTIONS.contains(&part) || part.is_empty() => part.to_owned(),
@@ -249,7 +251,10 @@ mod tests {
             [peer.b]\nsecret = \"hunter2\"\nauth = { psk = \"hunter2\", hash = \"sha256\" }\n\
             [volume.\"ö\"]\ndevice = \"nbd://h/e\" # hunter2\nx = \"DHHC-1:00:hunter2:\"\n\
             limit.iops = 5\n[[volume.a.keys]]\nvalue = \"hunter2\"\n\
-            [volume.b]\nlayers = [{ token = \"hunter2\" }]\n";
+            [volume.b]\nlayers = [{ token = \"hunter2\" }]\n\
+            [peer.c]\naddress = \"u:a/hunter2@h:1\"\nfence_command = [\"/f -P hunter2\"]\n\
+            [volume.c]\ndevice = \"nbd://u:a?hunter2@h/e\"\n\
+            [volume.d]\ndevice = \"nvme-tcp://h/n?nsid=1;password=hunter2\"\n";
         let out = redacted(text).expect("it is TOML");
         assert!(!out.contains("hunter2"), "{out}");
         for line in [

@@ -1,7 +1,7 @@
 //! Process groups: a program and the processes that it starts, which end together.
 //!
-//! Invariants: a group whose program runs is killed and reaped when its handle is dropped. A signal
-//! of the terminal does not reach it.
+//! Invariants: a group whose program runs is killed when its handle is dropped, and reaped if it
+//! ends within [`REAP_MAX`]. A signal of the terminal does not reach it.
 //!
 //! Programs are run outside of any executor and never in a simulation. So the workspace's bans of
 //! the standard library's clock and sleep do not apply in this module.
@@ -13,10 +13,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Pause between two looks at a running program.
 pub const POLL: Duration = Duration::from_millis(20);
+
+/// Time in which a killed program is expected to end.
+const REAP_MAX: Duration = Duration::from_secs(1);
 
 /// How the wait for a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +40,9 @@ impl Drop for ProcessGroup {
         // The ID of a program that was reaped may belong to another.
         if let Ok(None) = self.0.try_wait() {
             let _ = kill_process_group(self.pid(), Signal::KILL);
-            let _ = self.0.wait();
+            // A program in an uninterruptible call of the kernel ends later, and is reaped when
+            // this process ends.
+            let _ = self.wait(REAP_MAX, &|| true);
         }
     }
 }
@@ -93,13 +99,17 @@ pub fn output(command: &mut Command, limit: Duration, bytes_max: u64) -> io::Res
     let mut output = Vec::new();
     loop {
         let wait = left().try_into().map_err(io::Error::other)?;
-        if poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&wait))? == 0 {
-            return Err(late());
-        }
+        match poll(&mut [PollFd::new(&stdout, PollFlags::IN)], Some(&wait)) {
+            Ok(0) => return Err(late()),
+            Err(Errno::INTR) => continue,
+            polled => polled?,
+        };
         let mut part = [0; 4096];
-        match stdout.read(&mut part)? {
-            0 => break,
-            length => output.extend_from_slice(&part[..length]),
+        match stdout.read(&mut part) {
+            Ok(0) => break,
+            Ok(length) => output.extend_from_slice(&part[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
         if output.len() as u64 > bytes_max {
             return Err(io::ErrorKind::FileTooLarge.into());

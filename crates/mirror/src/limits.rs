@@ -193,6 +193,9 @@ pub const LEAVE_MS: u64 = 10_000;
 /// Interval at which a source compares the arbiter's record while its peer is in sync, in
 /// milliseconds.
 pub const ARBITER_CHECK_MS: u64 = 10_000;
+
+/// Revisions that one arbiter store never reaches: one a second for 136 years.
+pub const STORE_REVISIONS: u64 = 1 << 32;
 /// Longest time from the write of the source's record to the target's read of it for a
 /// [`StoreProof`](crate::failover::StoreProof) of one store, in milliseconds: one call, and the
 /// durable note of the source's announcement.

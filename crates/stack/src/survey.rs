@@ -5,9 +5,12 @@
 //! data. Of any other device samples are read. Invariant: the work is bounded, whatever a remote
 //! server answers.
 
+use std::time::Duration;
+
 use flagstone_blockdev::{IoError, SharedDevice};
 use flagstone_host::guard::{JUDGED_BYTES, SAMPLE_BYTES, contents, contents_at, samples};
 use flagstone_runtime::buf;
+use flagstone_runtime::time::{self, Instant};
 
 use crate::open::beginning;
 
@@ -17,6 +20,9 @@ const READ_BYTES_MAX: u64 = 16 << 20;
 
 /// Questions about holes: 64 TiB of them, 4 GiB at a time, or a device in many pieces.
 const QUESTIONS_MAX: usize = 16 << 10;
+
+/// Time for all questions: a server may answer each just before its time-out.
+const QUESTIONS_TIME: Duration = Duration::from_secs(60);
 
 /// Longest read, in bytes.
 const PART_BYTES: u64 = 256 << 10;
@@ -31,11 +37,28 @@ pub async fn find_data(device: &SharedDevice) -> Result<Option<String>, IoError>
     if let Some(what) = contents(&begin, size_bytes) {
         return Ok(Some(what));
     }
-    let mut survey = Survey { device, size_bytes, left_bytes: READ_BYTES_MAX, questions: 0 };
-    match survey.knows_holes().await? {
-        true => survey.between_holes().await,
-        false => survey.sampled().await,
+    let mut survey =
+        Survey { device, size_bytes, left_bytes: READ_BYTES_MAX, questions: 0, begun: time::now() };
+    match survey.holes().await? {
+        Holes::Known => survey.between_holes().await,
+        Holes::None => survey.sampled().await,
+        Holes::Unclear { from } => Ok(Some(unknown_from(from))),
     }
+}
+
+/// What a device says about its holes.
+enum Holes {
+    Known,
+    /// All is data: it does not know holes, or has none.
+    None,
+    /// It was asked too often, or for too long.
+    Unclear {
+        from: u64,
+    },
+}
+
+fn unknown_from(at: u64) -> String {
+    format!("what it has from byte {at} on is not known")
 }
 
 struct Survey<'a> {
@@ -43,28 +66,31 @@ struct Survey<'a> {
     size_bytes: u64,
     left_bytes: u64,
     questions: usize,
+    begun: Instant,
 }
 
 impl Survey<'_> {
-    /// True if the device reports a hole: one that does not know says that all is data.
-    async fn knows_holes(&mut self) -> Result<bool, IoError> {
+    async fn holes(&mut self) -> Result<Holes, IoError> {
         let mut at = 0;
-        while at < self.size_bytes && self.may_ask() {
+        while at < self.size_bytes {
+            if !self.may_ask() {
+                return Ok(Holes::Unclear { from: at });
+            }
             for extent in self.device.allocated(at, self.size_bytes - at).await? {
                 if extent.is_hole {
-                    return Ok(true);
+                    return Ok(Holes::Known);
                 }
                 at += extent.len.max(1);
             }
         }
-        Ok(false)
+        Ok(Holes::None)
     }
 
     async fn between_holes(&mut self) -> Result<Option<String>, IoError> {
         let mut at = 0;
         while at < self.size_bytes {
             if !self.may_ask() {
-                return Ok(Some(format!("what it has from byte {at} on is not known")));
+                return Ok(Some(unknown_from(at)));
             }
             for extent in self.device.allocated(at, self.size_bytes - at).await? {
                 let end = (at + extent.len.max(1)).min(self.size_bytes);
@@ -113,7 +139,7 @@ impl Survey<'_> {
 
     fn may_ask(&mut self) -> bool {
         self.questions += 1;
-        self.questions <= QUESTIONS_MAX
+        self.questions <= QUESTIONS_MAX && self.begun.elapsed() < QUESTIONS_TIME
     }
 }
 

@@ -362,7 +362,7 @@ fn repeated_mistake_is_reported_once() {
     assert_eq!(item.also_at[0], "f:6:1");
     let shown = diagnostics.render(false);
     assert!(shown.contains("999 more places, such as f:6:1, f:9:1, f:12:1"), "{shown}");
-    assert!(shown.ends_with("f: 1000 mistakes\n"), "{shown}");
+    assert!(shown.ends_with("f: 1,000 mistakes\n"), "{shown}");
 }
 
 #[test]

@@ -152,8 +152,8 @@ fn field_offsets_match_documentation() {
     let peers = format!("- {PEERS_AT} ({PEERS_MAX} × {PEER_BYTES}): peers");
     let rows = [
         format!("- 10 (2): length up to the last field of the first release, {END}"),
-        format!("- {LOG_PROGRESS_AT} (8): how far the log had come: sequence"),
-        format!("- {} (8): the same: writes", LOG_PROGRESS_AT + 8),
+        format!("- {LOG_PROGRESS_AT} (8): progress of the log: sequence"),
+        format!("- {} (8): progress of the log: sum of the write counts", LOG_PROGRESS_AT + 8),
         format!("- {SUCCESSOR_AT} (1): designated successor"),
         format!("- {DESIRED_STATES_AT} ({PEERS_MAX}): desired states"),
         format!("- {DEVICE_AT} (8): size of the device"),
@@ -162,7 +162,7 @@ fn field_offsets_match_documentation() {
         format!("- {UNVERIFIED_AT} (1): unverified"),
         format!("- {REMOVED_AT} (1): removed"),
         format!("- {ARBITER_REVISION_AT} (8): arbiter revision"),
-        format!("- {ARBITER_RIGHT_AT} (1): arbiter: right to serve"),
+        format!("- {ARBITER_RIGHT_AT} (1): right to serve"),
         format!("- {ARBITER_SUSPENDED_AT} (1): arbiter suspended"),
         format!("- {ARBITER_LEASE_AT} (4): arbiter lease"),
         format!("- {ARBITER_STORE_AT} (8): arbiter store"),

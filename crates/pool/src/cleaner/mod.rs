@@ -141,9 +141,9 @@ impl Shared {
         let mut state = self.state.lock();
         state.cleaned.0 += cleaned;
         let after = self.room(&mut state);
-        // Freed segments of an evacuated device are not reused, so they are neither a gain nor a
-        // sign that cleaning is over.
-        if state.evacuated.is_none() {
+        // Freed segments of an evacuated device are not reused, and segments that still have
+        // readers are reused later: neither is a gain or a sign that cleaning is over.
+        if state.evacuated.is_none() && !state.segments.awaits_reads() {
             state.gain.count(before, after);
         }
         // The remaining live blocks belong to a damaged chunk or map page.

@@ -70,6 +70,12 @@ impl Segments {
         self.free.len()
     }
 
+    /// True if retired segments wait for the end of reads, and become free then.
+    pub fn awaits_reads(&mut self) -> bool {
+        self.release();
+        !self.retired.is_empty()
+    }
+
     /// Number of segments of the log since the last checkpoint.
     pub fn in_log(&self) -> usize {
         self.log.len()

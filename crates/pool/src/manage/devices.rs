@@ -137,6 +137,7 @@ impl Drop for Evacuation {
             state.segments.end_drain(false);
             let layout = &shared.storage.layout;
             state.sizes = shared.sizes.within(layout, layout.usable_segments());
+            state.expect_gain();
         }
         drop(state);
         shared.progress.notify();
@@ -215,8 +216,7 @@ impl Pool {
             let layout = &shared.storage.layout;
             let withheld = state.evacuated.as_ref().map_or(0, |range| range.len() as u32);
             state.sizes = shared.sizes.within(layout, layout.usable_segments() - withheld);
-            (state.nothing_to_clean, state.cleaner_gains_nothing, state.gain) =
-                (false, false, Default::default());
+            state.expect_gain();
         }
         drop((update, turn, order));
         shared.progress.notify();
@@ -270,21 +270,28 @@ impl Pool {
         if state.evacuated.is_some() {
             return Err(DeviceOrderError::Busy { pool: pool() });
         }
-        let sizes = shared.sizes.within(layout, rest);
         let used = state.supply().used();
+        let no_room = |device, room: u64| {
+            let block = BLOCK_BYTES as u64;
+            let (capacity_bytes, needed_bytes) = (room * block, used * block);
+            Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes })
+        };
+        if rest < crate::limits::SEGMENTS_MIN {
+            return no_room(device, 0);
+        }
+        let sizes = shared.sizes.within(layout, rest);
         let room = match rest < EVACUATION_SEGMENTS {
             true => sizes.capacity / 4 * 3,
             false => sizes.capacity,
         };
-        if used > room || rest < crate::limits::SEGMENTS_MIN {
-            let block = BLOCK_BYTES as u64;
-            let (capacity_bytes, needed_bytes) = (room * block, used * block);
-            return Err(DeviceOrderError::NoRoom { device, capacity_bytes, needed_bytes });
+        if used > room {
+            return no_room(device, room);
         }
         // Segments that could not be read earlier may be readable now.
         state.damaged.retain(|segment, _| !range.contains(segment));
         state.segments.drain(range.clone());
         (state.evacuated, state.sizes) = (Some(range), sizes);
+        state.expect_gain();
         drop(state);
         shared.progress.notify();
         let progress = Cell::new(Progress { least: usize::MAX, most_free: 0, steps: 0 });

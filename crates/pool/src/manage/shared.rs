@@ -512,6 +512,12 @@ impl State {
         self.usage.blocks[segment] + self.meta_usage.blocks[segment]
     }
 
+    /// The cleaner may gain something again.
+    pub(crate) fn expect_gain(&mut self) {
+        (self.nothing_to_clean, self.cleaner_gains_nothing) = (false, false);
+        self.gain = Gain::default();
+    }
+
     /// Keeps the cleaner from choosing a segment for a while.
     pub(crate) fn leave_alone(&mut self, segment: u32) {
         self.damaged.insert(segment, self.checkpoints + DAMAGED_CHECKPOINTS);

@@ -241,7 +241,7 @@ pub(crate) fn admit(
     let lent = sizes.reserve - sizes.order_floor();
     if demand.blocks == 0 && supply.unmerged {
         let is_low = supply.free <= supply.left_free(sizes, 0) - lent;
-        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) {
+        if is_low && supply.log > lent.max(BEGINNING_SEGMENTS) && waited < MERGES_WAITED {
             return SpaceDecision::AfterCheckpoint;
         }
     }

@@ -191,6 +191,7 @@ impl ShareTable {
             return true;
         }
         let Some(member) = self.members.get_mut(&id) else { return false };
+        member.drain_state = drain_state;
         let since = member.request.as_ref().map_or(now, |request| request.since);
         if member.request.replace(ShareRequest { target, drain_state, since }).is_none() {
             if self.queue.is_empty() {
@@ -226,11 +227,14 @@ impl ShareTable {
 
     pub(super) fn withdraw(&mut self, id: MemberId) {
         let Some(member) = self.members.get_mut(&id) else { return };
-        if member.request.take().is_some() {
-            self.queue.retain(|other| *other != id);
+        if member.request.take().is_none() {
+            return;
         }
+        self.queue.retain(|other| *other != id);
         if self.queue.is_empty() {
             self.waited = Duration::ZERO;
+            // In the next shortage, connections report before they can end.
+            self.clock += 2 * SHARE_LOOK;
         }
     }
 
@@ -260,9 +264,14 @@ impl ShareTable {
         !self.queue.is_empty()
     }
 
+    /// True if the connection has reported since the previous look of this shortage.
+    fn is_recent(&self, stall: &Stall) -> bool {
+        self.clock - stall.reported <= SHARE_LOOK
+    }
+
     /// Records the progress of a connection's peer.
     pub(super) fn report(&mut self, id: MemberId, progress: PeerProgress) {
-        let Some(member) = self.members.get_mut(&id) else { return };
+        let Some(member) = self.members.get(&id) else { return };
         let PeerProgress { mark, is_awaited } = progress;
         let duration = match &member.stall {
             Some(stall) if stall.mark == mark => {
@@ -270,7 +279,10 @@ impl ShareTable {
             }
             _ => Duration::ZERO,
         };
-        member.stall = is_awaited.then_some(Stall { mark, duration, reported: self.clock });
+        let stall = is_awaited.then_some(Stall { mark, duration, reported: self.clock });
+        if let Some(member) = self.members.get_mut(&id) {
+            member.stall = stall;
+        }
     }
 
     /// The connections that have to report, because they hold some of the shared part.
@@ -300,6 +312,7 @@ impl ShareTable {
             } else if let Some(stall) = &member.stall
                 && member.extra > 0
                 && stall.duration >= STALL_MIN
+                && self.is_recent(stall)
             {
                 let duration = Reverse(stall.duration);
                 stalled.push((member.drain_state, duration, *id, member.extra));

@@ -150,6 +150,33 @@ fn pauses_of_one_core_are_charged_to_no_peer() {
     }
 }
 
+/// A stall of a former shortage ends nothing before the connection has reported again.
+#[test]
+fn stall_of_former_shortage_ends_nothing() {
+    let mut table = ShareTable::new(64 * MIB, 1280);
+    let all = greedy(&mut table, 20, DrainState::New);
+    let waits: Vec<_> =
+        (0..10).map(|number| table.join(Protocol::Nbd, format!("late-{number}"))).collect();
+    assert!(!table.ask(waits[0], 1 << 30, DrainState::New, at(0)));
+    let mut now = 0;
+    while now < 400 {
+        stuck(&mut table, all[0]);
+        now += SHARE_LOOK.as_millis() as u64;
+        assert_eq!(table.stalled(at(now)), []);
+    }
+    stuck(&mut table, all[0]);
+    stuck(&mut table, all[0]);
+    table.withdraw(waits[0]);
+    now += 600_000;
+    for id in &waits {
+        assert!(!table.ask(*id, 1 << 30, DrainState::New, at(now)));
+    }
+    for _ in 0..20 {
+        now += 100;
+        assert_eq!(table.stalled(at(now)), []);
+    }
+}
+
 /// Of two stalled connections, the one whose peer has never drained ends.
 #[test]
 fn connection_that_has_drained_ends_last() {
