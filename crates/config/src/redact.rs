@@ -211,7 +211,8 @@ fn address(key: &Key, value: &str) -> String {
     let value = text(value);
     let is_address = matches!(key.kind,
         Kind::Text(kind) | Kind::List(kind) | Kind::Entries(kind, _) if ADDRESSES.contains(&kind));
-    let value = match value.rfind('@').filter(|_| is_address) {
+    // `text` has removed the user of an address with a scheme.
+    let value = match value.rfind('@').filter(|_| is_address && !value.contains("://")) {
         Some(at) => format!("{REDACTED}{}", &value[at..]),
         None => value,
     };
