@@ -30,7 +30,7 @@ impl Inner {
     }
 
     /// True if this node, or the source that it is about to become, runs degraded only with a grant
-    /// of the arbiter.
+    /// of the arbiter that the peer uses, as far as this node knows.
     pub(crate) fn asks(&self, state: &State) -> bool {
         let allowed = match state.serving_right {
             // A grant is recorded, and excludes the peer.
@@ -38,7 +38,9 @@ impl Inner {
             | ServingRight::Alone(PeerExclusion::Recorded { .. }) => true,
             ServingRight::Manual | ServingRight::Alone(_) => false,
         };
-        self.failover.is_automatic() && (allowed || !state.serving)
+        let mark = self.local.superblock().arbiter;
+        let is_other_store = mark.is_of_other_store(self.failover.store());
+        self.failover.is_automatic() && !is_other_store && (allowed || !state.serving)
     }
 }
 

@@ -288,9 +288,13 @@ impl Connection {
             (Progress::Authenticated, PskOutcome::Kept | PskOutcome::None) => {
                 exchange.handshake.succeed();
                 session.connected.controller.passed_authentication(session.connected.queue.qid);
-                session.authentication = match (psk, self.channel()) {
-                    // The host reconnects with TLS, and sends no other command on this queue.
-                    (PskOutcome::Kept, Channel::Plain) => {
+                // The host reconnects with TLS, and sends no other command on this queue, even
+                // after an exchange without concatenation.
+                session.authentication = match (&session.authentication, psk, self.channel()) {
+                    (Authentication::PskMade(since, _), ..) => {
+                        Authentication::PskMade(*since, Stage::Idle)
+                    }
+                    (_, PskOutcome::Kept, Channel::Plain) => {
                         Authentication::PskMade(time::now(), Stage::Idle)
                     }
                     _ => Authentication::Passed(Stage::Idle),

@@ -200,6 +200,32 @@ fn host_has_time_to_reconnect_with_its_psk() {
     });
 }
 
+/// In simulation: time passes at once. A second exchange, without concatenation, neither opens the
+/// plain queue nor gives the host more time.
+#[test]
+fn plain_queue_that_made_a_psk_stays_locked() {
+    in_simulation(1, async || {
+        let config = TargetConfig::default();
+        let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
+        let server = server(config, both_keys());
+        server.tls.set(TlsMode::Allowed);
+        let (mut client, _) = admin(&server).await;
+        concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
+        time::sleep(timeout - second).await;
+        let mut host = concatenating(Concatenation::None);
+        assert_eq!(send(&mut client, &host.negotiate()).await, Status::SUCCESS);
+        let reply = host.fetched(&fetch(&mut client).await.unwrap()).unwrap();
+        let HostStep::Reply(reply) = reply else { panic!("a reply") };
+        assert_eq!(send(&mut client, &reply).await, Status::SUCCESS);
+        let last = host.fetched(&fetch(&mut client).await.unwrap()).unwrap();
+        let HostStep::Authenticated(last) = last else { panic!("authenticated") };
+        assert_eq!(send(&mut client, &last.expect("a last message")).await, Status::SUCCESS);
+        is_locked(&mut client).await;
+        time::sleep(second * 3).await;
+        client.closed().await;
+    });
+}
+
 /// Somebody who has the PSK of one pair of names gives other names in Connect, or in the identity.
 #[test]
 fn generated_psk_opens_nothing_for_other_names() {
