@@ -14,15 +14,15 @@ use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
 use crate::response::{Names, Question};
 use crate::secret::Secret;
 
-fn names() -> Names {
+pub(crate) fn names() -> Names {
     Names { host: "nqn.2014-08.org.nvmexpress:uuid:a".into(), subsystem: "nqn.2024-01.x:db".into() }
 }
 
-fn secret(byte: u8) -> Secret {
+pub(crate) fn secret(byte: u8) -> Secret {
     Secret::new(&[byte; 48], Some(Hash::Sha384)).unwrap()
 }
 
-fn randomness(seed: u8) -> Randomness {
+pub(crate) fn randomness(seed: u8) -> Randomness {
     let mut next = seed;
     Randomness::draw(|bytes| {
         for byte in bytes {

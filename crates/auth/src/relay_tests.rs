@@ -4,33 +4,15 @@
 //! `exchange_tests` covers altered SC_C and challenges.
 
 use crate::concatenation::Concatenation;
-use crate::controller::{ControllerExchange, ControllerOptions, Progress, Randomness};
+use crate::controller::{ControllerExchange, ControllerOptions, Progress};
+use crate::exchange_tests::{names, randomness, secret};
 use crate::group::Group;
 use crate::hash::Hash;
 use crate::host::{ExchangeOptions, HostExchange, HostFailure, HostStep};
 use crate::message::{Body, Explanation, MESSAGE_BYTES, Message};
 use crate::response::Names;
-use crate::secret::Secret;
 
 const TRANSACTION: u16 = 77;
-
-fn names() -> Names {
-    Names { host: "nqn.2014-08.org.nvmexpress:uuid:a".into(), subsystem: "nqn.2024-01.x:db".into() }
-}
-
-fn secret(byte: u8) -> Secret {
-    Secret::new(&[byte; 48], Some(Hash::Sha384)).unwrap()
-}
-
-fn randomness(seed: u8) -> Randomness {
-    let mut next = seed;
-    Randomness::draw(|bytes| {
-        for byte in bytes {
-            next = next.wrapping_mul(17).wrapping_add(43);
-            *byte = next;
-        }
-    })
-}
 
 /// Number `seed` of the hosts of one name, which all have the same secrets.
 fn host(seed: u8, names: Names, groups: &[Group]) -> HostExchange {

@@ -32,6 +32,7 @@ pub enum Waited {
     Abandoned,
 }
 
+/// A program with the processes that it starts.
 #[derive(Debug)]
 pub struct ProcessGroup(Child);
 

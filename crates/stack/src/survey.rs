@@ -148,18 +148,22 @@ mod tests {
     use std::sync::Arc;
 
     use flagstone_blockdev::{
-        BlockDevice, Geometry, IoFuture, MemoryDevice, NullDevice, ZeroFlags,
+        BlockDevice, Extent, Geometry, IoFuture, MemoryDevice, NullDevice, ZeroFlags,
     };
     use flagstone_runtime::{Buf, BufMut, block_on};
 
     use super::*;
 
-    /// A device that does not know its holes.
-    struct Unaware(SharedDevice);
+    /// A device that does not know its holes, and describes itself in pieces of at most so many
+    /// bytes.
+    struct Unaware(SharedDevice, u64);
 
     impl BlockDevice for Unaware {
         fn geometry(&self) -> Geometry {
             self.0.geometry()
+        }
+        fn allocated(&self, _: u64, len: u64) -> IoFuture<Vec<Extent>> {
+            IoFuture::ready(Ok(vec![Extent { len: len.min(self.1), is_hole: false }]))
         }
         fn read(&self, offset: u64, buf: BufMut) -> IoFuture<BufMut> {
             self.0.read(offset, buf)
@@ -217,11 +221,22 @@ mod tests {
         .unwrap();
     }
 
+    /// A server may describe a large volume in blocks, so that no hole is found.
+    #[test]
+    fn volume_in_too_many_pieces_is_unknown() {
+        block_on(async {
+            let device: SharedDevice = Arc::new(Unaware(memory(), 512));
+            let found = find_data(&device).await.unwrap().unwrap();
+            assert_eq!(found, "what it has from byte 8388608 on is not known");
+        })
+        .unwrap();
+    }
+
     #[test]
     fn device_without_holes_is_sampled() {
         block_on(async {
             let inner = memory();
-            let device: SharedDevice = Arc::new(Unaware(inner.clone()));
+            let device: SharedDevice = Arc::new(Unaware(inner.clone(), u64::MAX));
             assert_eq!(find_data(&device).await, Ok(None));
             write(&inner, (1 << 30) - 4096, 7).await;
             assert!(find_data(&device).await.unwrap().is_some());

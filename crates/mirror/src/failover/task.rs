@@ -21,9 +21,7 @@ use flagstone_runtime::{random_u64, time};
 
 use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
-use crate::limits::{
-    ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS, STORE_REVISIONS,
-};
+use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
 use crate::manage::order::Progress;
 use crate::mirror::{Inner, StateGuard};
@@ -192,7 +190,7 @@ impl Inner {
         let ask = Ask {
             volume: id(superblock.volume),
             own: id(superblock.replica),
-            seen_revision: self.seen_revision(&superblock.arbiter),
+            seen_revision: superblock.arbiter.revision_at(self.failover.store()),
             writer: random_u64(),
             suspended: superblock.arbiter.suspended,
             succeeds: superblock.arbiter.serving_right == RecordedRight::Succeeded,
@@ -238,15 +236,6 @@ impl Inner {
         }
         self.failover.forget_grant();
         self.granted(now, &record, ended.read_back, (attachments, session_id)).await
-    }
-
-    /// Revision above which a record of this node begins. At another store than before, it is higher
-    /// than any of the former store, so that no reader takes a record there for this one.
-    fn seen_revision(&self, mark: &ArbiterMark) -> u64 {
-        match mark.is_of_other_store(self.failover.store()) {
-            true => mark.revision.saturating_add(STORE_REVISIONS),
-            false => mark.revision,
-        }
     }
 
     /// Runs a race until another step is due.

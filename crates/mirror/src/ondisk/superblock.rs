@@ -8,6 +8,7 @@ use crate::agree::generation::{GenerationHistory, GenerationList};
 use crate::id::{Generation, MirrorId};
 use crate::limits::{
     BAD_RANGES_MAX, BASES_LEN, HISTORY_LEN, LOG_PLACE_MAX, MEMBERS_MAX, PAGE_BYTES, PEERS_MAX,
+    STORE_REVISIONS,
 };
 use crate::named;
 use crate::ondisk::layout::ReplicaGeometry;
@@ -84,6 +85,15 @@ impl ArbiterMark {
     /// True if a revision was seen, and at another store than this one.
     pub fn is_of_other_store(&self, store: StoreId) -> bool {
         self.revision > 0 && self.store != StoreId::NONE && self.store != store
+    }
+
+    /// Revision above which this node's next record begins. At another store than before, it is
+    /// above all of the former store, so that no reader there takes its record for this one.
+    pub fn revision_at(&self, store: StoreId) -> u64 {
+        match self.is_of_other_store(store) {
+            true => self.revision.saturating_add(STORE_REVISIONS),
+            false => self.revision,
+        }
     }
 
     /// The mark at the store that this node uses now. At another store than before, nothing of the

@@ -109,6 +109,9 @@ fn mark_of_another_store_grants_nothing() {
         assert_eq!(moved.serving_right.is_alone(), serving_right.is_alone(), "{serving_right:?}");
         assert!(moved.serving_right.is_alone() || moved.serving_right == RecordedRight::Unknown);
     }
+    let used = mark(RecordedRight::Unknown);
+    assert_eq!([1, 2].map(|store| used.revision_at(StoreId(store))), [7, (1 << 32) + 7]);
+    assert_eq!(ArbiterMark::default().revision_at(StoreId(2)), 0, "it has used no store");
 }
 
 proptest! {

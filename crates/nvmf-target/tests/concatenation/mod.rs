@@ -22,6 +22,12 @@ fn concatenating(kind: Concatenation) -> auth::HostExchange {
     auth::HostExchange::new(options, 7, Randomness::from_words(random_u64))
 }
 
+fn with_optional_tls(keys: KeyPair) -> Server {
+    let server = server(TargetConfig::default(), keys);
+    server.tls.set(TlsMode::Allowed);
+    server
+}
+
 async fn concatenate(client: &mut Client, kind: Concatenation) -> Result<Psk, HostFailure> {
     let mut host = concatenating(kind);
     assert_eq!(send(client, &host.negotiate()).await, Status::SUCCESS);
@@ -71,8 +77,7 @@ fn mismatch() -> HostFailure {
 #[test]
 fn host_that_asked_for_tls_gets_no_plain_io_queue() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut client, id) = admin(&server).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
         // Nothing is executed in plain text that is not needed for it.
@@ -130,8 +135,7 @@ fn concatenation_is_refused_where_tls_cannot_follow() {
 #[test]
 fn psk_that_cannot_be_kept_is_refused_to_the_host() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut client, id) = admin(&server).await;
         let mut begun = concatenating(Concatenation::NewPsk);
         assert_eq!(send(&mut client, &begun.negotiate()).await, Status::SUCCESS);
@@ -155,8 +159,7 @@ fn psk_that_cannot_be_kept_is_refused_to_the_host() {
 #[test]
 fn promised_psk_keeps_plain_io_queues_out() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut client, id) = admin(&server).await;
         let mut begun = concatenating(Concatenation::NewPsk);
         assert_eq!(send(&mut client, &begun.negotiate()).await, Status::SUCCESS);
@@ -185,10 +188,9 @@ fn promised_psk_keeps_plain_io_queues_out() {
 #[test]
 fn host_has_time_to_reconnect_with_its_psk() {
     in_simulation(1, async || {
-        let config = TargetConfig::default();
-        let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
-        let server = server(config, both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let timeout = TargetConfig::default().handshake_timeout;
+        let second = Duration::from_secs(1);
+        let server = with_optional_tls(both_keys());
         let (mut client, _) = admin(&server).await;
         time::sleep(timeout * 3).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
@@ -205,10 +207,9 @@ fn host_has_time_to_reconnect_with_its_psk() {
 #[test]
 fn plain_queue_that_made_a_psk_stays_locked() {
     in_simulation(1, async || {
-        let config = TargetConfig::default();
-        let (timeout, second) = (config.handshake_timeout, Duration::from_secs(1));
-        let server = server(config, both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let timeout = TargetConfig::default().handshake_timeout;
+        let second = Duration::from_secs(1);
+        let server = with_optional_tls(both_keys());
         let (mut client, _) = admin(&server).await;
         concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
         time::sleep(timeout - second).await;
@@ -230,8 +231,7 @@ fn plain_queue_that_made_a_psk_stays_locked() {
 #[test]
 fn generated_psk_opens_nothing_for_other_names() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
         let others = [
@@ -260,8 +260,7 @@ fn generated_psk_opens_nothing_for_other_names() {
 #[test]
 fn psk_is_replaced_only_over_tls() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
         drop(plain);
@@ -288,8 +287,7 @@ fn psk_is_replaced_only_over_tls() {
 #[test]
 fn expired_psk_opens_nothing() {
     in_simulation(1, async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
         assert!(handshakes(&server, &psk).await);
@@ -311,8 +309,7 @@ fn expired_psk_opens_nothing() {
 #[test]
 fn generated_psk_opens_no_listener_with_required_tls() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let psk = concatenate(&mut client, Concatenation::NewPsk).await.unwrap();
         server.tls.set(TlsMode::Required);
@@ -327,8 +324,7 @@ fn generated_psk_opens_no_listener_with_required_tls() {
 #[test]
 fn host_with_a_tls_key_makes_no_psk() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let keys = TlsRing::new(vec![TlsKey::new(&[9; 32], None).unwrap()]);
         let tls = HostTls { keys, required: false };
         server.target.set_tls_keys(&locked(), BTreeMap::from([(options().host, tls)]));
@@ -343,8 +339,7 @@ fn host_with_a_tls_key_makes_no_psk() {
 #[test]
 fn expired_psk_is_erased_without_lookup() {
     in_simulation(1, async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let target = server.target.clone();
         let _erasing = spawn(async move { target.erase_generated_psks().await }).abort_on_drop();
         let (mut client, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
@@ -364,8 +359,7 @@ fn expired_psk_is_erased_without_lookup() {
 fn psk_of_a_replaced_key_opens_nothing() {
     on_each_driver(async || {
         let keys = both_keys();
-        let server = server(TargetConfig::default(), keys.clone());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(keys.clone());
         let [mut one, mut other] = [
             connected(&server, 0, CONTROLLER_ID_DYNAMIC).await.0,
             connected(&server, 0, CONTROLLER_ID_DYNAMIC).await.0,
@@ -395,8 +389,7 @@ fn psk_of_a_replaced_key_opens_nothing() {
 #[test]
 fn psk_ends_with_the_controller_that_uses_it() {
     on_each_driver(async || {
-        let server = server(TargetConfig::default(), both_keys());
-        server.tls.set(TlsMode::Allowed);
+        let server = with_optional_tls(both_keys());
         let (mut plain, _) = connected(&server, 0, CONTROLLER_ID_DYNAMIC).await;
         let first = concatenate(&mut plain, Concatenation::NewPsk).await.unwrap();
         drop(plain);

@@ -1,4 +1,4 @@
-//! ShareTable of buffer memory: which connection may hold how much, and which one ends when others
+//! Share table of buffer memory: which connection may hold how much, and which one ends when others
 //! wait. A pure state machine: time comes in as an argument, and nothing here waits or allocates
 //! buffers. [`super::share`] connects it to tasks.
 //!
@@ -64,7 +64,6 @@ pub(super) struct MemberId(u64);
 #[derive(Debug)]
 struct ShareRequest {
     target: usize,
-    drain_state: DrainState,
     since: Instant,
 }
 
@@ -191,9 +190,8 @@ impl ShareTable {
             return true;
         }
         let Some(member) = self.members.get_mut(&id) else { return false };
-        member.drain_state = drain_state;
         let since = member.request.as_ref().map_or(now, |request| request.since);
-        if member.request.replace(ShareRequest { target, drain_state, since }).is_none() {
+        if member.request.replace(ShareRequest { target, since }).is_none() {
             if self.queue.is_empty() {
                 self.looked = Some(now);
             }
@@ -210,18 +208,18 @@ impl ShareTable {
         drain_state: DrainState,
         now: Instant,
     ) -> bool {
+        if let Some(member) = self.members.get_mut(&id) {
+            member.drain_state = drain_state;
+        }
         let blocked = self.queue.iter().take_while(|other| **other != id).any(|other| {
-            let request = self.members.get(other).and_then(|member| member.request.as_ref());
-            request.is_some_and(|request| request.drain_state >= drain_state)
+            let member = self.members.get(other);
+            member.is_some_and(|member| member.drain_state >= drain_state)
                 && self.is_due(*other, now)
         });
         if blocked || !self.admits(id, target, drain_state) {
             return false;
         }
         self.set_extra(id, target.min(self.shared_limit(drain_state)));
-        if let Some(member) = self.members.get_mut(&id) {
-            member.drain_state = drain_state;
-        }
         true
     }
 
@@ -401,9 +399,9 @@ impl ShareTable {
         for drain_state in [DrainState::Draining, DrainState::New] {
             let mut at = 0;
             while let Some(id) = self.queue.get(at).copied() {
-                let request = self.members.get(&id).and_then(|member| member.request.as_ref());
-                let target =
-                    request.filter(|one| one.drain_state == drain_state).map(|one| one.target);
+                let member =
+                    self.members.get(&id).filter(|member| member.drain_state == drain_state);
+                let target = member.and_then(|member| Some(member.request.as_ref()?.target));
                 match target {
                     Some(target) if self.admits(id, target, drain_state) => {
                         self.set_extra(id, target.min(self.shared_limit(drain_state)));

@@ -150,6 +150,29 @@ fn pauses_of_one_core_are_charged_to_no_peer() {
     }
 }
 
+/// A connection that began to drain before it waited for memory is no new one.
+#[test]
+fn granted_request_keeps_its_drain_state() {
+    let mut table = ShareTable::new(64 * MIB, 1280);
+    let good = table.join(Protocol::Nbd, "good".to_owned());
+    let new = table.join(Protocol::Nbd, "new".to_owned());
+    assert!(table.try_ask(new, MIB, DrainState::New, at(0)));
+    let others = greedy(&mut table, 20, DrainState::Draining);
+    assert!(!table.ask(good, MIB, DrainState::Draining, at(0)));
+    let granted: Vec<_> = others.iter().flat_map(|id| table.leave(*id, at(0))).collect();
+    assert_eq!(granted, [good]);
+    let waits = table.join(Protocol::Nbd, "late".to_owned());
+    assert!(!table.ask(waits, 1 << 30, DrainState::New, at(0)));
+    let (mut ended, mut now) = (Vec::new(), 0);
+    while ended.is_empty() && now < 10_000 {
+        stuck(&mut table, good);
+        stuck(&mut table, new);
+        now += SHARE_LOOK.as_millis() as u64;
+        ended = table.stalled(at(now));
+    }
+    assert_eq!(ended.first(), Some(&new));
+}
+
 /// A stall of a former shortage ends nothing before the connection has reported again.
 #[test]
 fn stall_of_former_shortage_ends_nothing() {

@@ -1,0 +1,156 @@
+//! Tests of requests to a replica: every request is decoded as it was encoded, and others are
+//! refused.
+
+use super::*;
+use proptest::prelude::*;
+
+fn any_offer() -> impl Strategy<Value = LossPermission> {
+    prop_oneof![
+        any::<bool>().prop_map(|asks| LossPermission::Unrecorded { asks }),
+        Just(LossPermission::Suspended),
+        (1u64..).prop_map(|revision| LossPermission::Recorded { revision }),
+    ]
+}
+
+fn any_request() -> impl Strategy<Value = ReplicaRequest> {
+    let uuid = || any::<[u8; 16]>().prop_map(|uuid| if uuid == [0; 16] { [1; 16] } else { uuid });
+    let parts = || (1u32..=256).prop_map(|parts| parts * 4096);
+    let state = prop_oneof![
+        Just(StateChange::BeginResync),
+        Just(StateChange::EndResync),
+        Just(StateChange::NewGeneration)
+    ];
+    prop_oneof![
+        any::<[u8; 16]>().prop_map(|asker| ReplicaRequest::Identify { asker }),
+        (uuid(), uuid(), any::<[u64; 3]>(), any::<[bool; 2]>(), any::<u16>()).prop_map(
+            |(a, b, [c, d, size], [e, asks], version)| {
+                let attach = Attach::new(a, b, c, d, e).of_size(size).asking(asks);
+                ReplicaRequest::Attach(attach.of_version(version))
+            }
+        ),
+        any::<[u64; ANCESTORS]>().prop_map(|said| ReplicaRequest::Ancestors(Ancestors::new(said))),
+        any::<u64>().prop_map(|page| ReplicaRequest::Bitmap { page }),
+        (0..u64::MAX - CHECK_BYTES, parts(), parts()).prop_map(|(offset, len, unit_bytes)| {
+            ReplicaRequest::Checksum { offset, len, unit_bytes }
+        }),
+        (state, 1u64..)
+            .prop_map(|(state, generation)| ReplicaRequest::SetState { state, generation }),
+        any::<(u64, u64, bool)>().prop_map(|(epoch, revision, leaves)| {
+            ReplicaRequest::Promote { epoch, revision, leaves }
+        }),
+        (any_offer(), 1..=FAILOVER_AFTER_MAX_MS).prop_map(|(offer, failover_after_ms)| {
+            ReplicaRequest::Renew { offer, failover_after_ms }
+        }),
+        Just(ReplicaRequest::HandOver),
+        (1u64..1 << 40)
+            .prop_map(|pages| ReplicaRequest::ZeroNewSpace { usable_bytes: pages * 4096 }),
+        (0u64..1 << 40, 1u64..1 << 11, any::<u16>(), any::<u16>()).prop_map(
+            |(offset, len, one, other)| ReplicaRequest::BadRange {
+                offset: offset * 4096,
+                len: len * 4096,
+                index: one.min(other).min(u16::MAX - 1),
+                count: one.max(other).max(one.min(other).saturating_add(1)),
+            }
+        ),
+        (uuid(), 1u64..)
+            .prop_map(|(lost, generation)| ReplicaRequest::RunDegraded { lost, generation }),
+        (uuid(), any::<u64>()).prop_map(|(volume, epoch)| ReplicaRequest::Depose { volume, epoch }),
+        (uuid(), any::<u64>()).prop_map(|(volume, epoch)| ReplicaRequest::Claim { volume, epoch }),
+        (uuid(), any::<u64>()).prop_map(|(volume, epoch)| ReplicaRequest::Remove { volume, epoch }),
+        (1u64..).prop_map(|session| ReplicaRequest::JoinGroup { session }),
+        any::<(u64, u64)>().prop_map(|(base, expected)| ReplicaRequest::Discard { base, expected }),
+    ]
+}
+
+#[test]
+fn bytes_match_document() {
+    let run_degraded = ReplicaRequest::RunDegraded {
+        lost: std::array::from_fn(|at| at as u8),
+        generation: 0x1122,
+    };
+    let command = run_degraded.command(7, 1);
+    assert!(run_degraded.data().is_empty());
+    assert_eq!((command.opcode, command.nsid.get(), command.cid.get()), (0xd0, 1, 7));
+    assert_eq!(command.cdw10.get(), 0x0302_0100);
+    assert_eq!(command.cdw13.get(), 0x0f0e_0d0c);
+    assert_eq!((command.cdw14.get(), command.cdw15.get()), (0x1122, 0));
+    let attach = Attach::new([1; 16], [2; 16], 3, 4, true).of_size(5);
+    let mut expected = [0; 64];
+    expected[..16].fill(1);
+    expected[16..32].fill(2);
+    (expected[32], expected[40], expected[48], expected[56]) = (3, 4, 1, 5);
+    assert_eq!(attach.bytes(), expected);
+    // A target of version 2 refuses any value there.
+    assert_eq!((attach.version(), attach.of_version(2).bytes()), (2, &expected[..]));
+    (expected[52], expected[53]) = (3, 1);
+    let later = attach.of_version(0x103);
+    assert_eq!((later.version(), later.bytes()), (0x103, &expected[..]));
+    let clear = ReplicaRequest::ZeroNewSpace { usable_bytes: (1 << 33) + 4096 }.command(1, 1);
+    assert_eq!((clear.opcode, clear.cdw10.get(), clear.cdw11.get()), (0xd8, 4096, 2));
+    let bad = ReplicaRequest::BadRange { offset: 1 << 33, len: 8192, index: 2, count: 5 };
+    let bad = bad.command(1, 1);
+    assert_eq!((bad.opcode, bad.cdw11.get(), bad.cdw12.get()), (0xe0, 2, 8192));
+    assert_eq!(bad.cdw14.get(), 0x0005_0002);
+    let check = ReplicaRequest::Checksum { offset: 1 << 33, len: 8192, unit_bytes: 4096 };
+    let command = check.command(1, 1);
+    assert_eq!((command.cdw10.get(), command.cdw11.get()), (0, 2));
+    assert_eq!((command.cdw12.get(), command.cdw13.get()), (8192, 4096));
+    assert_eq!(command.data.data_bytes.get(), 16);
+}
+
+#[test]
+fn invalid_values_are_refused() {
+    let parse =
+        |request: ReplicaRequest| ReplicaRequest::parse(&request.command(1, 1), request.data());
+    for request in [
+        ReplicaRequest::Checksum { offset: 0, len: 0, unit_bytes: 4096 },
+        ReplicaRequest::Checksum { offset: 0, len: 4096, unit_bytes: 512 },
+        ReplicaRequest::Checksum { offset: 0, len: 2 << 20, unit_bytes: 4096 },
+        ReplicaRequest::SetState { state: StateChange::EndResync, generation: 0 },
+        ReplicaRequest::ZeroNewSpace { usable_bytes: 0 },
+        ReplicaRequest::ZeroNewSpace { usable_bytes: (1 << 33) + 512 },
+        ReplicaRequest::BadRange { offset: 0, len: 0, index: 0, count: 1 },
+        ReplicaRequest::BadRange { offset: 512, len: 4096, index: 0, count: 1 },
+        ReplicaRequest::BadRange { offset: 0, len: 4096, index: 1, count: 1 },
+        ReplicaRequest::RunDegraded { lost: [0; 16], generation: 1 },
+        ReplicaRequest::JoinGroup { session: 0 },
+        ReplicaRequest::RunDegraded { lost: [1; 16], generation: 0 },
+        ReplicaRequest::Renew {
+            offer: LossPermission::Recorded { revision: 0 },
+            failover_after_ms: 1,
+        },
+        ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: 0 },
+        ReplicaRequest::Renew { offer: LossPermission::Suspended, failover_after_ms: u32::MAX },
+        ReplicaRequest::Attach(Attach::new([0; 16], [1; 16], 1, 1, false)),
+    ] {
+        assert_eq!(parse(request), Err(INVALID), "{request:?}");
+    }
+    let far = ReplicaRequest::Checksum { offset: u64::MAX - 4095, len: 4096, unit_bytes: 4096 };
+    assert_eq!(parse(far), Err(Status::LBA_OUT_OF_RANGE.dnr()));
+    let attach = ReplicaRequest::Attach(Attach::default()).command(1, 1);
+    let short = Err(Status::DATA_SGL_LENGTH_INVALID.dnr());
+    assert_eq!(ReplicaRequest::parse(&attach, &[1; 63]), short);
+    let mut other = Sqe::keep_alive(1);
+    other.opcode = 0xc3;
+    assert_eq!(ReplicaRequest::parse(&other, &[]), Err(Status::INVALID_OPCODE.dnr()));
+}
+
+proptest! {
+    #[test]
+    fn source_requests_reach_target(request in any_request()) {
+        let (command, data) = (request.command(3, 9), request.data());
+        prop_assert_eq!(ReplicaRequest::parse(Sqe::view(command.bytes()).unwrap(), data), Ok(request));
+        prop_assert_eq!(ReplicaRequest::sent_bytes(request.opcode()), Some(data.len()));
+        let moved = command.data.data_bytes.get() as usize;
+        prop_assert_eq!(moved, data.len().max(request.reply_bytes()));
+    }
+
+    #[test]
+    fn reserved_bytes_are_checked(request in any_request(), at in 0usize..24, change in 1u8..) {
+        let mut command = request.command(3, 9);
+        command.parameters_mut()[at] ^= change;
+        if let Ok(other) = ReplicaRequest::parse(&command, request.data()) {
+            prop_assert_ne!(other, request, "no byte is without a meaning");
+        }
+    }
+}
