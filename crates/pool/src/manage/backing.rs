@@ -10,6 +10,7 @@ use flagstone_blockdev::IoError;
 
 use super::shared::{Shared, State, reservation};
 use crate::id::PoolId;
+use crate::ondisk::unit::BLOCK_WEIGHT_U64;
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 /// A reservation that an order is about to make.
@@ -28,12 +29,19 @@ pub(crate) enum Claim {
 impl Claim {
     /// Blocks that are reserved in addition when the order takes effect; 0 afterwards.
     pub(super) fn more(&self, volume_table: &VolumeTable) -> u64 {
+        self.more_weight(volume_table).div_ceil(BLOCK_WEIGHT_U64)
+    }
+
+    /// Weight that is reserved in addition when the order takes effect; 0 afterwards.
+    fn more_weight(&self, volume_table: &VolumeTable) -> u64 {
         let find = |id: &u32| volume_table.volumes.get(id);
-        let kept = |thick: &VolumeRecord, blocks: u64| blocks.saturating_sub(reservation(thick));
+        let kept = |thick: &VolumeRecord, blocks: u64| {
+            (blocks * BLOCK_WEIGHT_U64).saturating_sub(reservation(thick))
+        };
         match self {
             Claim::New { uuid, blocks } => {
                 let exists = volume_table.present().any(|volume| volume.uuid == *uuid);
-                if exists { 0 } else { *blocks }
+                if exists { 0 } else { blocks.saturating_mul(BLOCK_WEIGHT_U64) }
             }
             Claim::Thick { volume, blocks } => find(volume).map_or(0, |volume| {
                 // An order before this one may have let it grow further.
@@ -93,13 +101,14 @@ impl Backing {
 impl State {
     /// Counts what orders in progress claim.
     pub(super) fn count_claims(&mut self) {
-        self.claimed = self.claims.values().map(|(_, claim)| claim.more(&self.volume_table)).sum();
+        let weight = |(_, claim): &(u64, Claim)| claim.more_weight(&self.volume_table);
+        self.claimed = self.claims.values().map(weight).fold(0, u64::saturating_add);
     }
 
     /// True if `more` blocks can be reserved. Admitted writes may still take free segments.
     fn has_room(&mut self, more: u64) -> bool {
         let (sizes, supply) = (self.sizes, self.supply());
-        let fits = supply.used().saturating_add(more) <= sizes.capacity;
+        let fits = supply.needed().saturating_add(more) <= sizes.capacity;
         let admitted = self.admitted.0 as u64;
         more == 0 || fits && supply.is_backed(&sizes, more.saturating_add(admitted))
     }
@@ -211,7 +220,7 @@ mod tests {
             assert_eq!(pool.shared().state.lock().claimed, 0);
             pool.create_snapshot(&["thin"], "a").await.unwrap();
             let mut state = pool.shared().state.lock();
-            assert_eq!(state.claimed, 100);
+            assert_eq!(state.claimed, 100 * BLOCK_WEIGHT_U64);
             state.sizes.capacity = state.supply().used() - 1;
             assert!(!backing.hold(&mut state, claim), "it has no room for as much");
             assert_eq!(state.claimed, 0);

@@ -7,7 +7,8 @@ use flagstone_blockdev::SharedDevice;
 use flagstone_runtime::{buf, random_u64};
 
 use super::pool::Pool;
-use super::shared::{Opened, Usage};
+use super::shared::Opened;
+use super::usage::Usage;
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{
@@ -237,8 +238,8 @@ impl Pool {
             frozen: None,
             volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),
-            usage: Usage { blocks: vec![0; segments_count] },
-            meta_usage: Usage { blocks: vec![0; segments_count] },
+            usage: Usage::new(segments_count),
+            meta_usage: Usage::new(segments_count),
             volume_table_bytes: Vec::new(),
             superblock,
         };
