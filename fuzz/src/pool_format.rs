@@ -9,12 +9,12 @@
 use flagstone_pool::PoolId;
 use flagstone_pool::compress::{compressed, decompressed};
 use flagstone_pool::limits::BLOCK_BYTES;
-use flagstone_pool::ondisk::volume_table::VolumeTable;
 use flagstone_pool::ondisk::chunk::ChunkHeader;
 use flagstone_pool::ondisk::layout::Layout;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES, Superblock, choose};
 use flagstone_pool::ondisk::unit::Codec;
+use flagstone_pool::ondisk::volume_table::VolumeTable;
 use flagstone_pool::ondisk::{Block, seal};
 
 /// Decodes the bytes as one structure.

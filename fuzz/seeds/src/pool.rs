@@ -6,7 +6,6 @@ use flagstone_pool::PoolId;
 use flagstone_pool::compress::compressed;
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::ondisk::Block;
-use flagstone_pool::ondisk::volume_table::{VolumeTable, VolumeRecord};
 use flagstone_pool::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
 use flagstone_pool::ondisk::entry::Entry;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
@@ -14,6 +13,7 @@ use flagstone_pool::ondisk::superblock::{
     DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes,
 };
 use flagstone_pool::ondisk::unit::{Codec, UnitPlace};
+use flagstone_pool::ondisk::volume_table::{VolumeRecord, VolumeTable};
 
 use super::Corpus;
 
@@ -65,15 +65,16 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
     header.encode(&mut block);
     put(corpus, "chunk", 1, 17, &block)?;
     let copies = vec![
-        Record::Moved { volume: 1, block: 8, old: unit_location(), birth: 2 },
-        Record::Page { place: PagePlace { level: 0, ..place }, birth: 3 },
+        ChunkRecord::Moved { volume: 1, block: 8, old: unit_location(), birth: 2 },
+        ChunkRecord::Page { place: PagePlace { level: 0, ..place }, birth: 3 },
     ];
     // Blocks that followed each other have a short form.
-    let run = (8..10).map(|block| Record::Moved { volume: 1, block, old: 292 + block, birth: 2 });
+    let run =
+        (8..10).map(|block| ChunkRecord::Moved { volume: 1, block, old: 292 + block, birth: 2 });
     let records = vec![
-        Record::Unit { volume: 1, block: 16, count: 8, stored: 2 },
-        Record::MovedUnit { stored: 1, parts: copies },
-        Record::MovedUnit { stored: 1, parts: run.collect() },
+        ChunkRecord::Unit { volume: 1, block: 16, count: 8, stored: 2 },
+        ChunkRecord::MovedUnit { stored: 1, parts: copies },
+        ChunkRecord::MovedUnit { stored: 1, parts: run.collect() },
     ];
     ChunkHeader { records, ..header.clone() }.encode(&mut block);
     put(corpus, "units", 1, 17, &block)?;

@@ -453,7 +453,7 @@ const FAMILIES: [(&str, &str, PoolNumber); 14] = [
     ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
     (
         "flagstone_pool_data_bytes",
-        "Data of the volumes before compression; shared data counts for each volume.",
+        "Data of the volumes before compression.",
         |pool| pool.data_bytes,
     ),
     ("flagstone_pool_stored_bytes", "Space of this data after compression.", |pool| {
@@ -461,7 +461,7 @@ const FAMILIES: [(&str, &str, PoolNumber); 14] = [
     }),
     (
         "flagstone_pool_held_bytes",
-        "Space that overwritten parts of compressed data hold until they are cleaned, at most.",
+        "Space that overwritten parts of compressed data hold.",
         |pool| pool.held_bytes,
     ),
     (
