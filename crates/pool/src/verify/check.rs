@@ -231,7 +231,7 @@ impl Check<'_> {
                 );
             }
         }
-        debug_assert_eq!(count, checkpoint.meta_usage.total());
+        debug_assert_eq!(count * BLOCK_WEIGHT_U64, checkpoint.meta_usage.total());
         Ok(())
     }
 
