@@ -120,8 +120,9 @@ impl Shared {
             is_first_whole.get_or_insert(!copies.skipped);
             cleaned += 1;
             let mut state = self.state.lock();
-            // Hosts have used up the spare segments meanwhile.
-            if has_spare && state.segments.free() < state.checkpoint_segments() {
+            // Hosts, or copies that are still in memory, use up the spare segments.
+            let unwritten = copies.packer.unwritten().div_ceil(state.sizes.payload as usize);
+            if has_spare && state.segments.free() < state.checkpoint_segments() + unwritten {
                 break;
             }
         }

@@ -273,6 +273,11 @@ impl Packer {
         }
     }
 
+    /// Payload blocks of the copies in memory, at most.
+    pub(super) fn unwritten(&self) -> usize {
+        self.gathered.0 + self.waiting.0
+    }
+
     /// Weight that dead blocks of copied units hold.
     pub(super) fn held(&self) -> u64 {
         self.held

@@ -451,11 +451,9 @@ const FAMILIES: [(&str, &str, PoolNumber); 14] = [
         pool.capacity_bytes
     }),
     ("flagstone_pool_used_bytes", "Space in use.", |pool| pool.used_bytes),
-    (
-        "flagstone_pool_data_bytes",
-        "Data of the volumes before compression.",
-        |pool| pool.data_bytes,
-    ),
+    ("flagstone_pool_data_bytes", "Data of the volumes before compression.", |pool| {
+        pool.data_bytes
+    }),
     ("flagstone_pool_stored_bytes", "Space of this data after compression.", |pool| {
         pool.stored_bytes
     }),
