@@ -121,8 +121,10 @@ impl Shared {
             cleaned += 1;
             let mut state = self.state.lock();
             // Hosts, or copies that are still in memory, use up the spare segments.
-            let unwritten = copies.packer.unwritten().div_ceil(state.sizes.payload as usize);
-            if has_spare && state.segments.free() < state.checkpoint_segments() + unwritten {
+            let (blocks, changes) = copies.packer.unwritten();
+            let unwritten = blocks.div_ceil(state.sizes.payload as usize);
+            let needed = unwritten + state.checkpoint_segments(changes);
+            if has_spare && state.segments.free() < needed {
                 break;
             }
         }
@@ -182,7 +184,7 @@ impl Shared {
     /// Budget for copies of data blocks: half of the free space beyond the next checkpoint's need.
     /// The other half is for copied pages of snapshots, each in a chunk of its own.
     fn spare_blocks(&self, state: &mut State) -> u64 {
-        let spare = state.segments.free().saturating_sub(state.checkpoint_segments());
+        let spare = state.segments.free().saturating_sub(state.checkpoint_segments(0));
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
     }
 

@@ -273,9 +273,10 @@ impl Packer {
         }
     }
 
-    /// Payload blocks of the copies in memory, at most.
-    pub(super) fn unwritten(&self) -> usize {
-        self.gathered.0 + self.waiting.0
+    /// Payload blocks and copied blocks that are in memory, at most.
+    pub(super) fn unwritten(&self) -> (usize, usize) {
+        let parts: usize = self.copied.iter().map(|copied| copied.parts.len()).sum();
+        (self.gathered.0 + self.waiting.0, self.gathered.1 + parts)
     }
 
     /// Weight that dead blocks of copied units hold.

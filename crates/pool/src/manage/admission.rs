@@ -50,11 +50,11 @@ impl State {
         Some(decided)
     }
 
-    /// Most segments that the next checkpoint takes after a cleaning pass: a quarter of the reserve
+    /// Most segments that the next checkpoint takes after a cleaning pass, with `more` changes: a quarter of the reserve
     /// without other changes, half of the reserve with a full table of recent changes.
-    pub(crate) fn checkpoint_segments(&self) -> usize {
+    pub(crate) fn checkpoint_segments(&self, more: usize) -> usize {
         let Sizes { reserve, recent, .. } = self.sizes;
-        let changed = (self.active.len() + self.admitted.0).min(recent);
+        let changed = (self.active.len() + self.admitted.0 + more).min(recent);
         reserve.div_ceil(4) + (reserve * changed).div_ceil(4 * recent)
     }
 
