@@ -7,7 +7,7 @@ use flagstone_pool::compress::compressed;
 use flagstone_pool::limits::BLOCK_BYTES;
 use flagstone_pool::ondisk::Block;
 use flagstone_pool::ondisk::chunk::{ChunkHeader, ChunkRecord, SnapshotOrder};
-use flagstone_pool::ondisk::entry::Entry;
+use flagstone_pool::ondisk::entry::MapEntry;
 use flagstone_pool::ondisk::page::{MapPage, PagePlace};
 use flagstone_pool::ondisk::superblock::{
     DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes,
@@ -21,7 +21,7 @@ use super::Corpus;
 pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
     let mut volume = VolumeRecord::new(1, "db".to_owned(), 1 << 20);
     volume.properties.insert("limit".to_owned(), "iops=15000".to_owned());
-    let root = Entry { location: 20, birth: 4, checksum: 6 };
+    let root = MapEntry { location: 20, birth: 4, checksum: 6 };
     let device = DeviceRecord {
         id: PoolId([1; 16]),
         size_bytes: SUPERBLOCK_AREA_BYTES + 64 * 256 * BLOCK_BYTES as u64,
@@ -91,7 +91,7 @@ pub(crate) fn structures(corpus: &Corpus) -> io::Result<()> {
     page.entries[0] = root;
     page.encode(place.level, place.index, &mut block);
     put(corpus, "page", 2, 7, &block)?;
-    page.entries[1] = Entry { location: unit_location(), ..root };
+    page.entries[1] = MapEntry { location: unit_location(), ..root };
     page.encode(1, place.index, &mut block);
     put(corpus, "leaf", 2, 7, &block)?;
     units(corpus)?;

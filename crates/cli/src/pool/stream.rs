@@ -3,7 +3,7 @@
 
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX};
+use flagstone_pool::stream::frame::{FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX, StreamFrame};
 use flagstone_server::api::pool_document::ReceiveDocument;
 use flagstone_server::http::encode;
 use indicatif::ProgressBar;
@@ -30,7 +30,7 @@ impl Watch {
         Watch { at, ended: false, bar: progress_bar(Some(0), TEMPLATE) }
     }
 
-    fn see(&mut self, frame: &Frame<'_>) -> Result<(), Failure> {
+    fn see(&mut self, frame: &StreamFrame<'_>) -> Result<(), Failure> {
         if frame.offset != self.at || self.ended {
             return Err(Failure::failed("the stream has a gap"));
         }
@@ -49,7 +49,7 @@ impl Watch {
 fn see_all(bytes: &[u8], watch: &mut Watch) -> Result<usize, Failure> {
     let mut at = 0;
     loop {
-        let decoded = Frame::decode(&bytes[at..]);
+        let decoded = StreamFrame::decode(&bytes[at..]);
         let decoded = decoded.map_err(|error| Failure::failed(format!("the stream: {error}")))?;
         let Some((frame, len)) = decoded else { return Ok(at) };
         watch.see(&frame)?;

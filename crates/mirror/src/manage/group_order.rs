@@ -15,7 +15,7 @@ use crate::group::{ConsistencyGroup, Membership};
 use crate::io::deliver::Undelivered;
 use crate::limits::LOCAL_IO_MS;
 use crate::manage::command::{CommandError, RoleOffer};
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleError;
 use crate::mirror::Inner;
 use crate::state::machine::{
@@ -31,7 +31,7 @@ struct GroupMember {
     inner: Arc<Inner>,
     after: MachineState,
     actions: Actions,
-    progress: Progress,
+    progress: OrderProgress,
 }
 
 impl GroupMember {
@@ -95,7 +95,7 @@ async fn carry_out(
             order => order,
         };
         let (after, actions) = next_in_group(&inner.machine_state(), order)?;
-        let (inner, progress) = (inner.clone(), Progress::default());
+        let (inner, progress) = (inner.clone(), OrderProgress::default());
         decided.push(GroupMember { inner, after, actions, progress });
     }
     if let OperatorOrder::HandOver(_) = order

@@ -18,17 +18,17 @@ use std::sync::Arc;
 use flagstone_blockdev::IoError;
 
 use crate::manage::shared::{Shared, State};
-use crate::manage::usage::Usage;
+use crate::manage::usage::SegmentUsage;
 use crate::map::orders::Trees;
-use crate::map::recent::{Change, Recent};
+use crate::map::recent::{MapChange, Recent};
 use crate::map::tree::PageError;
 use crate::ondisk::chunk::SnapshotOrder;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, root_level};
 use crate::ondisk::superblock::{LogStart, Superblock};
 use crate::ondisk::unit::BLOCK_WEIGHT_U64;
-use crate::ondisk::volume_table::{VolumeState, VolumeTable};
-use crate::read_retries::{ReadRetries, Unreadable};
+use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
+use crate::read_retries::{ReadFailure, ReadRetries};
 use merge::{Merge, MergeInput};
 use metadata::Metadata;
 use relocate::Moving;
@@ -78,20 +78,20 @@ impl OldMaps<'_> {
         };
         match self.retries.read(&self.shared.storage, is_stopped, attempt).await {
             Ok(read) => Ok(read),
-            Err(Unreadable::Defect) if self.is_opening => Ok(None),
-            Err(Unreadable::Defect) => Err(IoError::ReadFault),
-            Err(Unreadable::Device(unread)) => Err(unread.error),
+            Err(ReadFailure::Defect) if self.is_opening => Ok(None),
+            Err(ReadFailure::Defect) => Err(IoError::ReadFault),
+            Err(ReadFailure::Device(unread)) => Err(unread.error),
         }
     }
 }
 
 /// A checkpoint in progress.
-struct Work<'a> {
+struct MaintenanceWork<'a> {
     shared: &'a Shared,
     old: OldMaps<'a>,
     volume_table: VolumeTable,
     trees: Trees,
-    usage: Usage,
+    usage: SegmentUsage,
 }
 
 impl Shared {
@@ -99,7 +99,7 @@ impl Shared {
     ///
     /// # Errors
     /// [`IoError::ReadFault`] if its segment has too few live blocks.
-    fn retire(&self, usage: &mut Usage, entry: Entry) -> Result<(), IoError> {
+    fn retire(&self, usage: &mut SegmentUsage, entry: MapEntry) -> Result<(), IoError> {
         let layout = &self.storage.layout;
         if usage.retire(layout, entry) {
             return Ok(());
@@ -134,7 +134,7 @@ impl Shared {
                 state.freeze(start, None);
             }
             let frozen = state.frozen.clone().expect("it was frozen");
-            let work = Work {
+            let work = MaintenanceWork {
                 shared: self,
                 old: OldMaps {
                     shared: self,
@@ -178,7 +178,7 @@ impl Shared {
             (superblock.start, superblock.log) = (frozen.start, frozen.log);
         });
         turn.write(&superblock, None).await?;
-        let Work { volume_table, trees, usage, .. } = work;
+        let MaintenanceWork { volume_table, trees, usage, .. } = work;
         self.commit(superblock, &frozen.volume_table, &volume_table, trees, meta, usage);
         drop(turn);
         drop(frozen);
@@ -198,7 +198,7 @@ impl Shared {
         after: &VolumeTable,
         trees: Trees,
         meta: Metadata,
-        usage: Usage,
+        usage: SegmentUsage,
     ) {
         let mut state = self.state.lock();
         let state: &mut State = &mut state;
@@ -217,7 +217,7 @@ impl Shared {
             (volume.weight, volume.shared_weight) = (merged.weight, merged.shared_weight);
             (volume.parent, volume.adopted) = (merged.parent, merged.adopted);
             // The volume may have been deleted since the changes were sealed.
-            if merged.state != VolumeState::Present {
+            if merged.state != VolumePresence::Present {
                 volume.state = merged.state;
             }
         }
@@ -247,7 +247,7 @@ impl Frozen {
     }
 }
 
-impl Work<'_> {
+impl MaintenanceWork<'_> {
     /// Merges the changes of every volume into its tree.
     async fn merge(&mut self, frozen: &Frozen, moving: &Moving) -> Result<(), IoError> {
         let changes = frozen.recent.sorted();
@@ -263,7 +263,7 @@ impl Work<'_> {
     async fn merge_volume(
         &mut self,
         id: u32,
-        changes: &[Change],
+        changes: &[MapChange],
         frozen: &Frozen,
         moving: &Moving,
     ) -> Result<(), IoError> {
@@ -308,12 +308,12 @@ impl Work<'_> {
     }
 
     /// Counts a block or page as no longer used.
-    fn retire(&mut self, entry: Entry) -> Result<(), IoError> {
+    fn retire(&mut self, entry: MapEntry) -> Result<(), IoError> {
         self.shared.retire(&mut self.usage, entry)
     }
 
     /// Counts a block or page as used.
-    fn add(&mut self, entry: Entry) {
+    fn add(&mut self, entry: MapEntry) {
         self.usage.add(&self.shared.storage.layout, entry);
     }
 }

@@ -6,20 +6,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use flagstone_blockdev::IoError;
 
-use super::Work;
+use super::MaintenanceWork;
 use crate::limits::{BLOCK_BYTES, PAGES_PER_CHUNK};
 use crate::log::append::chunk_memory;
 use crate::map::tree::read_page;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace};
 
 /// Blocks and pages that the cleaner moves out of its segments.
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
     /// New entries of blocks that snapshots have, by old location.
-    pub(crate) blocks: BTreeMap<u64, Entry>,
+    pub(crate) blocks: BTreeMap<u64, MapEntry>,
     /// Places of the pages that refer to `blocks`, in every map that has them, and of pages of
     /// snapshots. Level 0 stands for a block, whose old location this is.
     pub(crate) places: BTreeMap<PagePlace, u64>,
@@ -28,9 +28,9 @@ pub(crate) struct Moving {
 }
 
 /// Pages to copy, with their old entries.
-type Batch = Vec<(Entry, PagePlace, MapPage)>;
+type Batch = Vec<(MapEntry, PagePlace, MapPage)>;
 
-impl Work<'_> {
+impl MaintenanceWork<'_> {
     /// Copies the moving pages, and changes the trees that have them.
     ///
     /// # Errors
@@ -40,14 +40,14 @@ impl Work<'_> {
         // New entries of blocks and pages, by old location.
         let mut moved = moving.blocks.clone();
         for (old, new) in &moving.blocks {
-            self.retire(Entry { location: *old, ..*new })?;
+            self.retire(MapEntry { location: *old, ..*new })?;
             self.add(*new);
         }
         let mut below: BTreeMap<u32, BTreeSet<u64>> = BTreeMap::new();
         for (place, old) in moving.places.iter().filter(|(place, _)| place.level == 0) {
             below.entry(place.volume).or_default().insert(place.index);
             if let Some(new) = moving.blocks.get(old) {
-                self.change_weight(*place, Entry { location: *old, ..*new }, *new);
+                self.change_weight(*place, MapEntry { location: *old, ..*new }, *new);
             }
         }
         let levels = self.trees.values().map(|tree| tree.level).max().unwrap_or(0);
@@ -70,7 +70,7 @@ impl Work<'_> {
     }
 
     /// A copy may be compressed otherwise than the block was.
-    fn change_weight(&mut self, place: PagePlace, old: Entry, new: Entry) {
+    fn change_weight(&mut self, place: PagePlace, old: MapEntry, new: MapEntry) {
         let own = self.volume_table.ownership(place.volume).is_own(new.birth, place.index + 1);
         let changed = |weight: u64| {
             weight.saturating_sub(old.weight().into()).saturating_add(new.weight().into())
@@ -89,7 +89,7 @@ impl Work<'_> {
         &mut self,
         level: u8,
         indexes: &BTreeMap<u32, BTreeSet<u64>>,
-        moved: &mut BTreeMap<u64, Entry>,
+        moved: &mut BTreeMap<u64, MapEntry>,
     ) -> Result<(), IoError> {
         let (storage, cache) = (&self.shared.storage, &self.shared.cache);
         let batch_max = PAGES_PER_CHUNK.min(self.shared.chunk_blocks());
@@ -122,7 +122,7 @@ impl Work<'_> {
     async fn relocate_batch(
         &mut self,
         batch: &mut Batch,
-        moved: &mut BTreeMap<u64, Entry>,
+        moved: &mut BTreeMap<u64, MapEntry>,
     ) -> Result<(), IoError> {
         if batch.is_empty() {
             return Ok(());
@@ -139,15 +139,15 @@ impl Work<'_> {
     /// Writes pages as one chunk; returns their entries.
     async fn copy_pages(
         &self,
-        pages: &[(Entry, PagePlace, MapPage)],
-    ) -> Result<Vec<Entry>, IoError> {
+        pages: &[(MapEntry, PagePlace, MapPage)],
+    ) -> Result<Vec<MapEntry>, IoError> {
         let mut memory = chunk_memory(pages.len()).await;
         let mut records = Vec::with_capacity(pages.len());
         let mut entries = Vec::with_capacity(pages.len());
         let blocks = memory[BLOCK_BYTES..].chunks_mut(BLOCK_BYTES);
         for ((old, place, page), block) in pages.iter().zip(blocks) {
             page.encode(place.level, place.index, block);
-            entries.push(Entry { checksum: checksum(block), ..*old });
+            entries.push(MapEntry { checksum: checksum(block), ..*old });
             let place = PagePlace { volume: page.volume, ..*place };
             records.push(ChunkRecord::Page { place, birth: old.birth });
         }

@@ -9,21 +9,21 @@ use flagstone_blockdev::IoError;
 use flagstone_runtime::buf;
 
 use super::Copies;
-use super::owners::{Node, Owners};
-use super::pack::{Part, Piece};
+use super::owners::{AncestryNode, Owners};
+use super::pack::{LivePiece, Part};
 use crate::checkpoint::METADATA_LEVEL;
 use crate::compress::{Compression, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::manage::shared::Shared;
 use crate::map::tree::{Tree, read_page};
 use crate::ondisk::chunk::{ChunkHeader, ChunkRecord};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, PagePlace};
 use crate::ondisk::unit::{Codec, UnitPlace, block_of, decode_header, unit_of};
 
 /// A block or page that a chunk header names.
 #[derive(Clone, Copy)]
-pub(super) struct Found {
+pub(super) struct FoundBlock {
     /// Source volume, level and index.
     place: PagePlace,
     birth: u64,
@@ -34,31 +34,31 @@ pub(super) struct Found {
 #[derive(Clone, Copy)]
 enum Named {
     /// A block of volumes or snapshots.
-    Block(Found),
+    Block(FoundBlock),
     /// Index of the first block of a unit, in the list of blocks.
     Unit(usize),
     /// A map page.
-    Page(Found),
+    Page(FoundBlock),
     /// A block or page of the metadata map.
-    Metadata(Found),
+    Metadata(FoundBlock),
 }
 
 /// What a chunk header names, in order of the payload. The blocks of units are in a list of their own.
 struct Contents {
     named: Vec<Named>,
-    blocks: Vec<Found>,
+    blocks: Vec<FoundBlock>,
 }
 
 impl Copies {
     /// True if the limits allow the piece.
-    fn has_room(&self, piece: &Piece) -> bool {
+    fn has_room(&self, piece: &LivePiece) -> bool {
         let new: BTreeSet<(u32, u64)> =
             piece.leaves().filter(|leaf| !self.leaves.contains(leaf)).collect();
         self.blocks + piece.live() <= self.blocks_max
             && self.leaves.len() + new.len() <= self.leaves_max
     }
 
-    fn count(&mut self, piece: &Piece) {
+    fn count(&mut self, piece: &LivePiece) {
         self.blocks += piece.live();
         self.leaves.extend(piece.leaves());
     }
@@ -75,16 +75,16 @@ impl Contents {
                     let birth = header.sequence;
                     for (index, location) in (*block..).zip(at..).take(record.payload_blocks()) {
                         let place = block_of(*volume, index);
-                        contents.named.push(Named::Block(Found { place, birth, location }));
+                        contents.named.push(Named::Block(FoundBlock { place, birth, location }));
                     }
                 }
                 ChunkRecord::Moved { volume, block, birth, .. } => {
                     let place = block_of(*volume, *block);
-                    let found = Found { place, birth: *birth, location: at };
+                    let found = FoundBlock { place, birth: *birth, location: at };
                     contents.named.push(Named::Block(found));
                 }
                 ChunkRecord::Page { place, birth } => {
-                    let found = Found { place: *place, birth: *birth, location: at };
+                    let found = FoundBlock { place: *place, birth: *birth, location: at };
                     contents.named.push(match (place.volume, place.level) {
                         (0, _) => Named::Metadata(found),
                         (_, 0) => Named::Block(found),
@@ -123,18 +123,18 @@ impl Contents {
         self.named.push(Named::Unit(self.blocks.len()));
         self.blocks.extend((0..blocks).zip(parts).map(|(index, (place, birth))| {
             let location = UnitPlace { index, blocks, stored }.location(at);
-            Found { place, birth, location }
+            FoundBlock { place, birth, location }
         }));
     }
 
     /// The blocks of the unit that begins here in the list.
-    fn blocks_of(&self, first: usize) -> &[Found] {
+    fn blocks_of(&self, first: usize) -> &[FoundBlock] {
         let blocks = self.blocks[first].unit().map_or(1, |unit| usize::from(unit.blocks));
         &self.blocks[first..first + blocks]
     }
 }
 
-impl Found {
+impl FoundBlock {
     /// Place of the block in a unit.
     fn unit(&self) -> Option<UnitPlace> {
         unit_of(self.location)
@@ -148,8 +148,8 @@ impl Found {
 /// A block that a map has: its top owner, and its entry in the map of this owner.
 #[derive(Clone, Copy)]
 struct Live {
-    top: Node,
-    entry: Entry,
+    top: AncestryNode,
+    entry: MapEntry,
 }
 
 /// Payload of a chunk, read when its first live block is found.
@@ -193,7 +193,11 @@ impl Shared {
     }
 
     /// The entry of a map, if it has a block or page at this place.
-    async fn has(&self, node: &Node, found: Found) -> Result<Option<Entry>, IoError> {
+    async fn has(
+        &self,
+        node: &AncestryNode,
+        found: FoundBlock,
+    ) -> Result<Option<MapEntry>, IoError> {
         let PagePlace { level, index, .. } = found.place;
         let (storage, cache) = (&self.storage, &self.cache);
         let entry = match level {
@@ -204,7 +208,11 @@ impl Shared {
     }
 
     /// Top owner of a block or page, and the entry in the map of this owner.
-    async fn top(&self, found: Found, owners: &Owners) -> Result<Option<(Node, Entry)>, IoError> {
+    async fn top(
+        &self,
+        found: FoundBlock,
+        owners: &Owners,
+    ) -> Result<Option<(AncestryNode, MapEntry)>, IoError> {
         for node in owners.tops(found.place.volume, found.birth) {
             if let Some(entry) = self.has(&node, found).await? {
                 return Ok(Some((node, entry)));
@@ -217,8 +225,8 @@ impl Shared {
     /// for the next checkpoint.
     async fn add_holders(
         &self,
-        top: Node,
-        found: Found,
+        top: AncestryNode,
+        found: FoundBlock,
         copies: &mut Copies,
     ) -> Result<bool, IoError> {
         let (storage, cache) = (&self.storage, &self.cache);
@@ -254,7 +262,7 @@ impl Shared {
     /// overwritten since the last one.
     async fn live(
         &self,
-        blocks: &[Found],
+        blocks: &[FoundBlock],
         owners: &Owners,
     ) -> Result<[Option<Live>; UNIT_BLOCKS], IoError> {
         let mut live = [None; UNIT_BLOCKS];
@@ -271,7 +279,7 @@ impl Shared {
     async fn copy(
         &self,
         header: &ChunkHeader,
-        blocks: &[Found],
+        blocks: &[FoundBlock],
         payload: &mut ReadPayload,
         copies: &mut Copies,
     ) -> Result<(), IoError> {
@@ -293,7 +301,7 @@ impl Shared {
             return self.skip_damaged(first.top.id, block, first.entry.location);
         };
         let unit = found.unit().map(|unit| UnitPlace { index: 0, ..unit });
-        let piece = Piece {
+        let piece = LivePiece {
             unit,
             codec,
             cold: self.cold_codec(first.top.id),
@@ -337,7 +345,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn move_metadata(&self, found: Found) -> Result<(), IoError> {
+    async fn move_metadata(&self, found: FoundBlock) -> Result<(), IoError> {
         let root = self.state.lock().superblock.root;
         let tree = Tree { volume: 0, level: METADATA_LEVEL, root };
         let PagePlace { level, index, .. } = found.place;
@@ -355,7 +363,7 @@ impl Shared {
         Ok(())
     }
 
-    async fn move_page(&self, found: Found, copies: &mut Copies) -> Result<(), IoError> {
+    async fn move_page(&self, found: FoundBlock, copies: &mut Copies) -> Result<(), IoError> {
         let Some((top, entry)) = self.top(found, &copies.owners).await? else { return Ok(()) };
         // A page that cannot be read must not fail the checkpoint, or keep it from moving other
         // pages.
@@ -390,15 +398,15 @@ fn verified<'a>(
 }
 
 /// The first live block, for messages.
-fn found_block(blocks: &[Found], live: &[Option<Live>; UNIT_BLOCKS]) -> u64 {
+fn found_block(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> u64 {
     let mut live = blocks.iter().zip(live).filter(|(_, live)| live.is_some());
     live.next().map_or(0, |(found, _)| found.place.index)
 }
 
 /// The parts of a piece: blocks of a unit, of which some are live.
-fn parts(blocks: &[Found], live: &[Option<Live>; UNIT_BLOCKS]) -> Vec<Part> {
-    let part = |(found, live): (&Found, &Option<Live>)| {
-        let Found { place, birth, location } = *found;
+fn parts(blocks: &[FoundBlock], live: &[Option<Live>; UNIT_BLOCKS]) -> Vec<Part> {
+    let part = |(found, live): (&FoundBlock, &Option<Live>)| {
+        let FoundBlock { place, birth, location } = *found;
         let record = match live {
             Some(Live { top, .. }) if !top.is_snapshot => {
                 ChunkRecord::Moved { volume: top.id, block: place.index, old: location, birth }

@@ -25,12 +25,12 @@ use flagstone_blockdev::IoError;
 use crate::limits::{BLOCK_BYTES, MOVING_MAX, UNIT_BLOCKS};
 use crate::log::append::chunk_memory;
 use crate::manage::shared::{Shared, State};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::unit::BLOCK_WEIGHT;
 use gain::Gain;
 use owners::Owners;
 use pack::{Moved, Packed, Packer};
-use victims::{Budget, Candidate, choose};
+use victims::{Candidate, PassBudget, choose};
 
 /// Live blocks of segments, gathered for the next chunks.
 struct Copies {
@@ -225,7 +225,7 @@ impl Shared {
         // If the other devices run out of segments, the log still has those of the evacuated
         // device.
         let share = if evacuated.is_some() { 2 } else { 4 };
-        let budget = Budget {
+        let budget = PassBudget {
             // Copies need one header block per chunk.
             live_max: segment_blocks - 1 - segment_blocks.div_ceil(self.chunk_blocks() as u32),
             // In a nearly full pool, a small pass frees less than its checkpoint writes, so a large
@@ -241,7 +241,7 @@ impl Shared {
         let kept = supply.kept_by_evacuation(&sizes);
         if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
             let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
-            let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
+            let budget = PassBudget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));
             let victims = choose(closed.map(|segment| state.candidate(segment, false)), &budget);
             if !victims.is_empty() {
@@ -287,7 +287,7 @@ impl Shared {
         for Moved { old, new, shared } in entries {
             if shared {
                 let location = new.location + appended.payload;
-                state.moving.blocks.insert(old, Entry { location, ..new });
+                state.moving.blocks.insert(old, MapEntry { location, ..new });
             }
         }
         Ok(())

@@ -15,7 +15,7 @@ use crate::compress::{GiveUp, compressed, decompressed};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::{ChunkRecord, RECORD_SPACE_BYTES};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
 use crate::ondisk::unit::{Codec, Payload, UnitPlace};
 
@@ -55,11 +55,11 @@ pub(super) struct Part {
     /// the place of a dead block.
     pub(super) record: ChunkRecord,
     /// Its entry; `None` if it is dead.
-    pub(super) live: Option<Entry>,
+    pub(super) live: Option<MapEntry>,
 }
 
 /// A unit with live blocks, or a live block that is stored alone.
-pub(super) struct Piece {
+pub(super) struct LivePiece {
     /// Place of the first block of the unit.
     pub(super) unit: Option<UnitPlace>,
     /// How the unit is compressed.
@@ -74,7 +74,7 @@ pub(super) struct Piece {
 
 /// How a piece is copied that is not compressed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copy {
+enum CopyForm {
     /// As it is stored.
     Stored,
     /// Each live block alone.
@@ -85,18 +85,18 @@ fn leaf_of(block: u64) -> u64 {
     block / FANOUT as u64
 }
 
-fn live_entries(parts: &[Part]) -> impl Iterator<Item = Entry> {
+fn live_entries(parts: &[Part]) -> impl Iterator<Item = MapEntry> {
     parts.iter().filter_map(|part| part.live)
 }
 
-fn live(parts: &[Part]) -> impl Iterator<Item = (&ChunkRecord, Entry)> + Clone {
+fn live(parts: &[Part]) -> impl Iterator<Item = (&ChunkRecord, MapEntry)> + Clone {
     parts.iter().filter_map(|part| Some((&part.record, part.live?)))
 }
 
-fn copy(unit: Option<UnitPlace>, parts: &[Part]) -> Copy {
+fn copy(unit: Option<UnitPlace>, parts: &[Part]) -> CopyForm {
     match unit {
-        Some(unit) if live(parts).count() <= usize::from(unit.stored) => Copy::Blocks,
-        _ => Copy::Stored,
+        Some(unit) if live(parts).count() <= usize::from(unit.stored) => CopyForm::Blocks,
+        _ => CopyForm::Stored,
     }
 }
 
@@ -113,8 +113,8 @@ fn as_stored(unit: Option<UnitPlace>, parts: &[Part]) -> ChunkRecord {
 /// Space that a piece takes, unless it is compressed again.
 fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
     match copy(unit, parts) {
-        Copy::Stored => Size::of(&as_stored(unit, parts)),
-        Copy::Blocks => {
+        CopyForm::Stored => Size::of(&as_stored(unit, parts)),
+        CopyForm::Blocks => {
             let mut size = Size::default();
             live(parts).for_each(|(record, _)| size.add(Size::of(record)));
             size
@@ -122,7 +122,7 @@ fn size(unit: Option<UnitPlace>, parts: &[Part]) -> Size {
     }
 }
 
-impl Piece {
+impl LivePiece {
     /// The volume that wrote its first live block, and the block there.
     fn place(&self) -> (u32, u64) {
         match live(&self.parts).next() {
@@ -160,7 +160,7 @@ impl Piece {
     }
 
     /// Pieces that hosts would write as one unit.
-    fn shares_cell(&self, other: &Piece) -> bool {
+    fn shares_cell(&self, other: &LivePiece) -> bool {
         let cell = |(volume, is_plain, block)| {
             (volume, is_plain, leaf_of(block), block / UNIT_BLOCKS as u64)
         };
@@ -186,7 +186,7 @@ pub(super) struct Moved {
     /// Old location.
     pub(super) old: u64,
     /// New entry, whose location counts from the payload of the chunk.
-    pub(super) new: Entry,
+    pub(super) new: MapEntry,
     /// Snapshots have it.
     pub(super) shared: bool,
 }
@@ -214,7 +214,7 @@ impl Packed {
         let Copied { record, stored, parts } = copied;
         let checksums: Vec<u32> = stored.chunks(BLOCK_BYTES).map(checksum).collect();
         let mut payload = Payload::of(self.payload_blocks() as u64, 0, &checksums);
-        let new: Vec<Entry> = match &record {
+        let new: Vec<MapEntry> = match &record {
             ChunkRecord::MovedUnit { stored, parts } => {
                 payload.unit(parts.len() as u8, *stored).collect()
             }
@@ -223,7 +223,7 @@ impl Packed {
         let live = parts.iter().zip(new).filter_map(|(part, new)| Some((part, part.live?, new)));
         self.entries.extend(live.map(|(part, old, new)| Moved {
             old: old.location,
-            new: Entry { birth: old.birth, ..new },
+            new: MapEntry { birth: old.birth, ..new },
             shared: matches!(part.record, ChunkRecord::Page { .. }),
         }));
         self.bytes.extend_from_slice(&stored);
@@ -245,7 +245,7 @@ struct Copied {
 pub(super) struct Packer {
     /// Most payload blocks of a chunk.
     chunk_blocks: usize,
-    pieces: Vec<Piece>,
+    pieces: Vec<LivePiece>,
     /// Stored blocks and live blocks of the pieces.
     gathered: (usize, usize),
     /// Copies for the next chunks. Their payload is limited by those of the pieces and a chunk.
@@ -264,7 +264,7 @@ impl Packer {
         Packer { chunk_blocks, ..Packer::default() }
     }
 
-    pub(super) fn add(&mut self, piece: Piece) {
+    pub(super) fn add(&mut self, piece: LivePiece) {
         self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
         self.gathered.1 += piece.live();
         self.pieces.push(piece);
@@ -313,7 +313,7 @@ impl Packer {
     fn pack(&mut self) {
         self.gathered = (0, 0);
         let mut pieces = std::mem::take(&mut self.pieces);
-        pieces.sort_by_key(Piece::key);
+        pieces.sort_by_key(LivePiece::key);
         for group in groups(&pieces) {
             match self.compressed(group) {
                 Some((record, stored)) => {
@@ -328,7 +328,7 @@ impl Packer {
     }
 
     /// Packs the live blocks of a unit with dead ones, which nothing else leaves.
-    fn pack_alone(&mut self, piece: &Piece) {
+    fn pack_alone(&mut self, piece: &LivePiece) {
         let alone = std::slice::from_ref(piece);
         let packed = if piece.is_whole() { None } else { self.compressed(alone) };
         match packed {
@@ -341,12 +341,12 @@ impl Packer {
     }
 
     /// The pieces as one unit, if that is smaller than each of them alone, or frees dead blocks.
-    fn compressed(&mut self, group: &[Piece]) -> Option<(ChunkRecord, Vec<u8>)> {
+    fn compressed(&mut self, group: &[LivePiece]) -> Option<(ChunkRecord, Vec<u8>)> {
         let parts = || group.iter().flat_map(|piece| live(&piece.parts));
         if group[0].stays_plain() || !(2..=UNIT_BLOCKS).contains(&parts().count()) {
             return None;
         }
-        let any = |of: fn(&Piece) -> Option<Codec>, codec| {
+        let any = |of: fn(&LivePiece) -> Option<Codec>, codec| {
             group.iter().any(|piece| of(piece) == Some(codec))
         };
         let is_zstd = any(|piece| piece.codec, Codec::Zstd);
@@ -383,8 +383,8 @@ impl Packer {
     }
 
     /// Copies a piece without compressing it again.
-    fn copy(&mut self, piece: &Piece) {
-        if copy(piece.unit, &piece.parts) == Copy::Blocks {
+    fn copy(&mut self, piece: &LivePiece) {
+        if copy(piece.unit, &piece.parts) == CopyForm::Blocks {
             let blocks = piece.contents(|part, block| (part.clone(), block.to_vec()));
             // A unit that is damaged is not gathered.
             if let Some(blocks) = blocks {
@@ -412,11 +412,11 @@ impl Packer {
 
 /// Groups of sorted pieces that may become a unit each: pieces that hosts would write as one unit stay
 /// together, and few of them are joined with the next.
-fn groups(pieces: &[Piece]) -> Vec<&[Piece]> {
+fn groups(pieces: &[LivePiece]) -> Vec<&[LivePiece]> {
     let mut groups = Vec::new();
     let (mut first, mut at, mut live) = (0, 0, 0);
-    for cell in pieces.chunk_by(Piece::shares_cell) {
-        let own: usize = cell.iter().map(Piece::live).sum();
+    for cell in pieces.chunk_by(LivePiece::shares_cell) {
+        let own: usize = cell.iter().map(LivePiece::live).sum();
         // A unit across many leaves could not be moved for snapshots that have each of them.
         let leaf = |(volume, is_plain, block)| (volume, is_plain, leaf_of(block));
         let joins = |first: usize| leaf(cell[0].key()) == leaf(pieces[first].key());

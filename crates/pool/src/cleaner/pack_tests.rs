@@ -5,7 +5,7 @@ use flagstone_runtime::rng::Rng;
 use super::*;
 use crate::id::PoolId;
 use crate::ondisk::chunk::ChunkHeader;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::page::PagePlace;
 use crate::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES};
 
@@ -45,7 +45,7 @@ fn piece(
     data: &[u8],
     dead: u8,
     shared: bool,
-) -> Option<Piece> {
+) -> Option<LivePiece> {
     let blocks = (data.len() / BLOCK_BYTES) as u8;
     let stored = match codec {
         None => data.to_vec(),
@@ -54,12 +54,12 @@ fn piece(
     let sums: Vec<u32> = stored.chunks(BLOCK_BYTES).map(checksum).collect();
     let mut payload = Payload::of(at, BIRTH, &sums);
     let count = (stored.len() / BLOCK_BYTES) as u8;
-    let entries: Vec<Entry> = match codec {
+    let entries: Vec<MapEntry> = match codec {
         None => vec![payload.block()],
         Some(_) => payload.unit(blocks, count).collect(),
     };
     let unit = entries[0].unit();
-    let part = |(block, entry): (u64, &Entry)| {
+    let part = |(block, entry): (u64, &MapEntry)| {
         let is_dead = dead >> (block - first) & 1 == 1;
         let birth = BIRTH;
         let record = match shared || is_dead {
@@ -71,14 +71,14 @@ fn piece(
         Part { record, live: (!is_dead).then_some(*entry) }
     };
     let parts = (first..).zip(&entries).map(part).collect();
-    Some(Piece { unit, codec, cold, parts, stored })
+    Some(LivePiece { unit, codec, cold, parts, stored })
 }
 
-fn whole(first: u64, codec: Option<Codec>, cold: Option<Codec>, data: &[u8]) -> Piece {
+fn whole(first: u64, codec: Option<Codec>, cold: Option<Codec>, data: &[u8]) -> LivePiece {
     piece((1, first, 1000 + 8 * first), codec, cold, data, 0, false).expect("it shrinks")
 }
 
-fn pack_all(pieces: Vec<Piece>, chunk_blocks: usize) -> Vec<Packed> {
+fn pack_all(pieces: Vec<LivePiece>, chunk_blocks: usize) -> Vec<Packed> {
     let mut packer = Packer::new(chunk_blocks);
     let mut chunks = Vec::new();
     for piece in pieces {
@@ -91,7 +91,7 @@ fn pack_all(pieces: Vec<Piece>, chunk_blocks: usize) -> Vec<Packed> {
 
 /// Packs pieces, compares the content of each block at the place that its new entry names, and returns
 /// the payload of the chunks and their number.
-fn check(pieces: Vec<Piece>, chunk_blocks: usize) -> (usize, usize) {
+fn check(pieces: Vec<LivePiece>, chunk_blocks: usize) -> (usize, usize) {
     let mut expected = BTreeMap::new();
     for piece in &pieces {
         let blocks = piece.contents(|part, block| (part.live.unwrap().location, block.to_vec()));
@@ -100,7 +100,7 @@ fn check(pieces: Vec<Piece>, chunk_blocks: usize) -> (usize, usize) {
     let chunks = pack_all(pieces, chunk_blocks);
     let size_bytes = SUPERBLOCK_AREA_BYTES + 64 * 512 * 4096;
     let device = DeviceRecord { id: PoolId::default(), size_bytes, segments: 64 };
-    let layout = Layout::new(512, &[device]).unwrap();
+    let layout = PoolLayout::new(512, &[device]).unwrap();
     let mut payload = 0;
     for chunk in &chunks {
         for moved in &chunk.entries {
@@ -146,7 +146,7 @@ fn copies_of_a_volume_share_units_whatever_the_order() {
 #[test]
 fn units_keep_their_size_out_of_phase() {
     let mut rng = Rng::new(2);
-    let mut pieces: Vec<Piece> =
+    let mut pieces: Vec<LivePiece> =
         (0..3).map(|at| whole(at, None, LZ4, &data(Kind::Noise, 1, &mut rng))).collect();
     for number in 1..40 {
         pieces.push(whole(8 * number, LZ4, LZ4, &data(Kind::Equal, 8, &mut rng)));
@@ -183,7 +183,7 @@ fn what_is_left_of_units_is_packed_together() {
         assert_eq!(check((0..20).map(|number| half(number).unwrap()).collect(), 255).0, 10);
     }
     // An off volume stays uncompressed.
-    let text: Vec<Piece> =
+    let text: Vec<LivePiece> =
         (0..16).map(|at| whole(at, None, None, &data(Kind::Text, 1, &mut rng))).collect();
     assert_eq!(check(text, 255).0, 16);
 }
@@ -195,7 +195,8 @@ fn cold_data_becomes_smaller_with_zstd() {
         let words = [b"flag", b"ston", b"pool", b"unit"];
         (0..2 * BLOCK_BYTES).flat_map(|_| *words[rng.below(4) as usize]).collect()
     };
-    let pieces: Vec<Piece> = (0..10).map(|at| whole(8 * at, LZ4, ZSTD, &text(&mut rng))).collect();
+    let pieces: Vec<LivePiece> =
+        (0..10).map(|at| whole(8 * at, LZ4, ZSTD, &text(&mut rng))).collect();
     let before: usize = pieces.iter().map(|piece| piece.stored.len() / BLOCK_BYTES).sum();
     let (after, _) = check(pieces, 255);
     assert!(after < before, "{after} {before}");
@@ -252,11 +253,11 @@ fn noise_is_rarely_tried_and_units_always() {
     let mut rng = Rng::new(1);
     let mut packer = Packer::new(255);
     for _ in 0..100 {
-        let noise: Vec<Piece> =
+        let noise: Vec<LivePiece> =
             (0..2).map(|at| whole(at, None, LZ4, &data(Kind::Noise, 1, &mut rng))).collect();
         assert!(packer.compressed(&noise).is_none());
     }
-    let text: Vec<Piece> =
+    let text: Vec<LivePiece> =
         (0..2).map(|at| whole(at, None, LZ4, &data(Kind::Text, 1, &mut rng))).collect();
     assert!(packer.compressed(&text).is_none(), "skipped");
     let unit = whole(8, LZ4, LZ4, &data(Kind::Text, 3, &mut rng));

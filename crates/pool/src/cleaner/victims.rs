@@ -2,7 +2,7 @@
 
 /// Bounds of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Budget {
+pub(crate) struct PassBudget {
     /// Most live blocks of a segment that is worth cleaning.
     pub(crate) live_max: u32,
     /// Blocks to copy in all. One segment is cleaned even if it has more.
@@ -23,7 +23,7 @@ pub(crate) struct Candidate {
 
 /// Chooses among closed segments by rank. The emptiest ones should come first: they free most space
 /// per copied block.
-pub(crate) fn choose(closed: impl Iterator<Item = Candidate>, budget: &Budget) -> Vec<u32> {
+pub(crate) fn choose(closed: impl Iterator<Item = Candidate>, budget: &PassBudget) -> Vec<u32> {
     let mut gains: Vec<Candidate> = closed.filter(|found| found.live <= budget.live_max).collect();
     gains.sort_unstable_by_key(|found| (found.rank, found.segment));
     let mut copies = 0;
@@ -45,20 +45,20 @@ mod tests {
     #[test]
     fn emptiest_segments_are_cleaned_within_budget() {
         let closed = || [(1, 9), (2, 15), (3, 4), (4, 5), (5, 10)].into_iter().map(of_blocks);
-        let pick = |copies| choose(closed(), &Budget { live_max: 12, copies });
+        let pick = |copies| choose(closed(), &PassBudget { live_max: 12, copies });
         assert_eq!(pick(9), [3, 4]);
         assert_eq!(pick(20), [3, 4, 1]);
         assert_eq!(pick(1), [3], "progress");
         assert_eq!(pick(100), [3, 4, 1, 5], "segment 2 gains nothing");
         let full = [(2, 15)].into_iter().map(of_blocks);
-        assert!(choose(full, &Budget { live_max: 12, copies: 9 }).is_empty());
+        assert!(choose(full, &PassBudget { live_max: 12, copies: 9 }).is_empty());
     }
 
     #[test]
     fn dead_blocks_of_units_count_for_the_budget() {
         let unsure = Candidate { segment: 1, live: 3, cost: 12, rank: 7 };
         let closed = || [unsure, of_blocks((2, 8)), of_blocks((3, 4))].into_iter();
-        let pick = |copies| choose(closed(), &Budget { live_max: 10, copies });
+        let pick = |copies| choose(closed(), &PassBudget { live_max: 10, copies });
         assert_eq!(pick(15), [3]);
         assert_eq!(pick(16), [3, 1]);
         assert_eq!(pick(24), [3, 1, 2]);

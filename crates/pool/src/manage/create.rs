@@ -8,7 +8,7 @@ use flagstone_runtime::{buf, random_u64};
 
 use super::pool::Pool;
 use super::shared::Opened;
-use super::usage::Usage;
+use super::usage::SegmentUsage;
 use crate::error::PoolError;
 use crate::id::PoolId;
 use crate::limits::{
@@ -19,8 +19,8 @@ use crate::log::position::Position;
 use crate::log::segments::Segments;
 use crate::manage::space::Sizes;
 use crate::map::recent::Recent;
-use crate::ondisk::entry::Entry;
-use crate::ondisk::layout::{Layout, segments_of};
+use crate::ondisk::entry::MapEntry;
+use crate::ondisk::layout::{PoolLayout, segments_of};
 use crate::ondisk::superblock::{
     COPIES, DeviceRecord, LogStart, SUPERBLOCK_AREA_BYTES, Superblock, TailVolumes, copy_offset,
 };
@@ -197,7 +197,7 @@ impl Pool {
             let record = check_device(named, options.segment_blocks, options.overwrite).await;
             records.push(record?);
         }
-        let layout = Layout::new(options.segment_blocks, &records).map_err(|_| {
+        let layout = PoolLayout::new(options.segment_blocks, &records).map_err(|_| {
             PoolError::Options(
                 "the devices together need 32 to 16,777,216 segments, of 8 MiB by default",
             )
@@ -226,7 +226,7 @@ impl Pool {
             segment_blocks: options.segment_blocks,
             log,
             start: LogStart { sequence: 1, block: 0, following: 0, slot: 0 },
-            root: Entry::HOLE,
+            root: MapEntry::HOLE,
             log_device: log_record,
             tail: TailVolumes::default(),
             reached: 0,
@@ -238,8 +238,8 @@ impl Pool {
             frozen: None,
             volume_table: VolumeTable::default(),
             trees: BTreeMap::new(),
-            usage: Usage::new(segments_count),
-            meta_usage: Usage::new(segments_count),
+            usage: SegmentUsage::new(segments_count),
+            meta_usage: SegmentUsage::new(segments_count),
             volume_table_bytes: Vec::new(),
             superblock,
         };

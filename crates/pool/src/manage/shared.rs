@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use super::backing::Claim;
 use super::handle::VolumeHandle;
 use super::space::{Sizes, chunk_blocks};
-use super::usage::Usage;
+use super::usage::SegmentUsage;
 use crate::checkpoint::Frozen;
 use crate::checkpoint::relocate::Moving;
 use crate::cleaner::gain::Gain;
@@ -31,10 +31,10 @@ use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
 use crate::ondisk::chunk::{ChunkRecord, is_upkeep};
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
 use crate::ondisk::unit::{BLOCK_WEIGHT_U64, Payload};
-use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
+use crate::ondisk::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -62,7 +62,7 @@ pub(crate) struct Wanted {
 
 /// Next work of the maintenance task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum MaintenanceWork {
     Stop,
     Checkpoint,
     Clean,
@@ -148,9 +148,9 @@ pub(crate) struct State {
     pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
     /// Usage by the volumes' maps, as of the last checkpoint.
-    pub(crate) usage: Usage,
+    pub(crate) usage: SegmentUsage,
     /// Usage by the metadata map, as of the last checkpoint.
-    pub(crate) meta_usage: Usage,
+    pub(crate) meta_usage: SegmentUsage,
     /// Live blocks of `usage` and `meta_usage`, rounded down.
     pub(crate) live: u64,
     /// Blocks that dead blocks of compressed units hold, at most.
@@ -214,16 +214,16 @@ pub(crate) struct State {
 }
 
 /// Lookup of blocks of a volume or snapshot: its tree, and the tables of newer changes.
-pub(crate) struct View<'a> {
+pub(crate) struct MapView<'a> {
     pub(crate) tree: Tree,
     volume: u32,
     active: Option<&'a Recent>,
     frozen: Option<&'a Frozen>,
 }
 
-impl View<'_> {
+impl MapView<'_> {
     /// Entry of a block that changed after the checkpoint of the tree.
-    pub(crate) fn recent(&self, block: u64) -> Option<Entry> {
+    pub(crate) fn recent(&self, block: u64) -> Option<MapEntry> {
         let active = self.active.and_then(|active| active.get(self.volume, block));
         active.or_else(|| self.frozen?.recent.get(self.volume, block))
     }
@@ -249,8 +249,8 @@ pub(crate) struct Opened {
     pub(crate) frozen: Option<Frozen>,
     pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
-    pub(crate) usage: Usage,
-    pub(crate) meta_usage: Usage,
+    pub(crate) usage: SegmentUsage,
+    pub(crate) meta_usage: SegmentUsage,
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
 }
@@ -335,7 +335,7 @@ impl State {
         self.reserved = thick.map(reservation).fold(0, u64::saturating_add);
         self.count_claims();
         let deleting = self.volume_table.volumes.values();
-        self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
+        self.deleting = deleting.filter(|volume| volume.state != VolumePresence::Present).count();
     }
 
     /// True after an opening until the checkpoint that begins the new log.
@@ -344,17 +344,19 @@ impl State {
     }
 
     /// Starts the next work of the maintenance task.
-    pub(crate) fn next_work(&mut self) -> Option<Work> {
+    pub(crate) fn next_work(&mut self) -> Option<MaintenanceWork> {
         if self.wanted.stop || self.check().is_err() {
-            return Some(Work::Stop);
+            return Some(MaintenanceWork::Stop);
         }
         let sealed = self.frozen.is_some();
         let work = match self.pause {
             MaintenancePause::Held => None,
             // The order waits until sealed changes are merged.
-            MaintenancePause::None | MaintenancePause::Waiting if sealed => Some(Work::Checkpoint),
-            MaintenancePause::None if self.wanted.checkpoint => Some(Work::Checkpoint),
-            MaintenancePause::None if self.wanted.cleaning => Some(Work::Clean),
+            MaintenancePause::None | MaintenancePause::Waiting if sealed => {
+                Some(MaintenanceWork::Checkpoint)
+            }
+            MaintenancePause::None if self.wanted.checkpoint => Some(MaintenanceWork::Checkpoint),
+            MaintenancePause::None if self.wanted.cleaning => Some(MaintenanceWork::Clean),
             MaintenancePause::None | MaintenancePause::Waiting => None,
         };
         self.maintenance_runs = work.is_some();
@@ -432,7 +434,7 @@ impl State {
                     }
                 }
                 ChunkRecord::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..payload.block() };
+                    let entry = MapEntry { birth: *birth, ..payload.block() };
                     if self.volume_table.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
@@ -454,11 +456,11 @@ impl State {
         }
     }
 
-    fn apply_moved_unit(&mut self, parts: &[ChunkRecord], entries: impl Iterator<Item = Entry>) {
+    fn apply_moved_unit(&mut self, parts: &[ChunkRecord], entries: impl Iterator<Item = MapEntry>) {
         for (part, entry) in parts.iter().zip(entries) {
             let ChunkRecord::Moved { volume, block, old, birth } = part else { continue };
             if self.volume_table.takes_effect(*volume, *block, 1) {
-                self.move_block(*volume, *block, *old, Entry { birth: *birth, ..entry });
+                self.move_block(*volume, *block, *old, MapEntry { birth: *birth, ..entry });
             }
         }
     }
@@ -492,7 +494,7 @@ impl State {
     /// Applies a copy of the cleaner if the block is still at its old place. A recent change
     /// decides; otherwise the tree has the old place, because the cleaner read it there and waits
     /// for its copies before the next checkpoint begins.
-    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) {
+    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: MapEntry) {
         let recent = self.recent(volume, block);
         if recent.is_none_or(|found| found.location == old) {
             self.active.insert_copy(volume, block, entry);
@@ -501,7 +503,7 @@ impl State {
 
     /// Tree of a volume or snapshot, and the tables of newer changes. A snapshot that no checkpoint
     /// contains has the tree of its volume and the sealed changes.
-    pub(crate) fn view(&self, id: u32) -> Result<View<'_>, IoError> {
+    pub(crate) fn view(&self, id: u32) -> Result<MapView<'_>, IoError> {
         let volume = self.volume_table.volumes.get(&id).ok_or(IoError::Unreachable)?;
         let source = volume.source();
         let (tree, active, frozen) = match (self.trees.get(&id), volume.kind) {
@@ -511,11 +513,11 @@ impl State {
             }
             (Some(tree), VolumeKind::Volume) => (tree, Some(&self.active), self.frozen.as_deref()),
         };
-        Ok(View { tree: *tree, volume: source, active, frozen })
+        Ok(MapView { tree: *tree, volume: source, active, frozen })
     }
 
     /// Entry of a block that changed since the checkpoint.
-    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
+    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<MapEntry> {
         let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.recent.get(volume, block));
         self.active.get(volume, block).or_else(frozen)
     }

@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::ondisk::entry::Entry;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::entry::MapEntry;
+use crate::ondisk::layout::PoolLayout;
 use crate::ondisk::unit::{BLOCK_WEIGHT, BLOCK_WEIGHT_U64};
 
 /// Live blocks per segment, by weight.
 #[derive(Clone, Debug)]
-pub(crate) struct Usage {
+pub(crate) struct SegmentUsage {
     /// Live blocks, in parts of a block ([`BLOCK_WEIGHT`]).
     pub(crate) weights: Vec<u32>,
     /// Dead blocks of units that may have live ones, in parts of a block, at least.
@@ -24,9 +24,9 @@ pub(crate) struct Usage {
     dying: BTreeMap<u64, u8>,
 }
 
-impl Usage {
-    pub(crate) fn new(segments: usize) -> Usage {
-        Usage {
+impl SegmentUsage {
+    pub(crate) fn new(segments: usize) -> SegmentUsage {
+        SegmentUsage {
             weights: vec![0; segments],
             held: vec![0; segments],
             adding: BTreeMap::new(),
@@ -66,7 +66,7 @@ impl Usage {
 
     /// Counts a block or page as no longer used; false if its segment has too few live blocks.
     #[must_use]
-    pub(crate) fn retire(&mut self, layout: &Layout, entry: Entry) -> bool {
+    pub(crate) fn retire(&mut self, layout: &PoolLayout, entry: MapEntry) -> bool {
         if !entry.is_stored() {
             return true;
         }
@@ -92,7 +92,7 @@ impl Usage {
 
     /// Counts a block or page as used. The first block of a unit counts the others as dead, and
     /// each that follows takes itself off.
-    pub(crate) fn add(&mut self, layout: &Layout, entry: Entry) {
+    pub(crate) fn add(&mut self, layout: &PoolLayout, entry: MapEntry) {
         if !entry.is_stored() {
             return;
         }
@@ -123,21 +123,21 @@ mod tests {
     use crate::ondisk::superblock::DeviceRecord;
     use crate::ondisk::unit::UnitPlace;
 
-    fn layout() -> Layout {
+    fn layout() -> PoolLayout {
         let device = DeviceRecord { id: PoolId::default(), size_bytes: 1 << 30, segments: 64 };
-        Layout::new(64, &[device]).unwrap()
+        PoolLayout::new(64, &[device]).unwrap()
     }
 
     /// Blocks of a unit of eight in four.
-    fn unit(block: u64) -> Vec<Entry> {
+    fn unit(block: u64) -> Vec<MapEntry> {
         let location = |index| UnitPlace { index, blocks: 8, stored: 4 }.location(block);
-        (0..8).map(|index| Entry { location: location(index), birth: 1, checksum: 1 }).collect()
+        (0..8).map(|index| MapEntry { location: location(index), birth: 1, checksum: 1 }).collect()
     }
 
     #[test]
     fn dead_blocks_of_live_units_are_counted() {
         let layout = layout();
-        let mut usage = Usage::new(64);
+        let mut usage = SegmentUsage::new(64);
         let (first, second) = (unit(1), unit(5));
         // The blocks of two units take turns; one block of each is dead from the beginning.
         for (a, b) in first[1..].iter().zip(&second[1..]) {
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn unit_that_dies_whole_holds_nothing() {
         let layout = layout();
-        let mut usage = Usage::new(64);
+        let mut usage = SegmentUsage::new(64);
         let (first, second) = (unit(1), unit(5));
         first.iter().chain(&second).for_each(|entry| usage.add(&layout, *entry));
         usage.settle();

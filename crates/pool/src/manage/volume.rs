@@ -21,9 +21,9 @@ use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS, ZERO_BY_BLOCK, ZERO_RECORD_BLOCKS}
 use crate::log::gather::GatheredChunk;
 use crate::log::segments::ReadGuard;
 use crate::map::recent::zero_entries;
-use crate::map::tree::Found;
+use crate::map::tree::PathLookup;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::FANOUT;
 use crate::ondisk::unit::{BLOCK_WEIGHT, Codec};
 use crate::ondisk::volume_table::{VolumeRecord, VolumeTable};
@@ -275,7 +275,7 @@ impl VolumeIo {
             buf.fill(0);
             return IoFuture::ready(Ok(buf));
         }
-        if entry == Entry::LOST {
+        if entry == MapEntry::LOST {
             return IoFuture::ready(Err(IoError::ReadFault));
         }
         if entry.unit().is_some() {
@@ -298,7 +298,7 @@ impl VolumeIo {
     }
 
     /// Entry of a block, if it is in memory, and a guard that keeps its segment from being reused.
-    fn find_now(&self, block: u64) -> Option<(Entry, ReadGuard)> {
+    fn find_now(&self, block: u64) -> Option<(MapEntry, ReadGuard)> {
         let state = self.shared.state.lock();
         let view = state.view(self.volume).ok()?;
         let (recent, tree, guard) = (view.recent(block), view.tree, state.guard());
@@ -307,7 +307,7 @@ impl VolumeIo {
         Some((entry, guard))
     }
 
-    fn verified(&self, entry: &Entry, block: u64, read: BufMut) -> Result<BufMut, IoError> {
+    fn verified(&self, entry: &MapEntry, block: u64, read: BufMut) -> Result<BufMut, IoError> {
         self.check_block(entry, block, &read).map(|()| read)
     }
 
@@ -315,14 +315,14 @@ impl VolumeIo {
     ///
     /// # Errors
     /// [`IoError::ReadFault`] if they differ.
-    fn check_block(&self, entry: &Entry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
+    fn check_block(&self, entry: &MapEntry, block: u64, bytes: &[u8]) -> Result<(), IoError> {
         match entry.matches(bytes) {
             true => Ok(()),
             false => Err(self.damaged(entry, block, "block is damaged")),
         }
     }
 
-    fn damaged(&self, entry: &Entry, block: u64, what: &str) -> IoError {
+    fn damaged(&self, entry: &MapEntry, block: u64, what: &str) -> IoError {
         let device = &self.shared.storage.device_of(entry.location).name;
         let (location, volume) = (entry.block(), self.volume);
         tracing::error!(device, location, volume, block, "{what}");
@@ -333,7 +333,7 @@ impl VolumeIo {
     /// decompresses all of the unit.
     async fn read_unit(
         &self,
-        entries: &[Entry],
+        entries: &[MapEntry],
         block: u64,
         mut part: BufMut,
     ) -> Result<BufMut, IoError> {
@@ -488,7 +488,7 @@ impl VolumeIo {
     /// Reads at most [`LOOKUP_BLOCKS`].
     async fn read_part(&self, block: u64, mut buf: BufMut) -> Result<BufMut, IoError> {
         let count = buf.len() / BLOCK_BYTES;
-        let mut entries = [Entry::HOLE; LOOKUP_BLOCKS];
+        let mut entries = [MapEntry::HOLE; LOOKUP_BLOCKS];
         // Bit set of blocks that changed after the checkpoint.
         let mut recent = 0_u64;
         // The guard keeps the segments of all blocks looked up here.
@@ -503,7 +503,7 @@ impl VolumeIo {
             }
             (view.tree, state.guard())
         };
-        let mut leaf: Option<(u64, Found)> = None;
+        let mut leaf: Option<(u64, PathLookup)> = None;
         for (index, block) in (0..count).zip(block..) {
             if recent >> index & 1 == 1 {
                 continue;
@@ -513,12 +513,12 @@ impl VolumeIo {
                 let (storage, cache) = (&self.shared.storage, &self.shared.cache);
                 leaf = Some((number, tree.find(storage, cache, block).await?));
             }
-            if let Some((_, Found::Leaf(page))) = &leaf {
+            if let Some((_, PathLookup::Leaf(page))) = &leaf {
                 entries[index] = page.entries[block as usize % FANOUT];
             }
         }
         let entries = &entries[..count];
-        if entries.contains(&Entry::LOST) {
+        if entries.contains(&MapEntry::LOST) {
             return Err(IoError::ReadFault);
         }
         let mut at = 0;
@@ -533,7 +533,7 @@ impl VolumeIo {
                 IoFuture::ready(Ok(part))
             } else if first.unit().is_some() {
                 let (io, block) = (self.clone(), block + start as u64);
-                let mut unit = [Entry::HOLE; UNIT_BLOCKS];
+                let mut unit = [MapEntry::HOLE; UNIT_BLOCKS];
                 unit[..run].copy_from_slice(&entries[start..at]);
                 IoFuture::later(async move { io.read_unit(&unit[..run], block, part).await })
             } else {
@@ -553,10 +553,10 @@ impl VolumeIo {
 
     /// Number of leading entries that are all holes, blocks of one compressed unit, or consecutive
     /// blocks of one segment.
-    fn run_of(&self, entries: &[Entry]) -> usize {
+    fn run_of(&self, entries: &[MapEntry]) -> usize {
         let first = entries[0];
         let layout = &self.shared.storage.layout;
-        let continues = |(index, entry): &(u64, &Entry)| {
+        let continues = |(index, entry): &(u64, &MapEntry)| {
             if first.is_hole() {
                 return entry.is_hole();
             }
@@ -587,13 +587,13 @@ impl VolumeIo {
             };
             let found = tree.find(&self.shared.storage, &self.shared.cache, at).await?;
             let end = match found {
-                Found::Holes(count) if !any_recent => blocks.end.min(at.saturating_add(count)),
+                PathLookup::Holes(count) if !any_recent => blocks.end.min(at.saturating_add(count)),
                 _ => leaf_end,
             };
             for (block, recent) in (at..leaf_end).zip(recent) {
                 let below = || match &found {
-                    Found::Leaf(page) => page.entries[block as usize % FANOUT].is_hole(),
-                    Found::Holes(_) => true,
+                    PathLookup::Leaf(page) => page.entries[block as usize % FANOUT].is_hole(),
+                    PathLookup::Holes(_) => true,
                 };
                 push_extent(&mut extents, 1, recent.unwrap_or_else(below));
             }

@@ -10,7 +10,7 @@
 //! fails, whatever the bytes are.
 
 use super::checksum;
-use super::entry::Entry;
+use super::entry::MapEntry;
 use super::{Fields, FormatError, put};
 use crate::limits::{BLOCK_BYTES, UNIT_BLOCKS};
 
@@ -100,7 +100,7 @@ pub fn is_location(location: u64, blocks: u64) -> bool {
         && block + stored <= blocks
 }
 
-impl Entry {
+impl MapEntry {
     /// The first block of the pool that has the content.
     pub fn block(&self) -> u64 {
         block_of(self.location)
@@ -124,11 +124,11 @@ impl Entry {
     /// Weight in the counts of a volume. The space of a lost block stays in use, and nobody knows
     /// whether the block was compressed.
     pub fn mapped_weight(&self) -> u32 {
-        if *self == Entry::LOST { BLOCK_WEIGHT } else { self.weight() }
+        if *self == MapEntry::LOST { BLOCK_WEIGHT } else { self.weight() }
     }
 
     /// The same unit, or the same block.
-    pub fn is_with(&self, other: &Entry) -> bool {
+    pub fn is_with(&self, other: &MapEntry) -> bool {
         self.unit().is_some()
             && self.block() == other.block()
             && other.unit().map(|unit| unit.blocks) == self.unit().map(|unit| unit.blocks)
@@ -168,9 +168,9 @@ impl<'a> Payload<'a> {
     ///
     /// # Panics
     /// At the end: a header is decoded only if each payload block has an owner.
-    pub(crate) fn block(&mut self) -> Entry {
+    pub(crate) fn block(&mut self) -> MapEntry {
         let (first, rest) = self.checksums.split_first().expect("each payload block has an owner");
-        let entry = Entry { location: self.next, birth: self.birth, checksum: *first };
+        let entry = MapEntry { location: self.next, birth: self.birth, checksum: *first };
         (self.next, self.checksums) = (self.next + 1, rest);
         entry
     }
@@ -179,13 +179,17 @@ impl<'a> Payload<'a> {
     ///
     /// # Panics
     /// As [`Payload::block`].
-    pub(crate) fn unit(&mut self, blocks: u8, stored: u8) -> impl Iterator<Item = Entry> + use<> {
+    pub(crate) fn unit(
+        &mut self,
+        blocks: u8,
+        stored: u8,
+    ) -> impl Iterator<Item = MapEntry> + use<> {
         let (own, rest) = self.checksums.split_at(usize::from(stored));
         let (first, birth, checksum) = (self.next, self.birth, unit_checksum(own));
         (self.next, self.checksums) = (self.next + u64::from(stored), rest);
         (0..blocks).map(move |index| {
             let location = UnitPlace { index, blocks, stored }.location(first);
-            Entry { location, birth, checksum }
+            MapEntry { location, birth, checksum }
         })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{BlockDevice, IoError, ZeroFlags};
 use flagstone_runtime::buf;
 
-use super::frame::{Frame, FrameBody, StreamStart};
+use super::frame::{FrameBody, StreamFrame, StreamStart};
 use crate::id::PoolId;
 use crate::manage::volume::{PoolVolume, VolumeInfo};
 use crate::ondisk::FormatError;
@@ -44,7 +44,7 @@ pub enum ReceiveError {
 }
 
 /// A volume that is being received.
-pub struct Receiver {
+pub struct VolumeReceiver {
     device: Arc<PoolVolume>,
     /// Identifier of the received snapshot.
     pub snapshot: PoolId,
@@ -56,7 +56,7 @@ pub struct Receiver {
     ended: bool,
 }
 
-impl Receiver {
+impl VolumeReceiver {
     /// A receiver after the first frame. The volume has the content of the base, and reads as
     /// zeroes from `empty_from` on, where frames of zeroes need no writes, however long they are.
     pub fn new(
@@ -64,8 +64,8 @@ impl Receiver {
         snapshot: PoolId,
         start: StreamStart,
         empty_from: u64,
-    ) -> Receiver {
-        Receiver { device, snapshot, start, empty_from, at: 0, ended: false }
+    ) -> VolumeReceiver {
+        VolumeReceiver { device, snapshot, start, empty_from, at: 0, ended: false }
     }
 
     /// Properties of the volume; `None` after its deletion.
@@ -87,7 +87,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`ReceiveError`], after which the receive cannot continue.
-    pub async fn apply(&mut self, frame: &Frame<'_>) -> Result<(), ReceiveError> {
+    pub async fn apply(&mut self, frame: &StreamFrame<'_>) -> Result<(), ReceiveError> {
         let (size_bytes, end) = (self.start.size_bytes, frame.offset + frame.covered_bytes());
         if frame.snapshot != self.snapshot || matches!(frame.body, FrameBody::Begin(_)) {
             return Err(ReceiveError::Foreign);

@@ -20,16 +20,16 @@ use crate::limits::{BLOCK_BYTES, CACHE_PAGES};
 use crate::manage::open::{attach_log, log_missing};
 use crate::manage::pool::Pool;
 use crate::manage::space::Sizes;
-use crate::manage::usage::Usage;
+use crate::manage::usage::SegmentUsage;
 use crate::map::cache::PageCache;
 use crate::map::recent::Recent;
 use crate::ondisk::checksum;
 use crate::ondisk::chunk::ChunkHeader;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{FANOUT, MapPage, PagePlace, root_level, span};
 use crate::ondisk::superblock::{LOG_INDEX, Superblock, copy_offset};
 use crate::ondisk::unit::{BLOCK_WEIGHT_U64, UnitPlace};
-use crate::ondisk::volume_table::{VolumeState, VolumeTable};
+use crate::ondisk::volume_table::{VolumePresence, VolumeTable};
 use crate::recover::metadata::{Checkpoint, read_checkpoint};
 use crate::recover::replay::{LossEvidence, Replay};
 use crate::recover::superblocks::{FoundSuperblock, assemble, device_error, read_superblock};
@@ -104,7 +104,7 @@ struct Check<'a> {
     /// Of each block of a compressed unit, the blocks of the unit that a map has; by segment, where
     /// there are units.
     units: BTreeMap<u32, Box<[u8]>>,
-    usage: Usage,
+    usage: SegmentUsage,
     /// Weight of the dead blocks of units with live ones, by segment.
     held: Vec<u64>,
     /// True after a damaged page: the blocks below it cannot be counted.
@@ -173,7 +173,7 @@ impl Pool {
             report,
             live: Bits::new(storage.layout.blocks()),
             units: BTreeMap::new(),
-            usage: Usage::new(storage.layout.segments() as usize),
+            usage: SegmentUsage::new(storage.layout.segments() as usize),
             held: vec![0; storage.layout.segments() as usize],
             is_partial: false,
             progress,
@@ -211,7 +211,7 @@ impl Check<'_> {
     }
 
     /// Marks the blocks of the metadata, which was verified when it was read.
-    async fn metadata(&mut self, checkpoint: &Checkpoint, root: Entry) -> Result<(), PoolError> {
+    async fn metadata(&mut self, checkpoint: &Checkpoint, root: MapEntry) -> Result<(), PoolError> {
         let mut pages = vec![(crate::checkpoint::METADATA_LEVEL, 0_u64, root)];
         let mut count = 0;
         while let Some((level, index, entry)) = pages.pop() {
@@ -236,7 +236,7 @@ impl Check<'_> {
     }
 
     /// Marks a block as owned by a map.
-    fn mark(&mut self, entry: Entry) {
+    fn mark(&mut self, entry: MapEntry) {
         let taken = match entry.unit() {
             None => self.live.set(entry.location),
             Some(unit) => self.mark_unit(entry, unit),
@@ -247,7 +247,7 @@ impl Check<'_> {
     }
 
     /// Marks a block of a unit; true if another block has its place.
-    fn mark_unit(&mut self, entry: Entry, unit: UnitPlace) -> bool {
+    fn mark_unit(&mut self, entry: MapEntry, unit: UnitPlace) -> bool {
         let layout = &self.storage.layout;
         let segment = layout.segment_of(entry.location);
         let masks = self
@@ -276,8 +276,8 @@ impl Check<'_> {
         for (id, volume) in &volume_table.volumes {
             let level = root_level(volume.blocks);
             let name = match volume.state {
-                VolumeState::Present => volume_table.full_name(volume),
-                VolumeState::Deleting { .. } => format!("{} (being deleted)", volume.name),
+                VolumePresence::Present => volume_table.full_name(volume),
+                VolumePresence::Deleting { .. } => format!("{} (being deleted)", volume.name),
             };
             let mut pages = vec![(level, 0_u64, volume.root, u64::MAX)];
             while let Some((level, index, entry, youngest)) = pages.pop() {
@@ -297,7 +297,11 @@ impl Check<'_> {
     }
 
     /// Reads a page that the map owns.
-    async fn page(&mut self, walk: &Walk<'_>, entry: Entry) -> Result<Option<MapPage>, PoolError> {
+    async fn page(
+        &mut self,
+        walk: &Walk<'_>,
+        entry: MapEntry,
+    ) -> Result<Option<MapPage>, PoolError> {
         if !self.is_own(walk, walk.level, walk.index, entry) {
             return Ok(None);
         }
@@ -318,8 +322,8 @@ impl Check<'_> {
     }
 
     /// True if the map owns an entry that was not freed; reports impossible entries.
-    fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: Entry) -> bool {
-        if entry == Entry::LOST {
+    fn is_own(&mut self, walk: &Walk<'_>, level: u8, index: u64, entry: MapEntry) -> bool {
+        if entry == MapEntry::LOST {
             self.is_partial = true;
             let root = walk.volume_table.volumes[&walk.id].root.location;
             self.add(root, walk.kind(level, index), LOST);
@@ -336,13 +340,13 @@ impl Check<'_> {
         }
         let end = (index + 1).saturating_mul(span(level));
         let freed = match walk.volume_table.volumes[&walk.id].state {
-            VolumeState::Deleting { reaped } => end <= reaped,
-            VolumeState::Present => false,
+            VolumePresence::Deleting { reaped } => end <= reaped,
+            VolumePresence::Present => false,
         };
         !freed && walk.volume_table.ownership(walk.id).is_own(entry.birth, end)
     }
 
-    fn count(&mut self, entry: Entry) {
+    fn count(&mut self, entry: MapEntry) {
         let segment = self.storage.layout.segment_of(entry.location);
         // Maps that share pages for their own may have any number of references.
         let weight = &mut self.usage.weights[segment as usize];
@@ -361,7 +365,7 @@ impl Check<'_> {
             }
         }
         let layout = &self.storage.layout;
-        let same_run = |a: &(u64, Entry), b: &(u64, Entry)| {
+        let same_run = |a: &(u64, MapEntry), b: &(u64, MapEntry)| {
             if a.1.unit().is_some() {
                 return b.1.is_with(&a.1);
             }
@@ -374,7 +378,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, Entry)]) -> Result<(), PoolError> {
+    async fn run(&mut self, walk: &Walk<'_>, run: &[(u64, MapEntry)]) -> Result<(), PoolError> {
         let start = run[0].1.location;
         if run[0].1.unit().is_some() {
             self.verified(run[0].1.stored_blocks() as u64);
@@ -413,7 +417,7 @@ impl Check<'_> {
     }
 
     /// Compares the live blocks of each segment with what the pool recorded.
-    fn counts(&mut self, recorded: &Usage) {
+    fn counts(&mut self, recorded: &SegmentUsage) {
         let found = std::mem::take(&mut self.usage.weights);
         for ((segment, found), recorded) in (0..).zip(&found).zip(&recorded.weights) {
             let is_wrong = match self.is_partial {

@@ -13,7 +13,7 @@ use crate::compress::decompressed;
 use crate::limits::BLOCK_BYTES;
 use crate::ondisk::Block;
 use crate::ondisk::checksum;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::page::{MapPage, PagePlace};
 use crate::ondisk::unit::UnitPlace;
 use crate::storage::Storage;
@@ -98,7 +98,7 @@ const LOST: &str = "it was lost by damage that a checkpoint found earlier";
 /// The damage; other errors of the device.
 async fn read_block(
     storage: &Storage,
-    entry: Entry,
+    entry: MapEntry,
 ) -> Result<Result<Block, &'static str>, IoError> {
     match storage.read_one(entry.location).await {
         Ok(block) if checksum(&block) == entry.checksum => Ok(Ok(block)),
@@ -114,7 +114,7 @@ async fn read_block(
 /// The damage; other errors of the device.
 async fn verify_stored(
     storage: &Storage,
-    entry: Entry,
+    entry: MapEntry,
 ) -> Result<Result<(), &'static str>, IoError> {
     if !storage.layout.holds(&entry) {
         return Ok(Err("its compressed unit crosses a segment"));
@@ -138,7 +138,7 @@ async fn verify_stored(
 /// Reads a map page past all caches.
 async fn read_page(
     storage: &Storage,
-    entry: Entry,
+    entry: MapEntry,
     place: PagePlace,
 ) -> Result<Result<MapPage, &'static str>, IoError> {
     let block = match read_block(storage, entry).await? {

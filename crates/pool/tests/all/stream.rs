@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, MemoryDevice};
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
-use flagstone_pool::stream::receive::{ReceiveError, Receiver};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use flagstone_pool::stream::receive::{ReceiveError, VolumeReceiver};
 use flagstone_pool::{
     CreateOptions, NamedDevice, Pool, PoolId, PoolVolume, VolumeError, VolumeOptions,
 };
@@ -69,12 +69,16 @@ async fn stream(pool: &Pool, snapshot: &str, base: Option<&str>) -> (Vec<u8>, us
 /// Applies a stream; true at its end.
 async fn receive(volume: &Arc<PoolVolume>, bytes: &[u8]) -> Result<bool, ReceiveError> {
     let mut rest = bytes;
-    let mut receiver: Option<Receiver> = None;
-    while let Some((frame, len)) = Frame::decode(rest)? {
+    let mut receiver: Option<VolumeReceiver> = None;
+    while let Some((frame, len)) = StreamFrame::decode(rest)? {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver =
-                    Some(Receiver::new(volume.clone(), frame.snapshot, start.clone(), u64::MAX));
+                receiver = Some(VolumeReceiver::new(
+                    volume.clone(),
+                    frame.snapshot,
+                    start.clone(),
+                    u64::MAX,
+                ));
             }
             (None, _) => return Err(ReceiveError::Foreign),
             (Some(receiver), _) => receiver.apply(&frame).await?,
@@ -93,12 +97,12 @@ fn zeroes_of_an_empty_range_write_nothing() {
         copy.write(0, Buf::copy_of(&[7; 3 * BLOCK as usize]).unwrap(), false).await.unwrap();
         let start = StreamStart { name: "a".to_owned(), base: None, size_bytes, created_s: 0 };
         let id = PoolId([1; 16]);
-        let mut receiver = Receiver::new(copy.clone(), id, start, 2 * BLOCK);
+        let mut receiver = VolumeReceiver::new(copy.clone(), id, start, 2 * BLOCK);
         let used = to.status();
-        let zero = |offset, len| Frame { snapshot: id, offset, body: FrameBody::Zero(len) };
+        let zero = |offset, len| StreamFrame { snapshot: id, offset, body: FrameBody::Zero(len) };
         receiver.apply(&zero(0, BLOCK)).await.unwrap();
         receiver.apply(&zero(BLOCK, size_bytes - BLOCK)).await.unwrap();
-        let end = Frame { snapshot: id, offset: size_bytes, body: FrameBody::End };
+        let end = StreamFrame { snapshot: id, offset: size_bytes, body: FrameBody::End };
         receiver.apply(&end).await.unwrap();
         assert!(receiver.has_ended());
         let found = copy.read(0, buf::alloc(3 * BLOCK as usize).await).await.unwrap();
@@ -195,7 +199,7 @@ fn changed_streams_are_refused() {
         let copy = to.create_volume("copy", &thin(BLOCKS)).await.unwrap();
         let mut frames = Vec::new();
         let mut at = 0;
-        while let Some((_, len)) = Frame::decode(&bytes[at..]).unwrap() {
+        while let Some((_, len)) = StreamFrame::decode(&bytes[at..]).unwrap() {
             frames.push(&bytes[at..at + len]);
             at += len;
         }

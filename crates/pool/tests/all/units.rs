@@ -4,10 +4,10 @@ use crate::common::units::*;
 use crate::common::{Image, disks};
 use flagstone_blockdev::{BlockDevice as _, IoError};
 use flagstone_pool::ondisk::chunk::{ChunkHeader, ChunkRecord};
-use flagstone_pool::ondisk::layout::Layout;
+use flagstone_pool::ondisk::layout::PoolLayout;
 use flagstone_pool::ondisk::superblock::{DeviceRecord, SUPERBLOCK_AREA_BYTES};
-use flagstone_pool::stream::frame::{Frame, FrameBody};
-use flagstone_pool::stream::receive::Receiver;
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame};
+use flagstone_pool::stream::receive::VolumeReceiver;
 use flagstone_pool::{Compression, Pool, PoolId, PoolVolume, VolumeError, VolumeOptions};
 use flagstone_runtime::rng::Rng;
 use flagstone_runtime::{Buf, buf};
@@ -20,7 +20,7 @@ fn noise(rng: &mut Rng, bytes: usize) -> Vec<u8> {
 fn forge(image: &mut Image, size: u64, unit: &[u8]) -> usize {
     let segments = ((size - SUPERBLOCK_AREA_BYTES) / BLOCK / u64::from(SEGMENT_BLOCKS)) as u32;
     let device = DeviceRecord { id: PoolId::default(), size_bytes: size, segments };
-    let layout = Layout::new(SEGMENT_BLOCKS, &[device]).unwrap();
+    let layout = PoolLayout::new(SEGMENT_BLOCKS, &[device]).unwrap();
     let mut forged = 0;
     for at in 0..layout.blocks() {
         let mut header = [0; BLOCK as usize];
@@ -294,10 +294,11 @@ async fn transfer(
         offset = part.next;
     }
     let (mut rest, mut receiver) = (&bytes[..], None);
-    while let Some((frame, len)) = Frame::decode(rest).unwrap() {
+    while let Some((frame, len)) = StreamFrame::decode(rest).unwrap() {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver = Some(Receiver::new(to.clone(), frame.snapshot, start.clone(), u64::MAX));
+                receiver =
+                    Some(VolumeReceiver::new(to.clone(), frame.snapshot, start.clone(), u64::MAX));
             }
             (Some(receiver), _) => receiver.apply(&frame).await.unwrap(),
             (None, _) => panic!("a stream begins with its start"),

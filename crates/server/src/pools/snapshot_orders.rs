@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::orders::Outcome;
 use super::settings::{self, Settings};
-use super::volume_orders::{Found, problem};
+use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::{RECEIVING_KEY, VolumeOrder};
 use super::{PoolState, failed};
 use crate::http::Problem;
@@ -67,7 +67,7 @@ impl Server {
     ///
     /// # Errors
     /// 404.
-    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(Found, SnapshotInfo), Problem> {
+    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(FoundVolume, SnapshotInfo), Problem> {
         let found = self.required(parts(full)?.0)?;
         let snapshot = find(&found.pool, full);
         match snapshot {
@@ -102,7 +102,7 @@ impl Server {
             }
             let found = self.required(volume)?;
             found.check(VolumeOrder::TakeSnapshot)?;
-            let Found { pool_name, pool, .. } = found;
+            let FoundVolume { pool_name, pool, .. } = found;
             if volumes.contains(&volume) {
                 return Err(Problem::invalid(format!("volume {volume} is named twice")));
             }
@@ -155,7 +155,7 @@ impl Server {
         self.settle(volume).await;
         let (found, snapshot) = self.find_snapshot(full)?;
         found.check(VolumeOrder::Rollback)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
@@ -202,7 +202,7 @@ impl Server {
             return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
         };
         found.check(VolumeOrder::DeleteSnapshot)?;
-        let Found { pool_name, pool, .. } = found;
+        let FoundVolume { pool_name, pool, .. } = found;
         if snapshot.users.len() > 1 {
             let error = flagstone_pool::VolumeError::InUse {
                 snapshot: full.to_owned(),
@@ -228,7 +228,7 @@ impl Server {
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
-        let (Found { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
@@ -264,7 +264,7 @@ impl Server {
         let _order = self.pools.order_on(&[name], None).await?;
         let found = self.required(name)?;
         found.check(VolumeOrder::Promote)?;
-        let Found { pool_name, pool, info, .. } = found;
+        let FoundVolume { pool_name, pool, info, .. } = found;
         let Some(origin) = &info.origin else {
             return Ok(Outcome::unchanged(format!(
                 "volume {name} is no clone, or owns the snapshots from which it continues: \

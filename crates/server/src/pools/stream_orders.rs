@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
-use flagstone_pool::stream::receive::Receiver;
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use flagstone_pool::stream::receive::VolumeReceiver;
 use flagstone_pool::stream::send::StreamPart;
 use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
 use flagstone_units::size_text;
@@ -14,7 +14,7 @@ use flagstone_units::size_text;
 use super::failed;
 use super::settings::{self, Settings};
 use super::snapshot_orders::is_name;
-use super::volume_orders::{Found, problem};
+use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::{RECEIVING_KEY, ReceiveStep, VolumeOrder, VolumeState};
 use crate::api::pool_document::ReceiveDocument;
 use crate::http::Problem;
@@ -39,7 +39,7 @@ impl Server {
         since: Option<&str>,
         offset: u64,
     ) -> Result<StreamPart, Problem> {
-        let (Found { pool_name, pool, .. }, _) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, .. }, _) = self.find_snapshot(full)?;
         if let Some(since) = since {
             let (other, _) = self.find_snapshot(since)?;
             if other.pool_name != pool_name {
@@ -64,7 +64,7 @@ impl Server {
             let bad = |why: &dyn std::fmt::Display| {
                 Problem::invalid(format!("the stream cannot be used: {why}"))
             };
-            let (frame, len) = match Frame::decode(rest) {
+            let (frame, len) = match StreamFrame::decode(rest) {
                 Ok(Some(decoded)) => decoded,
                 Ok(None) => return Err(bad(&"a frame is cut")),
                 Err(error) => return Err(bad(&error)),
@@ -107,7 +107,7 @@ impl Server {
         part: &ReceivePart<'_>,
         snapshot: PoolId,
         start: &StreamStart,
-    ) -> Result<Option<Receiver>, Problem> {
+    ) -> Result<Option<VolumeReceiver>, Problem> {
         let name = part.name;
         if !is_name(&start.name) {
             return Err(Problem::invalid(format!(
@@ -115,8 +115,9 @@ impl Server {
                 start.name
             )));
         }
-        let receiver =
-            |device, empty_from| Some(Receiver::new(device, snapshot, start.clone(), empty_from));
+        let receiver = |device, empty_from| {
+            Some(VolumeReceiver::new(device, snapshot, start.clone(), empty_from))
+        };
         self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
             if start.base.is_some() {
@@ -131,7 +132,7 @@ impl Server {
             let device = self.create_received(name, pool_name, snapshot, start).await?;
             return Ok(receiver(device, 0));
         };
-        let Found { pool_name, pool, state, .. } = &found;
+        let FoundVolume { pool_name, pool, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
         if same.as_ref().is_some_and(|other| other.id != snapshot) {
@@ -190,12 +191,12 @@ impl Server {
     async fn prepare_base(
         &self,
         part: &ReceivePart<'_>,
-        found: &Found,
+        found: &FoundVolume,
         snapshot: PoolId,
         start: &StreamStart,
         is_complete: bool,
     ) -> Result<u64, Problem> {
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
         let base = start.base.unwrap_or_default();
@@ -255,7 +256,7 @@ impl Server {
     }
 
     /// Takes the snapshot of a completely received volume, and serves the volume.
-    async fn end_receive(&self, name: &str, receiver: &Receiver) -> Result<(), Problem> {
+    async fn end_receive(&self, name: &str, receiver: &VolumeReceiver) -> Result<(), Problem> {
         let found = self.required(name)?;
         let of_pool = |error| problem(&found.pool_name, error);
         let receiving = VolumeState::Receiving { snapshot: receiver.snapshot.to_string() };
@@ -273,8 +274,8 @@ impl Server {
         Ok(())
     }
 
-    async fn serve_received(&self, found: &Found) -> Result<(), Problem> {
-        let Found { pool_name, pool, info, .. } = found;
+    async fn serve_received(&self, found: &FoundVolume) -> Result<(), Problem> {
+        let FoundVolume { pool_name, pool, info, .. } = found;
         let mut properties = info.properties.clone();
         properties.remove(RECEIVING_KEY);
         let set = pool.set_volume(&info.name, info.thick, properties).await;
