@@ -270,7 +270,7 @@ mod tests {
             write(&inner, (1 << 30) - 4096, 7).await;
             assert!(find_data(&device).await.unwrap().found().is_some());
             let null: SharedDevice = Arc::new(NullDevice::new(1 << 40, 512).unwrap());
-            assert_eq!(find_data(&null).await, Ok(DataSearch::EmptySamples));
+            assert_eq!(find_data(&null).await, Ok(DataSearch::Empty));
         })
         .unwrap();
     }
