@@ -170,8 +170,8 @@ pub fn nvme_discover(port: u16) -> io::Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// Attaches host `number` to a subsystem: connections of its admin queue and of its first I/O queue,
-/// of 32 entries.
+/// Attaches host `number` to a subsystem, from an address as for [`connect_from`]: connections of its
+/// admin queue and of its first I/O queue, of 32 entries.
 ///
 /// # Errors
 ///
@@ -179,7 +179,12 @@ pub fn nvme_discover(port: u16) -> io::Result<Vec<(String, String)>> {
 ///
 /// # Panics
 /// If `number` has more than 8 digits.
-pub fn nvme_attach(port: u16, subsystem: &str, number: usize) -> io::Result<[TcpStream; 2]> {
+pub fn nvme_attach(
+    source: [u8; 4],
+    port: u16,
+    subsystem: &str,
+    number: usize,
+) -> io::Result<[TcpStream; 2]> {
     const DATA: usize = 72;
     let connect_host = |queue: u16, controller: u16| {
         let mut pdu = nvme_connect(subsystem, queue, 32);
@@ -191,13 +196,13 @@ pub fn nvme_attach(port: u16, subsystem: &str, number: usize) -> io::Result<[Tcp
         pdu[end - 8..end].copy_from_slice(digits.as_bytes());
         pdu
     };
-    let mut admin = connect(port);
+    let mut admin = connect_from(source, port);
     nvme_open(&mut admin)?;
     admin.write_all(&connect_host(0, 0xFFFF))?;
     let controller = nvme_result(&mut admin)? as u16;
     admin.write_all(&nvme_enable())?;
     nvme_answer(&mut admin)?;
-    let mut queue = connect(port);
+    let mut queue = connect_from(source, port);
     nvme_open(&mut queue)?;
     queue.write_all(&connect_host(1, controller))?;
     nvme_answer(&mut queue)?;

@@ -1,5 +1,6 @@
 //! Stalled clients: connections that ask for data and do not read it, until the program is killed.
-//! One that the server closes is replaced, as an attacker would.
+//! One that the server closes is replaced, as an attacker would. Each has its own address in
+//! 127.0.0.0/8, because a server divides its memory between addresses.
 //!
 //! Prints `open` when all have asked for the first time. They use no CPU time after that.
 //!
@@ -58,15 +59,17 @@ impl Plan {
 
     /// Opens connection `number`, and asks.
     fn stall(&self, number: usize) -> io::Result<Stalled> {
+        let [.., high, low] = (number as u32 + 1).to_be_bytes();
+        let source = [127, 1, high, low];
         match self.protocol {
             Protocol::Nbd => {
-                let mut stream = wire::connect(self.port);
+                let mut stream = wire::connect_from(source, self.port);
                 wire::nbd_open(&mut stream, &self.name)?;
                 stream.write_all(&wire::nbd_read(0, 32 << 20).repeat(NBD_READS))?;
                 Ok(Stalled(vec![stream]))
             }
             Protocol::Nvme => {
-                let [admin, mut queue] = wire::nvme_attach(self.port, &self.name, number)?;
+                let [admin, mut queue] = wire::nvme_attach(source, self.port, &self.name, number)?;
                 for id in 0..NVME_READS {
                     queue.write_all(&wire::nvme_read_mib(id))?;
                 }
