@@ -300,7 +300,7 @@ fn status_prints_the_api_document() {
     assert!(lines.iter().any(|line| line.starts_with(&["db", "64MiB", "0"])), "{shown}");
     let shown = text(&status(&server, &["db"]).stdout);
     for part in [
-        "volume db: 64MiB, blocks of 4096 B, read-write",
+        "volume db: 64 MiB, blocks of 4096 B, read-write",
         "on memory:64MiB through shared_limit, limit",
         server.address("nvme-tcp"),
         "none",

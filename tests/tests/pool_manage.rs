@@ -120,11 +120,11 @@ fn snapshots_and_clones_keep_their_content() {
 #[test]
 fn plain_volume_grows_with_its_device() {
     let (bed, _) = Bed::with_pool();
-    assert!(bed.run("volume resize own").contains("has the size of its device, 16MiB"));
+    assert!(bed.run("volume resize own").contains("has the size of its device, 16 MiB"));
     let file = File::options().write(true).open(bed.scratch.join("own")).unwrap();
     file.set_len(32 << 20).unwrap();
     assert!(bed.run("volume resize own --dry-run").starts_with("would be done"));
-    assert!(bed.refused("volume resize own 64MiB").contains("32MiB"));
+    assert!(bed.refused("volume resize own 64MiB").contains("32 MiB"));
     assert!(bed.run("volume resize own 32MiB").contains("has the size"));
     let volume = get(&bed.server.api(), "/v1/volumes/own");
     assert_eq!(volume["size_bytes"], 32 << 20);
@@ -149,7 +149,7 @@ fn rollback_needs_detached_hosts() {
     bed.run("snapshot create db@b");
     load.kill();
     let rolled = bed.run("snapshot rollback db@a --yes --force");
-    assert!(rolled.contains("its size of 64MiB"), "{rolled}");
+    assert!(rolled.contains("its size of 64 MiB"), "{rolled}");
     assert_eq!(get(&api, "/v1/volumes/db")["size_bytes"], 64 << 20);
 }
 

@@ -11,7 +11,7 @@ use flagstone_mirror::wire::peer::ReplicaIdentity;
 use super::MirroredVolume;
 use super::granularity::{other_granularity, shape, too_fine, with_bits};
 use super::open::MirrorFailure;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Created {
@@ -115,8 +115,8 @@ impl MirroredVolume {
         if role == ReplicaRole::Target && room < shape.usable_bytes {
             return refuse(format!(
                 "the volume has {}, and this device has space for {}: use a larger device",
-                size_text(shape.usable_bytes),
-                size_text(room)
+                exact_size(shape.usable_bytes),
+                exact_size(room)
             ));
         }
         let usable_bytes = room.min(shape.usable_bytes);

@@ -19,7 +19,7 @@ use super::open::{create_log_file, open_log_spec};
 use super::overwrite_check::destination_in_use;
 use super::{CreateError, MirroredVolume};
 use flagstone_config::device_spec::DeviceSpec;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 /// The log's place on the data device, in messages and in the superblock.
 const ON_DATA_DEVICE: &str = "the data device";
@@ -214,8 +214,8 @@ fn enlarge_file(
         }
         _ => refuse(format!(
             "{spec} has {}, and the write-intent log needs {}",
-            size_text(has),
-            size_text(needed)
+            exact_size(has),
+            exact_size(needed)
         )),
     }
 }

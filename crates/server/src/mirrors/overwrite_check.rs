@@ -15,7 +15,7 @@ use flagstone_config::device_spec::DeviceSpec;
 impl MirroredVolume {
     pub(super) async fn check_device_empty(&self) -> Result<(), CreateError> {
         let found = flagstone_stack::find_data(&self.leg).await.map_err(failed)?;
-        let Some(what) = found else { return Ok(()) };
+        let Some(what) = found.found() else { return Ok(()) };
         refuse(format!(
             "the device of volume `{}` is not empty, and would be overwritten: {what}; if it is not needed, \
              use --destroy-data",

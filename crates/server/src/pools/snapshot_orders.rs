@@ -3,7 +3,7 @@
 
 use flagstone_pool::{Pool, SnapshotInfo};
 use flagstone_units::display::size;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use serde_json::Value;
 
 use super::orders::Outcome;
@@ -159,7 +159,7 @@ impl Server {
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
-            false => format!(", and its size of {}", size_text(snapshot.size_bytes)),
+            false => format!(", and its size of {}", exact_size(snapshot.size_bytes)),
         };
         let outcome = Outcome::changed(format!(
             "volume {volume} gets the content of {full}{sizes}"
@@ -242,7 +242,7 @@ impl Server {
             };
         }
         self.checked(&pool_name, name, &settings, None)?;
-        let bytes = size_text(snapshot.size_bytes);
+        let bytes = exact_size(snapshot.size_bytes);
         let outcome = Outcome::changed(format!("volume {name} of {bytes} begins as {full}"))
             .with_next(format!("flagstone volume show {name} has the addresses to attach"));
         if *dry_run {

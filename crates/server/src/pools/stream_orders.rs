@@ -9,7 +9,7 @@ use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
 use flagstone_pool::stream::receive::Receiver;
 use flagstone_pool::stream::send::StreamPart;
 use flagstone_pool::{PoolId, PoolVolume, VolumeOptions};
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 use super::failed;
 use super::settings::{self, Settings};
@@ -181,7 +181,7 @@ impl Server {
         {
             slot.unserved.insert(name.to_owned(), why);
         }
-        tracing::info!("volume {name} of {} is received", size_text(start.size_bytes));
+        tracing::info!("volume {name} of {} is received", exact_size(start.size_bytes));
         Ok(device)
     }
 

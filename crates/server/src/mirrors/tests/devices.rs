@@ -171,7 +171,7 @@ fn undersized_log_with_other_data_blocks_its_volume() {
         }
         let node = begin("memory:8KiB".to_owned()).await;
         let missing = node.mirrored.missing().expect("it has no room");
-        assert!(missing.contains("make it larger") && missing.contains("8KiB"), "{missing}");
+        assert!(missing.contains("make it larger") && missing.contains("8 KiB"), "{missing}");
         assert_eq!(node.access(), AnaState::INACCESSIBLE);
         node.stop().await;
         // The file is brought back while the server runs.
