@@ -45,8 +45,8 @@ pub use arguments::Arguments;
 pub use diagnostic::{Diagnostic, Diagnostics, Severity};
 pub use model::{
     ApiRole, ApiTls, ApiUser, ArbiterStore, ArbiterTls, Backing, BucketStore, BucketUrl, Cloud,
-    Config, EtcdStore, HostAccess, Layer, Mirror, Nbd, Nvme, Peer, Profile, Provisioned, Server,
-    SharedLimit, Subsystem, Volume,
+    Config, EtcdStore, HostAccess, Layer, Mirror, Nbd, Nvme, Peer, PeerTls, Profile, Provisioned,
+    Server, SharedLimit, Subsystem, Volume,
 };
 
 pub use flagstone_runtime::IoEngine;

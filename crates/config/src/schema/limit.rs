@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use flagstone_limit::Mix;
+
 use super::form::{DAY_MS, MIB, keys};
 use super::{Kind, Section, SizeRule};
 use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
@@ -11,7 +13,7 @@ pub(super) const THROUGHPUT: Kind = Kind::Rate(LIMIT_BYTES_PER_SECOND);
 const BURST_IOPS: Kind = Kind::Count(2..=MAX_LIMIT_IOPS);
 const BURST_THROUGHPUT: Kind =
     Kind::Rate(2 * *LIMIT_BYTES_PER_SECOND.start()..=*LIMIT_BYTES_PER_SECOND.end());
-const MIX: Kind = Kind::Choice(&["separate", "shared"]);
+const MIX: Kind = Kind::Choice(&[Mix::Separate.name(), Mix::Shared.name()]);
 const IO_SIZE: Kind = Kind::Size(512..=32 * MIB, SizeRule::MultipleOf(512));
 
 /// `limit = { … }` of a volume, and `[limit.NAME]`

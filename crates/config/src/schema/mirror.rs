@@ -10,9 +10,11 @@ use super::form::{GIB, KIB, MIB, MINUTE_MS, keys, time};
 use super::limit::THROUGHPUT;
 use super::{DISK_MODEL, Kind, Section, SizeRule};
 use crate::limits::LIMIT_BYTES_PER_SECOND;
+use crate::model::PeerTls;
 
 const LOG_MODE: Kind =
     Kind::Choice(&[IntentLogMode::ActiveRegions.name(), IntentLogMode::EveryWrite.name()]);
+const PEER_TLS: Kind = Kind::Choice(&[PeerTls::Required.name(), PeerTls::Allowed.name()]);
 const PEER_LOSS: Kind = Kind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
 const SPLIT_BRAIN: Kind =
     Kind::Choice(&[AfterSplitBrain::Manual.name(), AfterSplitBrain::KeepServing.name()]);
@@ -84,7 +86,7 @@ pub static PEER: Section = Section {
             "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
         "tls_key_file", Kind::Text("path"), "" =>
             "TLS key of both nodes (`flagstone key generate --tls`), without which the replica cannot be reached. Both listeners need `?tls=allowed` or `?tls=required`. Default: no TLS.";
-        "tls", Kind::Choice(&["required", "allowed"]), "required" =>
+        "tls", PEER_TLS, "required" =>
             "`allowed`: also accept and make connections without TLS, with a warning, while [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
         "host_addresses", Kind::List("address"), "" =>
             "Where hosts reach it, for the discovery log (`nvme connect-all`). Empty: none. Default: `address`.";

@@ -79,14 +79,14 @@ impl Attach {
         Attach { usable_bytes: U64::new(usable_bytes), ..self }
     }
 
-    /// Sets that the source runs degraded without the target only if the arbiter's record allows
-    /// it.
+    /// Sets whether the source needs the permission of the arbiter to run degraded without the
+    /// target.
     pub fn asking(self, asks: bool) -> Attach {
         let flags = self.flags.get() & !ASKS | if asks { ASKS } else { 0 };
         Attach { flags: U32::new(flags), ..self }
     }
 
-    /// The source runs degraded without the target only if the arbiter's record allows it.
+    /// True if the source needs the permission of the arbiter to run degraded without the target.
     pub const fn asks(&self) -> bool {
         self.flags.get() & ASKS != 0
     }

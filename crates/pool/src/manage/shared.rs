@@ -243,7 +243,7 @@ impl View<'_> {
         active.or_else(|| self.frozen?.recent.get(self.volume, block))
     }
 
-    /// True if no block changed.
+    /// True if no block changed after the checkpoint of the tree.
     pub(crate) fn is_merged(&self) -> bool {
         self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
     }

@@ -62,7 +62,7 @@ use crate::subsystems::namespace_of;
 use flagstone_config::device_spec::DeviceSpec;
 use flagstone_config::names::{derived_uuid, serial_of};
 use flagstone_config::uri::{HostPort, UriHost};
-use flagstone_config::{self as config, Config, Peer};
+use flagstone_config::{self as config, Config, Peer, PeerTls};
 use flagstone_stack::{OpenError, keys};
 
 pub(crate) use create::{CreateError, block_size_mismatch};
@@ -487,7 +487,7 @@ impl MirroredVolume {
             allow_hosts.push(host);
             keys.extend(self.keys_of(&peer.name)?.map(|pair| (host, pair)));
             if let Some(ring) = self.tls_of(&peer.name)? {
-                tls.insert(host, HostTls { keys: ring, required: !peer.tls_optional });
+                tls.insert(host, HostTls { keys: ring, required: peer.tls == PeerTls::Required });
             }
         }
         let peers: Vec<_> =
@@ -582,7 +582,7 @@ impl MirroredVolume {
             keys: self.keys_of(&peer.name)?,
             tls: self
                 .tls_of(&peer.name)?
-                .map(|keys| RemoteTls { keys, allow_plain: peer.tls_optional }),
+                .map(|keys| RemoteTls { keys, allow_plain: peer.tls == PeerTls::Allowed }),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,
