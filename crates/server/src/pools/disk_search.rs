@@ -263,7 +263,7 @@ mod tests {
     use super::*;
     use flagstone_blockdev::MemoryDevice;
     use flagstone_pool::{CreateOptions, NamedDevice, Pool, PoolError, VolumeOptions};
-    use flagstone_runtime::{Buf, buf};
+    use flagstone_runtime::buf;
 
     const SIZE: u64 = 64 << 20;
 
@@ -391,16 +391,17 @@ mod tests {
             assert_eq!(find(&old.1).await, Some("/dev/sdb".to_owned()), "newer");
             assert_eq!(find(&new.1).await, Some("/dev/sdb".to_owned()));
             // The newest of several, and two that were opened independently.
-            let forked = named("disk");
-            let write = async |content: &[u8]| {
-                let data = Buf::copy_of(content).unwrap();
-                forked.device.write(0, data, false).await.unwrap();
-                let pool = Pool::open(vec![forked.clone()]).await.unwrap();
+            let opened_copy = async || {
+                let own = named("disk");
+                for at in (0..SIZE).step_by(1 << 20) {
+                    let part = disk.device.read(at, buf::alloc(1 << 20).await).await.unwrap();
+                    own.device.write(at, part.freeze(), false).await.unwrap();
+                }
+                let pool = Pool::open(vec![own.clone()]).await.unwrap();
                 pool.close().await.unwrap();
-                forked.device.read(0, buf::alloc(1 << 20).await).await.unwrap().to_vec()
+                own.device.read(0, buf::alloc(1 << 20).await).await.unwrap().to_vec()
             };
-            let newer = write(&new.0).await;
-            let other = write(&new.0).await;
+            let (newer, other) = (opened_copy().await, opened_copy().await);
             put("sdc");
             std::fs::write(file("sdc"), &newer).unwrap();
             let copy = async || search.find_copy(old.1.clone(), &paths).await.unwrap().unwrap();
