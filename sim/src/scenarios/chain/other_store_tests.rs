@@ -5,6 +5,7 @@ use std::time::Duration;
 use flagstone_arbiter::{ArbiterRecord, ReplicaId, StoreId};
 use flagstone_mirror::RoleError;
 use flagstone_mirror::limits::STORE_REVISIONS;
+use flagstone_mirror::ondisk::superblock::ArbiterMark;
 use flagstone_mirror::state::machine::OrderRefusal;
 
 use super::cluster::Cluster;
@@ -21,8 +22,20 @@ fn restart_at_other_store(cluster: &Cluster, index: usize) {
     cluster.restart(index);
 }
 
-fn revision(cluster: &Cluster, index: usize) -> u64 {
-    cluster.superblock(index).expect("it has one").arbiter.revision
+/// Note about the record at a node that runs.
+fn mark(cluster: &Cluster, index: usize) -> ArbiterMark {
+    let Some(mirror) = cluster.mirror(index) else { return ArbiterMark::default() };
+    let status = cluster.sim.block_on(async move { mirror.failover_status() });
+    status.expect("it has an arbiter").mark
+}
+
+/// As [`until`], at the first moment.
+fn at_once(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool) {
+    let deadline = cluster.sim.now() + Duration::from_secs(2);
+    while !is(cluster) {
+        assert!(cluster.sim.now() < deadline, "not {what}: {}", cluster.describe());
+        cluster.sim.run_for(Duration::from_micros(20));
+    }
 }
 
 /// Regression: a target moved its note about the record to the store in its configuration, where it
@@ -36,12 +49,9 @@ fn target_of_other_store_begins_above_former_revisions() {
         mirror.switchover(0).await.expect("it is in sync");
     });
     until(&cluster, "switched over", |cluster| cluster.active() == Some(1));
-    let is_recorded = |cluster: &Cluster| {
-        cluster.superblock(1).is_some_and(|own| own.arbiter.store == StoreId(2))
-    };
-    until(&cluster, "recorded", is_recorded);
     cluster.pass(Duration::from_secs(2));
-    assert!(revision(&cluster, 1) > STORE_REVISIONS, "{}", cluster.describe());
+    let own = mark(&cluster, 1);
+    assert!(own.store == StoreId(2) && own.revision > STORE_REVISIONS, "{own:?}");
 }
 
 /// Regression: the source had recorded its target at another store, and the link was lost before
@@ -51,24 +61,15 @@ fn target_of_other_store_begins_above_former_revisions() {
 fn late_grant_of_former_store_is_not_reclaimed() {
     let cluster = in_sync([2000, 2000]);
     let store = cluster.store();
-    let seen = revision(&cluster, 1);
+    let seen = mark(&cluster, 1).revision;
     restart_at_other_store(&cluster, 0);
-    let moved = |cluster: &Cluster| {
-        cluster.superblock(0).is_some_and(|own| own.arbiter.store == StoreId(2))
-    };
-    while !moved(&cluster) {
-        cluster.sim.run_for(Duration::from_micros(20));
-    }
-    part(&cluster);
-    assert_eq!(revision(&cluster, 1), seen, "the target has not heard of the other store");
-    cluster.pass(Duration::from_millis(100));
-    cluster.sim.heal_all();
+    at_once(&cluster, "recorded", |cluster| mark(cluster, 0).store == StoreId(2));
+    cluster.sim.reset_connections(cluster.nodes[0], cluster.nodes[1]);
     // The source attaches again, and is lost before its first renewal.
     let attached = |cluster: &Cluster| cluster.mirror(1).is_some_and(|mirror| mirror.has_source());
-    until(&cluster, "detached", |cluster| !attached(cluster));
-    while !attached(&cluster) {
-        cluster.sim.run_for(Duration::from_micros(20));
-    }
+    at_once(&cluster, "detached", |cluster| !attached(cluster));
+    assert_eq!(mark(&cluster, 1).revision, seen, "the target has not heard of the other store");
+    at_once(&cluster, "attached", attached);
     part(&cluster);
     let own = ReplicaId(cluster.superblock(1).expect("it has one").replica.0);
     let record = ArbiterRecord {
@@ -106,6 +107,7 @@ fn forced_failover_needs_store_that_excludes_silent_peer() {
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
     // A peer that answers is deposed, and needs no store.
     cluster.sim.heal_all();
+    until(&cluster, "in sync", operator::is_whole);
     cluster.world.hold.set(true);
     cluster.world.failing_over.set(Some(1));
     cluster.world.gives_up.set(true);
