@@ -10,7 +10,7 @@ use flagstone_mirror::state::machine::OrderRefusal;
 
 use super::cluster::Cluster;
 use super::failover::VOLUME;
-use super::failover_tests::{FAILOVER_TIME, in_sync, part, until};
+use super::failover_tests::{FAILOVER_TIME, in_sync, in_sync_from, part, until};
 use super::operator;
 
 /// Gives the nodes a store each, and restarts one with another store than before.
@@ -57,13 +57,24 @@ fn target_of_other_store_begins_above_former_revisions() {
 /// Regression: the source had recorded its target at another store, and the link was lost before
 /// the target heard of it. A write of the target, from before, then took effect at the former
 /// store. The target took the role by it, while the source ran degraded by the other store.
+/// The seed decides which node leads at the handshake after the restart.
 #[test]
 fn late_grant_of_former_store_is_not_reclaimed() {
-    let cluster = in_sync([2000, 2000]);
+    let led = (0..12).any(late_grant);
+    assert!(led, "the former source leads with one of the seeds");
+}
+
+/// False if the target becomes the source at the first handshake.
+fn late_grant(seed: u64) -> bool {
+    let cluster = in_sync_from(seed, [2000, 2000]);
     let store = cluster.store();
     let seen = mark(&cluster, 1).revision;
     restart_at_other_store(&cluster, 0);
-    at_once(&cluster, "recorded", |cluster| mark(cluster, 0).store == StoreId(2));
+    let is_moved = |cluster: &Cluster| mark(cluster, 0).store == StoreId(2);
+    at_once(&cluster, "recorded", |cluster| is_moved(cluster) || cluster.serves(1));
+    if !is_moved(&cluster) {
+        return false;
+    }
     cluster.sim.reset_connections(cluster.nodes[0], cluster.nodes[1]);
     // The source attaches again, and is lost before its first renewal.
     let attached = |cluster: &Cluster| cluster.mirror(1).is_some_and(|mirror| mirror.has_source());
@@ -89,6 +100,7 @@ fn late_grant_of_former_store_is_not_reclaimed() {
         assert_ne!(cluster.active(), Some(1), "{}", cluster.describe());
     }
     assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
+    true
 }
 
 /// Regression: a forced node recorded the order at the store in its configuration, while the record

@@ -243,7 +243,7 @@ fn log_moves_while_hosts_are_served() {
         assert_eq!(read(&node.mirrored.device(), 1 << 20).await, Some(8));
         let precious = path("precious");
         // Also behind a first MiB without data, as a disk with one late partition has it.
-        for (zeroes, found) in [(0, "from byte 0"), (2 << 20, "from byte 2097152")] {
+        for (zeroes, found) in [(0, "byte 0"), (2 << 20, "byte 2097152")] {
             std::fs::write(&precious, [vec![0; zeroes], vec![b'x'; 1 << 20]].concat()).unwrap();
             for dry_run in [true, false] {
                 let refused = node.mirrored.move_log(spec(&precious), dry_run).await;
