@@ -66,5 +66,12 @@ pub const CHANGE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for the commands of a volume that is taken out of service.
 pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Time after which a call on a file or disk counts as stuck, so that another thread may try. Disks
+/// answer within half a minute, or have failed.
+pub(crate) const STUCK_AFTER: Duration = Duration::from_secs(60);
+
+/// Threads of the process for paths whose first thread is stuck.
+pub(crate) const SPARE_THREADS_MAX: usize = 8;
+
 /// Bytes per read of a device that is checked for zeroes.
 pub(crate) const ZEROES_CHUNK_BYTES: u64 = 1 << 20;

@@ -356,7 +356,7 @@ async fn lead(
         usable_bytes: superblock.geometry.usable_bytes,
         version,
         group: inner.group_tag(),
-        asks: version >= LinkVersion::RENEWS && inner.asks(&inner.lock()),
+        asks: inner.asks(&inner.lock()).filter(|_| version >= LinkVersion::RENEWS),
     };
     // A target of another size first adopts the source's size, and reconnects a moment later.
     let sent_ns = Inner::boot_ns();

@@ -17,6 +17,7 @@
 
 use std::sync::Arc;
 
+pub use flagstone_arbiter::RecordStamp;
 use flagstone_blockdev::{IoError, IoFuture, ZeroFlags};
 use flagstone_runtime::{Buf, BufMut};
 
@@ -129,13 +130,13 @@ pub enum LossPermission {
     /// Nothing: the arbiter's record does not list the peer as in sync yet.
     Unrecorded {
         /// See [`AttachRequest::asks`].
-        asks: bool,
+        asks: Option<u64>,
     },
     /// To ask the arbiter for the role.
-    Recorded {
-        /// Revision of the record that lists the peer as in sync; not 0.
-        revision: u64,
-    },
+    Recorded(
+        /// The record that lists the peer as in sync.
+        RecordStamp,
+    ),
     /// Nothing: the operator has suspended automatic failover.
     Suspended,
 }
@@ -298,9 +299,10 @@ pub struct AttachRequest {
     /// Tag of the consistency group, by its name and volumes; 0 without one. Else
     /// [`PeerRefusal::Group`].
     pub group: u16,
-    /// The source runs degraded without the target only if the arbiter's record allows it. Requires
-    /// [`LinkVersion::RENEWS`].
-    pub asks: bool,
+    /// The source runs degraded without the target only if the arbiter's record allows it: the
+    /// highest revision of that record that the source has seen. Records up to it are superseded,
+    /// also at a store that the target used before. Requires [`LinkVersion::RENEWS`].
+    pub asks: Option<u64>,
 }
 
 /// One of the ranges in [`PeerRequest::BadRange`]. The list is sent in order; when the last range

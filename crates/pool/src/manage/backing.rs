@@ -142,7 +142,7 @@ mod tests {
 
     use super::*;
     use crate::limits::BLOCK_BYTES;
-    use crate::manage::shared::MaintenancePause;
+    use crate::manage::shared::{MaintenancePause, MaintenanceTask};
     use crate::{CreateOptions, NamedDevice, Pool, VolumeOptions};
 
     const BLOCK: u64 = BLOCK_BYTES as u64;
@@ -172,7 +172,7 @@ mod tests {
             pool.checkpoint().await.unwrap();
             let shared = pool.shared().clone();
             // As if the maintenance task worked.
-            shared.state.lock().maintenance_runs = true;
+            shared.state.lock().maintenance = MaintenanceTask::Works;
             let own = pool.clone();
             let snapshot = spawn(async move { own.create_snapshot(&["thick"], "a").await });
             while shared.state.lock().pause != MaintenancePause::Waiting {
@@ -185,7 +185,7 @@ mod tests {
                 thin.write(place * BLOCK, data, false).await.unwrap();
                 place += 1;
             }
-            shared.state.lock().maintenance_runs = false;
+            shared.state.lock().maintenance = MaintenanceTask::Waits;
             shared.progress.notify();
             snapshot.await.unwrap().unwrap();
             let mut state = shared.state.lock();

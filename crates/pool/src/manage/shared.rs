@@ -73,6 +73,29 @@ pub(crate) enum Work {
     Clean,
 }
 
+/// The task that makes checkpoints and cleans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MaintenanceTask {
+    /// It has not begun, or has ended: it holds no right to update the superblock.
+    Stopped,
+    /// It waits for work.
+    Waits,
+    /// It makes a checkpoint, or cleans.
+    Works,
+}
+
+impl MaintenanceTask {
+    /// True from its begin to its end.
+    pub(crate) fn runs(self) -> bool {
+        self != MaintenanceTask::Stopped
+    }
+
+    /// True while it changes the pool.
+    pub(crate) fn works(self) -> bool {
+        self == MaintenanceTask::Works
+    }
+}
+
 /// Right of an order to keep the maintenance task from working.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MaintenancePause {
@@ -201,10 +224,7 @@ pub(crate) struct State {
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
-    /// The maintenance task runs.
-    pub(crate) kept: bool,
-    /// Whether the maintenance task works.
-    pub(crate) maintenance_runs: bool,
+    pub(crate) maintenance: MaintenanceTask,
     pub(crate) pause: MaintenancePause,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
@@ -311,8 +331,7 @@ impl State {
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
-            kept: false,
-            maintenance_runs: false,
+            maintenance: MaintenanceTask::Stopped,
             pause: MaintenancePause::None,
             reserved: 0,
             orders: 0,
@@ -358,7 +377,10 @@ impl State {
             MaintenancePause::None if self.wanted.cleaning => Some(Work::Clean),
             MaintenancePause::None | MaintenancePause::Waiting => None,
         };
-        self.maintenance_runs = work.is_some();
+        self.maintenance = match work {
+            Some(_) => MaintenanceTask::Works,
+            None => MaintenanceTask::Waits,
+        };
         work
     }
 

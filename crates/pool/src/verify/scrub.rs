@@ -295,7 +295,7 @@ impl Shared {
             }
             // Ignore differences if a checkpoint was writing the copies meanwhile.
             let is_same = self.state.lock().superblock.update == superblock.update;
-            if step.damage.is_empty() || is_same && !self.state.lock().maintenance_runs {
+            if step.damage.is_empty() || is_same && !self.state.lock().maintenance.works() {
                 return Ok(step);
             }
         }

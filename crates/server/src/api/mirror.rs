@@ -432,6 +432,7 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
             | OrderRefusal::Unconfirmed
             | OrderRefusal::PeerServes
             | OrderRefusal::PeerSilent
+            | OrderRefusal::OtherArbiter
             | OrderRefusal::PeerTooOld),
         )) => Problem::conflict(format!(
             "{node} does not serve {volume}: {refusal}. A peer that was reached may have stopped: see \

@@ -242,11 +242,14 @@ fn log_moves_while_hosts_are_served() {
         assert_eq!(node.mirrored.mirror().unwrap().log_lost(), None);
         assert_eq!(read(&node.mirrored.device(), 1 << 20).await, Some(8));
         let precious = path("precious");
-        std::fs::write(&precious, vec![b'x'; 1 << 20]).unwrap();
-        for dry_run in [true, false] {
-            let refused = node.mirrored.move_log(spec(&precious), dry_run).await;
-            let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
-            assert!(why.contains("which is no log"), "{why}");
+        // Also behind a first MiB without data, as a disk with one late partition has it.
+        for (zeroes, found) in [(0, "byte 0"), (2 << 20, "byte 2097152")] {
+            std::fs::write(&precious, [vec![0; zeroes], vec![b'x'; 1 << 20]].concat()).unwrap();
+            for dry_run in [true, false] {
+                let refused = node.mirrored.move_log(spec(&precious), dry_run).await;
+                let Err(CreateError::Refused(why)) = refused else { panic!("{refused:?}") };
+                assert!(why.contains("which is no log") && why.contains(found), "{why}");
+            }
         }
         let moved = node.mirrored.move_log(None, false).await.unwrap();
         assert!(moved.configure.starts_with("remove `intent_log`"), "{}", moved.configure);
