@@ -208,10 +208,8 @@ pub(crate) struct State {
     pub(crate) pause: MaintenancePause,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
-    /// Orders that took effect since the opening.
-    pub(super) orders: u64,
-    /// Reservations that orders in progress are about to make, each with the number of orders at
-    /// its check.
+    /// Reservations that orders in progress are about to make, each with the fewest blocks that it
+    /// has claimed since its check.
     pub(super) claims: BTreeMap<u64, (u64, Claim)>,
     /// Blocks that they add to `reserved`.
     pub(super) claimed: u64,
@@ -315,7 +313,6 @@ impl State {
             maintenance_runs: false,
             pause: MaintenancePause::None,
             reserved: 0,
-            orders: 0,
             claims: BTreeMap::new(),
             claimed: 0,
             next_claim: 0,
@@ -456,7 +453,6 @@ impl State {
         }
         apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
-        self.orders += 1;
         self.volume_table_changed();
         match order {
             ChunkRecord::Delete { volume } => {
