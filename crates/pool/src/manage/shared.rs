@@ -206,6 +206,10 @@ pub(crate) struct State {
     /// Whether the maintenance task works.
     pub(crate) maintenance_runs: bool,
     pub(crate) pause: MaintenancePause,
+    /// True if a change waited for free segments since the last pass of the cleaner.
+    pub(crate) writes_wait: bool,
+    /// Free segments before the last pass, if it was made for waiting writes beside an evacuation.
+    pub(crate) free_before: Option<usize>,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
     /// Reservations that orders in progress are about to make, each with the fewest blocks that it
@@ -312,6 +316,8 @@ impl State {
             kept: false,
             maintenance_runs: false,
             pause: MaintenancePause::None,
+            writes_wait: false,
+            free_before: None,
             reserved: 0,
             claims: BTreeMap::new(),
             claimed: 0,
