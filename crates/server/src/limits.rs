@@ -39,6 +39,10 @@ pub const STATE_FILE_BYTES: u64 = 2 << 20;
 /// Damages of a scrub that are listed; further ones are counted, and in the log.
 pub const SCRUB_DAMAGE: usize = 100;
 
+/// Bytes of data after which the position of a receive is recorded: what a crash of the server
+/// lets it receive again.
+pub const RECEIVE_RECORD_BYTES: u64 = 32 << 20;
+
 /// Time after which the progress of a scrub is saved: what is verified again after a crash.
 pub const SCRUB_SAVE_PERIOD: Duration = Duration::from_secs(10);
 

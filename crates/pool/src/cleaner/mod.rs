@@ -14,6 +14,7 @@
 
 pub(crate) mod gain;
 mod owners;
+mod turns;
 mod victims;
 
 use std::collections::BTreeSet;
@@ -204,7 +205,8 @@ impl Shared {
         // that free, so they cannot block an evacuation for ever.
         let (sizes, supply) = (state.sizes, state.supply());
         let kept = supply.kept_by_evacuation(&sizes);
-        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
+        let for_writes = state.cleans_for_writes(budget.live_max);
+        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept && !for_writes) {
             let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = Budget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));

@@ -226,12 +226,14 @@ pub(crate) struct State {
     pub(crate) ordering: bool,
     pub(crate) maintenance: MaintenanceTask,
     pub(crate) pause: MaintenancePause,
+    /// True if a change waited for free segments since the last pass of the cleaner.
+    pub(crate) writes_wait: bool,
+    /// Free segments before the last pass, if it was made for waiting writes beside an evacuation.
+    pub(crate) free_before: Option<usize>,
     /// Blocks reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
-    /// Orders that took effect since the opening.
-    pub(super) orders: u64,
-    /// Reservations that orders in progress are about to make, each with the number of orders at
-    /// its check.
+    /// Reservations that orders in progress are about to make, each with the fewest blocks that it
+    /// has claimed since its check.
     pub(super) claims: BTreeMap<u64, (u64, Claim)>,
     /// Blocks that they add to `reserved`.
     pub(super) claimed: u64,
@@ -333,8 +335,9 @@ impl State {
             ordering: false,
             maintenance: MaintenanceTask::Stopped,
             pause: MaintenancePause::None,
+            writes_wait: false,
+            free_before: None,
             reserved: 0,
-            orders: 0,
             claims: BTreeMap::new(),
             claimed: 0,
             next_claim: 0,
@@ -478,7 +481,6 @@ impl State {
         }
         apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
-        self.orders += 1;
         self.volume_table_changed();
         match order {
             ChunkRecord::Delete { volume } => {
