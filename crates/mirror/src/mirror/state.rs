@@ -157,6 +157,9 @@ pub(crate) struct LegState {
     pub(crate) reconnect_requests: u64,
     /// Copy everything after the next handshake.
     pub(crate) full_resync: bool,
+    /// The session that was ended to set marks for the peer. None begins before they exist: see
+    /// [`crate::session::outdated`].
+    pub(crate) awaits_marks: Option<u64>,
     /// The role is being handed over through this session, which is kept meanwhile.
     pub(crate) handing_over: bool,
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been
