@@ -118,8 +118,9 @@ impl Mirror {
 
     /// Stops serving, for maintenance of the node, after asynchronous peers have received the
     /// queued writes or [`QUEUE_DELIVERY_MS`] have passed. A peer in sync that is not in the result
-    /// then has all data. This node remains the source, and serves again after a handshake: to move
-    /// the role, use [`Mirror::switchover`], or [`Mirror::demote`] first.
+    /// then has all data, or is durably recorded as out of date. This node remains the source, and
+    /// serves again after a handshake: to move the role, use [`Mirror::switchover`], or
+    /// [`Mirror::demote`] first.
     ///
     /// # Errors
     /// Errors of the local leg.

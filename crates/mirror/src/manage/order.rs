@@ -295,7 +295,7 @@ impl Inner {
                 let block = progress.block.get_or_insert_with(|| self.block_admission());
                 progress.undelivered =
                     self.deliver_queues(block, Duration::from_millis(limit_ms)).await;
-                self.leave_behind(&progress.undelivered).await;
+                self.leave_behind(&mut progress.undelivered).await;
             }
             Action::AwaitCalls => self.drain().await,
             Action::EndSessions => self.end_sessions(),
