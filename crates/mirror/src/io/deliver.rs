@@ -16,6 +16,7 @@ use std::time::Duration;
 use flagstone_blockdev::IoError;
 use flagstone_runtime::time;
 
+use crate::join::join_all;
 use crate::limits::LEAVE_MS;
 use crate::manage::roles::AdmissionBlock;
 use crate::mirror::{Inner, Leg};
@@ -40,11 +41,8 @@ impl Inner {
         _block: &AdmissionBlock,
         limit: Duration,
     ) -> Vec<Undelivered> {
-        let deliver_all = async {
-            for leg in 0..self.legs.len() {
-                self.deliver_queue(leg).await;
-            }
-        };
+        // At the same time: a peer that hangs must not use up the time of another.
+        let deliver_all = join_all((0..self.legs.len()).map(|leg| self.deliver_queue(leg)));
         let _ = time::timeout(limit, deliver_all).await;
         if !limit.is_zero() {
             self.give_up_unflushed();
@@ -103,6 +101,17 @@ impl Inner {
         if !undelivered.is_empty() || !unflushed.is_empty() {
             self.record_left_behind(undelivered, unflushed).await;
         }
+    }
+
+    /// As [`Inner::leave_behind`], for all peers: another member of the group leaves them behind.
+    pub(crate) async fn leave_all_behind(self: &Arc<Self>, undelivered: &mut Vec<Undelivered>) {
+        self.end_sessions();
+        self.record_left_behind(undelivered, Vec::new()).await;
+    }
+
+    /// True if a peer was lost, and is recorded as out of date since.
+    pub(crate) fn has_left_behind(&self) -> bool {
+        self.lock().legs.iter().any(|leg| !leg.receives_writes && leg.generation_bumped)
     }
 
     async fn record_left_behind(

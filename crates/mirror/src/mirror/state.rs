@@ -19,7 +19,9 @@ use crate::group::{GroupSession, SharedNumbering};
 use crate::id::{Generation, MirrorId};
 use crate::io::admission::AdmissionView;
 use crate::io::call_admission::CallAdmission;
+use crate::io::deliver::Undelivered;
 use crate::io::reorder::ReorderBuffer;
+use crate::manage::command::CommandError;
 use crate::manage::transfer::Transfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::arbitration::ServingRight;
@@ -44,6 +46,8 @@ pub(crate) struct State {
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
+    /// Result of a stop of the whole group, for the order that stops this member.
+    pub(crate) stopped: Option<Result<Vec<Undelivered>, CommandError>>,
     /// Orders to change the role that have not ended, including orders that wait for another
     /// change.
     pub(crate) orders: usize,

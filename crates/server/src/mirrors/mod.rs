@@ -656,7 +656,7 @@ impl MirroredVolume {
             self.watch.borrow_mut().take();
             return MirrorEnd::default();
         }
-        let (undelivered, failure) = match mirror.stop().await {
+        let (undelivered, failure) = match mirror.stop_with_group().await {
             Ok(undelivered) => (undelivered, None),
             Err(error) => {
                 tracing::error!(volume = self.name, "the mirror did not stop cleanly: {error}");
