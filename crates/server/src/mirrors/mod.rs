@@ -158,7 +158,7 @@ pub(crate) struct MirroredVolume {
     reopens: Cell<u64>,
     /// The devices' contents are unverified when they are opened next.
     unverified: Cell<bool>,
-    /// The mirror is being replaced by one of another size.
+    /// The mirror is being replaced or deleted: see [`Changing`](self::grow::Changing).
     growing: Cell<bool>,
     /// Announces the paths of a peer that was added.
     announcing: RefCell<Option<AbortOnDrop<()>>>,
