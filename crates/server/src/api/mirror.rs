@@ -239,7 +239,7 @@ fn join(own: ActionPreview, other: ActionPreview) -> ActionPreview {
 
 /// Checks of a dry run that the mirror's document cannot answer: asks the peer, or the devices.
 async fn check(
-    mirrored: &MirroredVolume,
+    mirrored: &Rc<MirroredVolume>,
     now: &MirrorDocument,
     preview: ActionPreview,
     effect: Effect,

@@ -31,6 +31,23 @@ pub(super) enum Replacement {
     Peers(PeerChange),
 }
 
+/// A change for which the mirror is replaced or deleted. Others are refused until it is dropped.
+pub(super) struct Changing(Rc<MirroredVolume>);
+
+impl Changing {
+    /// The caller has checked that no other change is in progress.
+    pub(super) fn new(volume: &Rc<MirroredVolume>) -> Changing {
+        volume.growing.set(true);
+        Changing(volume.clone())
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        self.0.growing.set(false);
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Grown {
     /// Size of the volume before, in bytes.

@@ -404,6 +404,25 @@ fn reopening_replica_cannot_be_deleted() {
 
 /// Without a peer nothing replaces the data that a failed flush lost, so the source is not
 /// reopened.
+/// Regression: the server exited with status 0 although the only copy had not been flushed.
+#[test]
+fn failed_flush_at_the_end_is_an_error() {
+    block_on(async {
+        let file = file(64 << 20);
+        let path = path(&file);
+        let node = Node::alone((path, Some("memory:1MiB"))).await;
+        node.mirrored.create(ReplicaRole::Source, false, false).await.unwrap();
+        node.serves().await;
+        write(&node.mirrored.device(), 4096, 1).await.unwrap();
+        let control = node.fails_on(path).await;
+        control.fail_next_flush();
+        let MirrorEnd { undelivered, failure } = node.mirrored.end().await;
+        assert_eq!(undelivered, Vec::<String>::new());
+        assert!(failure.is_some_and(|failure| failure.starts_with("volume `db`: ")));
+    })
+    .unwrap();
+}
+
 #[test]
 fn source_without_peer_is_not_reopened() {
     block_on(async {
