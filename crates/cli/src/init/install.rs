@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn installation_writes_files_with_modes_and_refuses_existing_ones() {
+    fn installation_writes_all_and_refuses_existing_files() {
         let system = system();
         let (root, setup) = (system.path(), setup("/dev/disk/by-id/x-1"));
         let before = tree(root);
