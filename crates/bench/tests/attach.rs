@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use flagstone_bench::attach::{Initiator, InitiatorChoice};
 use flagstone_bench::campaign::{Campaign, CampaignEnd, CampaignPlan, Watcher};
-use flagstone_bench::environment::Environment;
+use flagstone_bench::environment::{DiskKind, Environment};
 use flagstone_bench::error::Error;
 use flagstone_bench::fio::Fio;
 use flagstone_bench::generator::Generator;
@@ -230,7 +230,7 @@ fn kernel_campaign_records_original_address() {
     assert!(records[0].iops > 0.0 && records[0].command.contains("dev/nvme3n1"), "{records:?}");
     let environments: Vec<Environment> = store.environments().expect("it is kept");
     let disk = &environments[0].disks[URI];
-    assert_eq!((disk.kind.as_str(), disk.size_bytes), ("served", Some(4 << 20)));
+    assert_eq!((disk.kind, disk.size_bytes), (DiskKind::Served, Some(4 << 20)));
     assert_eq!(disk.initiator.as_deref(), Some("the kernel and fio"));
     assert_eq!(machine.said().pop().as_deref(), Some("nvme disconnect --device=nvme7"));
 }

@@ -88,7 +88,7 @@ pub(super) async fn data_under_log(device: &SharedDevice) -> Result<Option<Strin
     match begin.iter().any(|byte| *byte != 0) {
         true if may_become_log(&begin) => Ok(None),
         true => Ok(Some(contents(&begin, size_bytes).unwrap_or_default())),
-        false => flagstone_stack::find_data(device).await,
+        false => flagstone_stack::find_data(device).await.map(flagstone_stack::DataSearch::found),
     }
 }
 
