@@ -6,19 +6,21 @@ use std::task::Poll;
 
 /// Runs all futures to their end. Returns their results in the same order.
 pub(crate) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
-    let running = futures.into_iter().map(|future| (Box::pin(future), None));
-    let mut running: Vec<(Pin<Box<F>>, Option<F::Output>)> = running.collect();
+    let mut futures: Vec<Pin<Box<F>>> = futures.into_iter().map(Box::pin).collect();
+    let mut results: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
     poll_fn(|cx| {
-        for (future, result) in running.iter_mut().filter(|(_, result)| result.is_none()) {
-            if let Poll::Ready(ended) = future.as_mut().poll(cx) {
+        for (future, result) in futures.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let Poll::Ready(ended) = future.as_mut().poll(cx)
+            {
                 *result = Some(ended);
             }
         }
-        match running.iter().all(|(_, result)| result.is_some()) {
+        match results.iter().all(Option::is_some) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
     })
     .await;
-    running.into_iter().filter_map(|(_, result)| result).collect()
+    results.into_iter().flatten().collect()
 }

@@ -436,10 +436,11 @@ impl Server {
         for volume in self.volumes() {
             let Some(device) = volume.device.get() else { continue };
             // A mirror flushes both legs when it stops.
-            if !volume.config.read_only && volume.config.mirror().is_none() {
-                if let Err(error) = device.flush().await {
-                    unflushed = Some(ServeError::Flush(volume.name().to_owned(), error));
-                }
+            if !volume.config.read_only
+                && volume.config.mirror().is_none()
+                && let Err(error) = device.flush().await
+            {
+                unflushed = Some(ServeError::Flush(volume.name().to_owned(), error));
             }
         }
         self.pools.close().await;
