@@ -137,7 +137,8 @@ impl Path {
             ("node-a", ["ssh", "root@10.0.0.2", "flagstone", words @ .., from]) => {
                 let from = from.strip_prefix('<').expect("its standard input");
                 let mut command = self.flagstone("node-b", words);
-                command.stdin(File::open(self.root("node-a").join(from)).unwrap());
+                let setup = self.root("node-a").join(from);
+                command.stdin(File::options().read(true).open(setup).unwrap());
                 self.run_to_end(command);
                 self.serve("node-b");
             }

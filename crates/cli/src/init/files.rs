@@ -63,7 +63,12 @@ pub(crate) fn make_directory(path: &Path, mode: u32, owner: Option<Owner>) -> io
     }
     DirBuilder::new().mode(mode).create(path)?;
     let Some(Owner { user, group }) = owner else { return Ok(()) };
-    fchown(File::open(path)?, Some(user), Some(group))
+    fchown(open(path)?, Some(user), Some(group))
+}
+
+/// Opens a file or directory. No executor runs here.
+fn open(path: &Path) -> io::Result<File> {
+    File::options().read(true).open(path)
 }
 
 /// Writes all files, in the order of their last renames.
@@ -93,7 +98,7 @@ fn write_or_stop(files: &[NewFile]) -> Result<(), (PathBuf, io::Error)> {
     for file in files {
         let placed = fs::rename(file.staged(), &file.path).and_then(|()| {
             let parent = file.path.parent().filter(|parent| !parent.as_os_str().is_empty());
-            File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+            open(parent.unwrap_or(Path::new(".")))?.sync_all()
         });
         placed.map_err(|error| (at(file), error))?;
     }

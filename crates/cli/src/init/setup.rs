@@ -74,7 +74,8 @@ impl Setup {
         let name = path.display();
         let text = match path.as_os_str() == "-" {
             true => read_bounded(io::stdin().lock()),
-            false => File::open(path).and_then(read_bounded),
+            // No executor runs here.
+            false => File::options().read(true).open(path).and_then(read_bounded),
         };
         let text = text.map_err(|error| Failure::failed(format!("{name}: {error}")))?;
         Setup::parse(&text).map_err(|Failure(exit, why)| Failure(exit, format!("{name}: {why}")))
