@@ -216,8 +216,8 @@ pub enum PeerRequest {
     HandOver,
     /// The asker's operator makes it the source: refuse hosts from now on, even if this replica
     /// serves them. Answered when the refusal is durable, or with [`PeerRefusal::Failed`] if it is
-    /// in effect but not durable within [`REFUSAL_MS`](crate::limits::REFUSAL_MS). The asker must be
-    /// a known peer; it need not be attached. Requires [`LinkVersion::DEPOSES`].
+    /// in effect but not durable within [`REFUSAL_MS`](crate::limits::REFUSAL_MS). The asker must
+    /// be a known peer; it need not be attached. Requires [`LinkVersion::DEPOSES`].
     Depose {
         /// The volume.
         volume: MirrorId,

@@ -170,8 +170,8 @@ impl SpaceState {
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
     }
 
-    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and those that
-    /// back reservations.
+    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and those
+    /// that back reservations.
     pub(crate) fn kept_by_evacuation(&self, sizes: &Sizes) -> usize {
         self.left_free(sizes, 0) - sizes.reserve.div_ceil(2)
     }
