@@ -3,22 +3,22 @@
 //! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
 //! `tests/guest/multipath.sh` has the steps for a volume mirrored by two nodes,
-//! `tests/guest/late.sh` those for a volume whose server restarts before its backing server,
+//! `tests/guest/backing_restart.sh` those for a volume whose server restarts before its backing server,
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other.
 //!
 //! In `tests/guest/replica.sh`, nvme-cli sends all vendor-specific commands of a replication
 //! subsystem, exactly as `docs/nvme-vendor-commands.md` prints them, and acts as the source of a
 //! mirror. The answers are compared with the nodes' status and their disks
-//! ([`flagstone_tests::by_hand`]).
+//! ([`flagstone_tests::vendor_commands`]).
 
-use flagstone_tests::by_hand::{self, Witness};
 use flagstone_tests::guest::{self, HOST_ADDRESS, Image, Script};
 use flagstone_tests::mirror::{Pair, Setup, VOLUME};
 use flagstone_tests::pools::Bed;
 use flagstone_tests::scratch::Scratch;
 use flagstone_tests::server::{NQN_PREFIX, Server};
 use flagstone_tests::tools;
+use flagstone_tests::vendor_commands::{self, Witness};
 
 const SIZE_BYTES: u64 = 128 << 20;
 
@@ -102,7 +102,7 @@ fn linux_host_keeps_a_late_volume() {
     let mut far = Server::start(&[&format!("db={}", disk.display())]);
     let mut server = Server::start(&[&format!("db={}", far.nvme_uri("db"))]);
     let script = Script {
-        files: &["host.sh", "volume.sh", "late.sh"],
+        files: &["host.sh", "volume.sh", "backing_restart.sh"],
         variables: &[
             ("ADDRESS", HOST_ADDRESS),
             ("PORT", &server.port("nvme-tcp").to_string()),
@@ -261,7 +261,7 @@ fn nvme_cli_sends_every_vendor_command() {
 /// The scenario runs exactly the commands printed in the documentation.
 #[test]
 fn documented_vendor_commands_are_run() {
-    by_hand::assert_examples_are_run();
+    vendor_commands::assert_examples_are_run();
 }
 
 /// The scenario must pass against Linux's own target too. If this fails, the scenario is wrong, not

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::process::Command;
 
 use flagstone_pool::PoolId;
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart, reseal};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart, reseal};
 use flagstone_tests::http::{Answer, ask, exchange, get, unix};
 use flagstone_tests::load::Load;
 use flagstone_tests::pools::Bed;
@@ -40,7 +40,7 @@ fn stream(bed: &Bed, line: &str) -> Vec<u8> {
 /// Length of the frames before the last `count`.
 fn without_last(stream: &[u8], count: usize) -> usize {
     let (mut at, mut starts) = (0, Vec::new());
-    while let Some((_, len)) = Frame::decode(&stream[at..]).unwrap() {
+    while let Some((_, len)) = StreamFrame::decode(&stream[at..]).unwrap() {
         starts.push(at);
         at += len;
         if at == stream.len() {
@@ -245,8 +245,12 @@ fn frames(name: &str, size_bytes: u64, bodies: &[(u64, FrameBody<'_>)]) -> Vec<u
     let start = StreamStart { name: name.to_owned(), base: None, size_bytes, created_s: 0 };
     let mut stream = Vec::new();
     for (offset, body) in [(0, FrameBody::Begin(start))].iter().chain(bodies) {
-        let frame =
-            Frame { snapshot: PoolId([7; 16]), source: 1, offset: *offset, body: body.clone() };
+        let frame = StreamFrame {
+            snapshot: PoolId([7; 16]),
+            source: 1,
+            offset: *offset,
+            body: body.clone(),
+        };
         frame.encode(&mut stream);
     }
     stream

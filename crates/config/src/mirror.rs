@@ -10,14 +10,14 @@ use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Report, SourceLocation};
-use super::model::{Layer, Mirror, Peer, PeerTls};
+use super::model::{LayerConfig, MirrorConfig, Peer, PeerTls};
 use super::performance;
 use super::profile::Catalogs;
 use super::read::{file_path, key_path};
 use super::reader::Reader;
 use crate::device_spec::{DeviceSpec, NVME_TCP_PORT};
 use crate::limits::{MAX_FENCE_WORDS, MAX_HOST_ADDRESSES, MAX_MIRROR_PEERS};
-use crate::listen_spec::{ListenSpec, Listener};
+use crate::listen_spec::{ConfiguredListener, ListenSpec};
 use crate::names::{NameError, check_volume_name};
 use crate::schema::PEER;
 use crate::uri::{HostPort, parse_authority};
@@ -39,7 +39,7 @@ pub(crate) struct RawMirror {
     failover: SourceLocation,
     /// The keys of [`TIMES`] that are written, and their places.
     failover_times: Vec<(&'static str, SourceLocation)>,
-    mirror: Mirror,
+    mirror: MirrorConfig,
 }
 
 impl RawMirror {
@@ -48,10 +48,10 @@ impl RawMirror {
     }
 
     /// The layer, once the peers' names are known to be good.
-    pub(crate) fn finish(self, peers: &BTreeMap<String, usize>) -> Option<Layer> {
+    pub(crate) fn finish(self, peers: &BTreeMap<String, usize>) -> Option<LayerConfig> {
         let peers = self.peers.iter().map(|name| peers.get(&name.value).copied());
         let peers = peers.collect::<Option<_>>()?;
-        Some(Layer::Mirror(Box::new(Mirror { peers, ..self.mirror })))
+        Some(LayerConfig::Mirror(Box::new(MirrorConfig { peers, ..self.mirror })))
     }
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
     let peers = read_peers(reader)?;
     let intent_log = reader.parsed("intent_log", str::parse::<DeviceSpec>);
     let group = reader.parsed("group", group_name);
-    let mirror = Mirror {
+    let mirror = MirrorConfig {
         peers: Vec::new(),
         mode: reader.one_of("mode", &Mode::ALL, Mode::name),
         group: group.as_ref().map(|group| group.value.clone()),
@@ -230,7 +230,7 @@ fn read_peers(reader: &Reader<'_>) -> Option<Vec<Located<String>>> {
     None
 }
 
-fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer> {
+fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<LayerConfig> {
     let key = "intent_log_disk_model";
     let Some(model) = reader.table(key) else { return Vec::new() };
     if !reader.has("intent_log") {
@@ -239,8 +239,8 @@ fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer
         reader.report().error(&reader.key_place(key), message, help);
     }
     let (limit, latency) = performance::read_disk_model(&model, catalogs);
-    let limit = limit.map(|limit| Layer::Limit(Box::new(limit)));
-    limit.into_iter().chain(latency.map(Layer::DiskModel)).collect()
+    let limit = limit.map(|limit| LayerConfig::Limit(Box::new(limit)));
+    limit.into_iter().chain(latency.map(LayerConfig::DiskModel)).collect()
 }
 
 /// `every-write` on a real disk is a mistake: it is slower and adds no safety.
@@ -256,7 +256,7 @@ fn read_intent_log_mode(reader: &Reader<'_>) -> IntentLogMode {
 }
 
 /// Reports keys of the other mode, which have no effect.
-fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
+fn refuse_idle_keys(reader: &Reader<'_>, mirror: &MirrorConfig) {
     let (keys, needed): (&[&str], _) = match mirror.mode {
         Mode::Sync => (&["queue", "on_congestion"], "async"),
         Mode::Async => (&["ack", "on_peer_loss"], "sync"),
@@ -271,7 +271,7 @@ fn refuse_idle_keys(reader: &Reader<'_>, mirror: &Mirror) {
 /// Checks mirrors against the rest of the file. Returns the index of each peer by name.
 pub(crate) fn check_mirrors(
     raw: &RawConfig,
-    listen: &[Located<Listener>],
+    listen: &[Located<ConfiguredListener>],
     report: &Report,
 ) -> BTreeMap<String, usize> {
     let named = raw.peers.iter().enumerate();
@@ -421,7 +421,7 @@ fn check_surroundings(
     raw: &RawConfig,
     volume: &RawVolume,
     mirror: &RawMirror,
-    listen: &[Located<Listener>],
+    listen: &[Located<ConfiguredListener>],
     report: &Report,
 ) {
     if raw.server.node.is_none() {

@@ -22,7 +22,7 @@ use flagstone_cloud::{
 use flagstone_limit::{Budget, IoSize, IoStep, Limit, LimitError, Rate};
 
 use super::diagnostic::{SourceLocation, shown};
-use super::model::{Profile, Provisioned};
+use super::model::{DiskProfile, Provisioned};
 use super::reader::Reader;
 use super::schema::PROFILE;
 use crate::limits::MAX_CATALOGS;
@@ -364,7 +364,7 @@ fn described(configuration: &DiskConfiguration) -> String {
 
 /// Description of the disk for people, with the confidence and the remarks of the sources of its
 /// numbers for every kind of I/O.
-fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> Profile {
+fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> DiskProfile {
     let mut confidence = Confidence::A;
     let mut remarks = Vec::new();
     let mut add = |remark: String| {
@@ -406,7 +406,7 @@ fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> Profile {
         bytes => format!("{} of ", format_size(bytes)),
     };
     let regional = if configuration.regional { "regional " } else { "" };
-    Profile {
+    DiskProfile {
         disk: format!(
             "{disks}{size}{regional}{} on {}",
             configuration.kind, configuration.machine.name

@@ -221,7 +221,7 @@ pub enum JobError {
 
 /// Validated range of a job, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
+pub struct JobRange {
     pub offset_bytes: u64,
     pub size_bytes: u64,
 }
@@ -234,7 +234,7 @@ impl LoadJob {
         geometry: &Geometry,
         cores_there: usize,
         memory_bytes: usize,
-    ) -> Result<Range, JobError> {
+    ) -> Result<JobRange, JobError> {
         self.validate_numbers(cores_there)?;
         self.validate_sizes(geometry)?;
         self.validate_kind(geometry)?;
@@ -339,7 +339,7 @@ impl LoadJob {
         within("the number of verified blocks", blocks, 1, VERIFY_BLOCKS_MAX * self.cores as u64)
     }
 
-    fn range(&self, geometry: &Geometry) -> Result<Range, JobError> {
+    fn range(&self, geometry: &Geometry) -> Result<JobRange, JobError> {
         let rest = geometry.size_bytes.saturating_sub(self.offset_bytes);
         let size_bytes = self.size_bytes.unwrap_or(rest);
         let end = self.offset_bytes.checked_add(size_bytes);
@@ -350,10 +350,10 @@ impl LoadJob {
                 device_bytes: geometry.size_bytes,
             });
         }
-        Ok(Range { offset_bytes: self.offset_bytes, size_bytes })
+        Ok(JobRange { offset_bytes: self.offset_bytes, size_bytes })
     }
 
-    fn validate_parts(&self, geometry: &Geometry, range: Range) -> Result<(), JobError> {
+    fn validate_parts(&self, geometry: &Geometry, range: JobRange) -> Result<(), JobError> {
         let parts = if self.splits_range() { self.cores as u64 } else { 1 };
         let block = u64::from(geometry.block_bytes);
         let part_bytes = range.size_bytes / block / parts * block;
@@ -408,7 +408,7 @@ mod tests {
 
     const MEMORY: usize = 64 << 20;
 
-    fn check(change: impl FnOnce(&mut LoadJob)) -> Result<Range, String> {
+    fn check(change: impl FnOnce(&mut LoadJob)) -> Result<JobRange, String> {
         let mut job = LoadJob::default();
         change(&mut job);
         job.validate(&Geometry::new(1 << 20, 4096), 2, MEMORY).map_err(|error| error.to_string())
@@ -416,9 +416,9 @@ mod tests {
 
     #[test]
     fn default_job_covers_device() {
-        assert_eq!(check(|_| {}), Ok(Range { offset_bytes: 0, size_bytes: 1 << 20 }));
+        assert_eq!(check(|_| {}), Ok(JobRange { offset_bytes: 0, size_bytes: 1 << 20 }));
         let rest = check(|job| job.offset_bytes = 8192);
-        assert_eq!(rest, Ok(Range { offset_bytes: 8192, size_bytes: (1 << 20) - 8192 }));
+        assert_eq!(rest, Ok(JobRange { offset_bytes: 8192, size_bytes: (1 << 20) - 8192 }));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::task::{Poll, Waker};
 
 use flagstone_nvme::Cqe;
-use flagstone_nvme::pdu::Transfer;
+use flagstone_nvme::pdu::DataTransfer;
 use flagstone_runtime::{Buf, BufMut};
 
 /// Data of a command.
@@ -51,7 +51,7 @@ enum Stage {
 pub(super) struct PendingCommand {
     pub(super) data: CommandData,
     /// Progress of data from the target.
-    pub(super) transfer: Transfer,
+    pub(super) transfer: DataTransfer,
     /// Bytes requested by R2Ts.
     pub(super) requested: u32,
     /// The data was in the capsule, so an R2T for it is invalid.
@@ -77,7 +77,7 @@ impl PendingCommand {
         };
         PendingCommand {
             data,
-            transfer: Transfer::of_command(cid, bytes),
+            transfer: DataTransfer::of_command(cid, bytes),
             requested: 0,
             in_capsule,
             started,

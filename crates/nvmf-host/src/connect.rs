@@ -30,9 +30,9 @@ use flagstone_runtime::{buf, random_u64, sync, time};
 use super::admission::CommandQueue;
 use super::authenticate::authenticate;
 use super::command::{CommandData, CommandOutcome};
+use super::identify_data::{ControllerLimits, NamespaceShape};
 use super::initialize::{OnDrop, initialize};
 use super::queue::HostQueue;
-use super::shape::{ControllerLimits, NamespaceShape};
 use super::{HostError, HostOptions, tls};
 use crate::limits::{ADMIN_ENTRIES, POLL_PAUSE};
 

@@ -33,8 +33,8 @@ use super::command::CommandData;
 use super::connect::ConnectParams;
 use super::device::{Compressed, RemoteIo};
 use super::durability::Durability;
+use super::identify_data::NamespaceShape;
 use super::link::ControllerLink;
-use super::shape::NamespaceShape;
 use super::{HostError, HostOptions};
 
 /// Non-reconnecting session with a namespace.

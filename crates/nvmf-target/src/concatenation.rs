@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use flagstone_auth::Concatenation;
 
 use crate::limits::GENERATED_PSKS_PER_HOST;
-use crate::tls::{Channel, TlsMode};
+use crate::tls::{ChannelProof, TlsMode};
 
 /// Why a PSK is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub(crate) struct ConcatenationRule {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConcatenationScope<'a> {
     pub(crate) qid: u16,
-    pub(crate) channel: Channel<'a>,
+    pub(crate) channel: ChannelProof<'a>,
     pub(crate) tls_mode: TlsMode,
     /// The host has a configured TLS key for the subsystem.
     pub(crate) has_tls_key: bool,
@@ -112,14 +112,14 @@ impl ConcatenationRule {
         let none = |otherwise| Self { accepted: Concatenation::None, otherwise };
         match scope.channel {
             _ if scope.qid != 0 => none(Refusal::IoQueue),
-            Channel::GeneratedPsk(_) => {
+            ChannelProof::GeneratedPsk(_) => {
                 Self { accepted: Concatenation::ReplacePsk, otherwise: Refusal::NotNew }
             }
-            Channel::ConfiguredKey => none(Refusal::ConfiguredKey),
-            Channel::Plain if scope.tls_mode != TlsMode::Allowed => none(Refusal::NoTls),
-            Channel::Plain if scope.has_tls_key => none(Refusal::ConfiguredKey),
-            Channel::Plain if scope.has_io_queues => none(Refusal::PlainIoQueues),
-            Channel::Plain => {
+            ChannelProof::ConfiguredKey => none(Refusal::ConfiguredKey),
+            ChannelProof::Plain if scope.tls_mode != TlsMode::Allowed => none(Refusal::NoTls),
+            ChannelProof::Plain if scope.has_tls_key => none(Refusal::ConfiguredKey),
+            ChannelProof::Plain if scope.has_io_queues => none(Refusal::PlainIoQueues),
+            ChannelProof::Plain => {
                 Self { accepted: Concatenation::NewPsk, otherwise: Refusal::NothingToReplace }
             }
         }
@@ -193,14 +193,14 @@ impl Concatenated {
     }
 
     /// Queue `qid` joins over `channel`. False if it needs TLS by a generated PSK, and has not.
-    pub(crate) fn join(&mut self, qid: u16, channel: Channel<'_>) -> bool {
+    pub(crate) fn join(&mut self, qid: u16, channel: ChannelProof<'_>) -> bool {
         match (qid, channel) {
-            (0, Channel::GeneratedPsk(identity)) => {
+            (0, ChannelProof::GeneratedPsk(identity)) => {
                 self.requirement = Requirement::Secured(identity.to_vec());
             }
-            (_, Channel::GeneratedPsk(identity)) => self.begin_use(identity),
-            (0, Channel::Plain | Channel::ConfiguredKey) => {}
-            (_, Channel::Plain | Channel::ConfiguredKey) => return !self.needs_tls(),
+            (_, ChannelProof::GeneratedPsk(identity)) => self.begin_use(identity),
+            (0, ChannelProof::Plain | ChannelProof::ConfiguredKey) => {}
+            (_, ChannelProof::Plain | ChannelProof::ConfiguredKey) => return !self.needs_tls(),
         }
         true
     }
@@ -228,7 +228,7 @@ impl Concatenated {
 mod tests {
     use super::*;
 
-    fn scope(channel: Channel<'static>) -> ConcatenationScope<'static> {
+    fn scope(channel: ChannelProof<'static>) -> ConcatenationScope<'static> {
         let (tls_mode, has_tls_key, has_io_queues) = (TlsMode::Allowed, false, false);
         ConcatenationScope { qid: 0, channel, tls_mode, has_tls_key, has_io_queues }
     }
@@ -236,7 +236,8 @@ mod tests {
     #[test]
     fn each_refusal_has_its_own_reason() {
         use ConcatenationRefusal as Refusal;
-        let (plain, generated) = (scope(Channel::Plain), scope(Channel::GeneratedPsk(b"x")));
+        let (plain, generated) =
+            (scope(ChannelProof::Plain), scope(ChannelProof::GeneratedPsk(b"x")));
         let [new, replace] =
             [Concatenation::NewPsk, Concatenation::ReplacePsk].map(Concatenation::id);
         for (scope, asked, reason) in [
@@ -248,7 +249,7 @@ mod tests {
             (ConcatenationScope { qid: 1, ..generated }, replace, Refusal::IoQueue),
             (ConcatenationScope { tls_mode: TlsMode::Off, ..plain }, new, Refusal::NoTls),
             (ConcatenationScope { has_tls_key: true, ..plain }, new, Refusal::ConfiguredKey),
-            (self::scope(Channel::ConfiguredKey), replace, Refusal::ConfiguredKey),
+            (self::scope(ChannelProof::ConfiguredKey), replace, Refusal::ConfiguredKey),
             (ConcatenationScope { has_io_queues: true, ..plain }, new, Refusal::PlainIoQueues),
         ] {
             assert_eq!(ConcatenationRule::of(scope).refusal(asked), reason, "{scope:?}");
@@ -263,17 +264,19 @@ mod tests {
     fn promise_keeps_plain_io_queues_out() {
         let mut state = Concatenated::default();
         assert_eq!(state.promise(true), Err(ConcatenationRefusal::PlainIoQueues));
-        assert!(state.join(1, Channel::Plain) && !state.needs_tls());
+        assert!(state.join(1, ChannelProof::Plain) && !state.needs_tls());
         assert_eq!(state.promise(false), Ok(()));
-        assert!(!state.join(1, Channel::Plain) && !state.join(1, Channel::ConfiguredKey));
-        assert!(state.needs_tls() && state.join(1, Channel::GeneratedPsk(b"other")));
+        assert!(!state.join(1, ChannelProof::Plain) && !state.join(1, ChannelProof::ConfiguredKey));
+        assert!(state.needs_tls() && state.join(1, ChannelProof::GeneratedPsk(b"other")));
         assert_eq!(state.keep(b"first".to_vec()), None);
         assert_eq!(state.keep(b"second".to_vec()), Some(b"first".to_vec()));
         assert_eq!(state.requirement, Requirement::Made(b"second".to_vec()));
-        assert!(!state.join(1, Channel::Plain) && state.join(0, Channel::Plain));
+        assert!(!state.join(1, ChannelProof::Plain) && state.join(0, ChannelProof::Plain));
         // A queue over TLS needs the promise no longer.
-        assert!(state.join(0, Channel::GeneratedPsk(b"second")));
-        assert!(state.join(1, Channel::GeneratedPsk(b"second")) && state.promise(true).is_ok());
+        assert!(state.join(0, ChannelProof::GeneratedPsk(b"second")));
+        assert!(
+            state.join(1, ChannelProof::GeneratedPsk(b"second")) && state.promise(true).is_ok()
+        );
         assert_eq!(state.keep(b"third".to_vec()), Some(b"second".to_vec()));
         assert_eq!(state.requirement, Requirement::Secured(b"third".to_vec()));
         assert!(state.used().eq([b"other".to_vec(), b"third".to_vec()]));
@@ -293,14 +296,14 @@ mod tests {
         for requirement in states {
             let needs_tls = requirement != Requirement::No;
             let mut state = Concatenated { requirement, used: VecDeque::new() };
-            assert!(state.join(1, Channel::GeneratedPsk(b"own")));
-            assert!(state.join(2, Channel::GeneratedPsk(b"own")));
+            assert!(state.join(1, ChannelProof::GeneratedPsk(b"own")));
+            assert!(state.join(2, ChannelProof::GeneratedPsk(b"own")));
             assert_eq!(state.needs_tls(), needs_tls, "no other queue is concerned");
             assert!(state.used().eq([b"own".to_vec()]));
         }
         let mut state = Concatenated::default();
         for byte in 0..=GENERATED_PSKS_PER_HOST as u8 {
-            assert!(state.join(1, Channel::GeneratedPsk(&[byte])));
+            assert!(state.join(1, ChannelProof::GeneratedPsk(&[byte])));
         }
         let last = (1..=GENERATED_PSKS_PER_HOST as u8).map(|byte| vec![byte]);
         assert!(state.used().eq(last), "a host has no more");

@@ -131,12 +131,12 @@ impl Default for Handshakes {
 impl Handshakes {
     /// Begins a handshake of `source`, `None` for a Unix socket. `None` at a limit. Call it on a
     /// core of the runtime, as all of these.
-    pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<Handshake> {
+    pub(crate) fn begin(self: &Arc<Self>, source: Option<IpAddr>) -> Option<PendingHandshake> {
         let Some(place) = self.in_flight.begin(source) else {
             self.count(FailureReason::Busy);
             return None;
         };
-        Some(Handshake { all: self.clone(), source, ended: false, place })
+        Some(PendingHandshake { all: self.clone(), source, ended: false, place })
     }
 
     /// Time that a new handshake of `source` has to wait.
@@ -180,14 +180,14 @@ impl Handshakes {
 
 /// Handshake in flight.
 #[derive(Debug)]
-pub(crate) struct Handshake {
+pub(crate) struct PendingHandshake {
     all: Arc<Handshakes>,
     source: Option<IpAddr>,
     ended: bool,
     place: InFlightPlace,
 }
 
-impl Handshake {
+impl PendingHandshake {
     /// Ends it with success.
     pub(crate) fn succeed(mut self) {
         self.ended = true;
@@ -210,7 +210,7 @@ impl Handshake {
     }
 }
 
-impl Drop for Handshake {
+impl Drop for PendingHandshake {
     fn drop(&mut self) {
         self.fail(FailureReason::Abandoned);
     }

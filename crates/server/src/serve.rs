@@ -31,9 +31,7 @@ use crate::service_manager::ServiceManager;
 use crate::signals::Signals;
 use crate::subsystems::{nvme_target, tls_mode, unservable};
 use crate::volume::ServedVolume;
-use flagstone_config::listen_spec::{
-    ListenSpec, ListenTls, Listener as ConfiguredListener, TcpListen,
-};
+use flagstone_config::listen_spec::{ConfiguredListener, ListenSpec, ListenTls, TcpListen};
 use flagstone_config::{Config, Diagnostics};
 use flagstone_limit::Limit;
 use flagstone_stack::{OpenError, open_limits, own_limit, tls_files};

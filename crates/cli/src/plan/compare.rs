@@ -12,9 +12,9 @@ use flagstone_units::{display::size, grouped};
 use serde::Serialize;
 
 use super::args::{NOT_MIXED, bytes};
+use super::disk_types::{PlanCompareArgs, none_can};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::{PlanCompareArgs, none_can};
 use super::{bold_table, head, in_flight_text, json, machine_text, once};
 use crate::exit::{Exit, Failure};
 use crate::output::print;

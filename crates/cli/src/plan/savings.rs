@@ -169,7 +169,7 @@ fn scaled(share: Bounds, by: f64) -> Bounds {
 }
 
 fn rows(report: &SurveyReport, price: Option<&CapacityPrice>) -> Vec<Row> {
-    let of = |share: flagstone_savings::Share| Bounds {
+    let of = |share: flagstone_savings::SavedShare| Bounds {
         estimate: Some(share.estimate),
         low: share.low,
         high: share.high,

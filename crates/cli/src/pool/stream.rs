@@ -3,7 +3,7 @@
 
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX};
+use flagstone_pool::stream::frame::{FrameBody, HEADER_BYTES, PAYLOAD_BYTES_MAX, StreamFrame};
 use flagstone_server::api::pool_document::ReceiveDocument;
 use flagstone_server::http::encode;
 use indicatif::ProgressBar;
@@ -33,7 +33,7 @@ impl Watch {
     }
 
     /// True if the receiver needs the frame.
-    fn see(&mut self, frame: &Frame<'_>) -> Result<bool, Failure> {
+    fn see(&mut self, frame: &StreamFrame<'_>) -> Result<bool, Failure> {
         let is_next = frame.offset == self.at || (self.at..=self.had).contains(&frame.offset);
         if !is_next || self.ended {
             return Err(Failure::failed("the stream has a gap"));
@@ -50,8 +50,8 @@ impl Watch {
 }
 
 /// The first frame of `bytes` and its length, if it is whole.
-fn first_frame(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Failure> {
-    Frame::decode(bytes).map_err(|error| Failure::failed(format!("the stream: {error}")))
+fn first_frame(bytes: &[u8]) -> Result<Option<(StreamFrame<'_>, usize)>, Failure> {
+    StreamFrame::decode(bytes).map_err(|error| Failure::failed(format!("the stream: {error}")))
 }
 
 /// Passes at most `most` whole frames at the beginning of `bytes` to `watch`, and those that the
@@ -91,7 +91,8 @@ pub(super) fn send(args: &SendArgs) -> Result<Exit, Failure> {
     if args.resume.is_some_and(|at| at > 0) {
         // The receiver recognizes its stream by the first frame.
         let part = server.get_bytes(&path(0))?;
-        let Some((Frame { body: FrameBody::Begin(start), .. }, len)) = first_frame(&part)? else {
+        let Some((StreamFrame { body: FrameBody::Begin(start), .. }, len)) = first_frame(&part)?
+        else {
             return Err(Failure::failed("the server's answer does not begin with a first frame"));
         };
         watch.bar.set_length(start.size_bytes);

@@ -6,7 +6,7 @@ use crate::failover::{Death, FailoverSummary};
 use crate::figures::{self, Figures, or_dash};
 use crate::mirror::published::PublishedFigures;
 use crate::mirror::summary::{MirrorCell, MirrorRow, MirrorSummary};
-use crate::pool::summary::{PoolRow, PoolSummary};
+use crate::pool::summary::{PoolJobRow, PoolSummary};
 use flagstone_bench::compare::ComparedMetric::{self, Latency, Throughput};
 use flagstone_bench::provenance::Provenance;
 use flagstone_bench::table::{Table, UNKNOWN};
@@ -94,7 +94,7 @@ pub(crate) fn pool(summary: &PoolSummary) -> Table {
     let heads = "4 KiB random writes on|raw IOPS|pool IOPS|ratio|raw mean ms|pool mean ms";
     let title = format!("a pool that is half full{}", Provenance::Emulated.suffix());
     let mut table = figures::table(title, heads);
-    let row = |row: &PoolRow| {
+    let row = |row: &PoolJobRow| {
         let (raw, pool) = (row.raw.as_ref()?, row.pool.as_ref()?);
         Some(vec![
             row.disk.clone(),

@@ -23,7 +23,7 @@ use crate::failover::{Fencing, Published, StoreProof};
 use crate::id::MirrorId;
 use crate::limits::{ARBITER_CHECK_MS, ARBITER_RETRY_MS, FENCE_RETRY_MS, PROOF_MS};
 use crate::manage::command::CommandError;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::mirror::{Inner, StateGuard};
 use crate::ondisk::superblock::{ArbiterMark, RecordedRight, ReplicaRole, Superblock};
 use crate::state::arbitration::{
@@ -368,7 +368,7 @@ impl Inner {
         let decided = next(&self.machine_state(), Event::Granted);
         let done = match decided {
             Ok((after, actions)) => {
-                let progress = Progress::granted(record.epoch, record.revision);
+                let progress = OrderProgress::granted(record.epoch, record.revision);
                 self.perform(after, actions.iter(), progress).await.map(drop)
             }
             Err(refusal) => Err(refusal.into()),
@@ -477,7 +477,7 @@ impl Inner {
         if !matches!(self.machine_state().role, NodeRole::Waiting { .. }) {
             return;
         }
-        let done = self.perform(after, actions.iter(), Progress::default()).await;
+        let done = self.perform(after, actions.iter(), OrderProgress::default()).await;
         if let Err(error) = done {
             let replica = self.local.superblock().replica;
             tracing::error!(%replica, "did not stop cleanly: {error}");

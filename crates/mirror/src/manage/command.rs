@@ -9,7 +9,7 @@ use flagstone_blockdev::IoError;
 use crate::agree::plan::{HandshakePlan, plan};
 use crate::id::MirrorId;
 use crate::io::deliver::Undelivered;
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleError;
 use crate::mirror::{Inner, Mirror};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
@@ -517,7 +517,7 @@ impl Inner {
             self.disconnect(offer.leg, offer.session_id);
         }
         let (after, actions) = next(&self.machine_state(), Event::HandedOver(outcome))?;
-        let progress = Progress::after(offer.epoch);
+        let progress = OrderProgress::after(offer.epoch);
         Box::pin(self.perform(after, actions.iter(), progress)).await.map(drop)
     }
 

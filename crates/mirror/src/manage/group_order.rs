@@ -20,7 +20,7 @@ use crate::io::deliver::Undelivered;
 use crate::join::join_all;
 use crate::limits::{LOCAL_IO_MS, QUEUE_DELIVERY_MS};
 use crate::manage::command::{CommandError, RoleOffer};
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::manage::roles::RoleError;
 use crate::mirror::Inner;
 use crate::state::machine::{
@@ -37,7 +37,7 @@ struct GroupMember {
     inner: Arc<Inner>,
     after: MachineState,
     actions: Actions,
-    progress: Progress,
+    progress: OrderProgress,
 }
 
 impl GroupMember {
@@ -103,7 +103,7 @@ impl ConsistencyGroup {
         let order = Event::Order(OperatorOrder::Stop);
         let decided = members.iter().filter_map(|inner| {
             let (after, actions) = next(&inner.machine_state(), order).ok()?;
-            let (inner, progress) = (inner.clone(), Progress::default());
+            let (inner, progress) = (inner.clone(), OrderProgress::default());
             let member = GroupMember { inner, after, actions, progress };
             (!actions.is_empty()).then_some((member, Ok(())))
         });
@@ -161,7 +161,7 @@ async fn carry_out(
             order => order,
         };
         let (after, actions) = next_in_group(&inner.machine_state(), order)?;
-        let (inner, progress) = (inner.clone(), Progress::default());
+        let (inner, progress) = (inner.clone(), OrderProgress::default());
         decided.push(GroupMember { inner, after, actions, progress });
     }
     if let OperatorOrder::HandOver(_) = order

@@ -13,14 +13,14 @@ use flagstone_runtime::{spawn, time};
 
 use crate::io::deliver::Undelivered;
 use crate::limits::{LOCAL_IO_MS, PEERS_MAX, QUEUE_DELIVERY_MS};
-use crate::manage::announce::{Announcement, Attempts};
+use crate::manage::announce::{Announcement, ConnectAttempts};
 use crate::manage::command::CommandError;
 use crate::manage::roles::{AdmissionBlock, Promotion, RoleError};
-use crate::manage::transfer::Transfer;
+use crate::manage::transfer::RoleTransfer;
 use crate::mirror::{Inner, Mirror, State};
 use crate::ondisk::superblock::{ReplicaRole, Superblock};
 use crate::state::machine::{
-    self, Action, Answers, Disk, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
+    self, Action, Answers, DiskState, Event, Leader, Leg, NodeRole, OperatorOrder, OrderRefusal,
     PeerDataState, ServeClaim, next,
 };
 
@@ -61,7 +61,7 @@ impl Mirror {
 
     /// Asks every peer whether it serves hosts, for [`OperatorOrder::Failover`]. Changes nothing.
     pub async fn ask_peers(&self) -> Answers {
-        self.0.ask_peers(Attempts::Once).await.0
+        self.0.ask_peers(ConnectAttempts::Once).await.0
     }
 
     /// Carries out an order.
@@ -85,7 +85,7 @@ impl Drop for RunningOrder {
 
 /// State of [`Inner::perform`] from one action to the next.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct OrderProgress {
     /// Blocks host calls from [`Action::Drain`] until the transition ends.
     block: Option<AdmissionBlock>,
     /// The highest epoch that a peer has reported.
@@ -103,26 +103,26 @@ pub(crate) struct Progress {
     pub(crate) undelivered: Vec<Undelivered>,
 }
 
-impl Progress {
+impl OrderProgress {
     /// For a transition that takes an epoch after `seen`.
-    pub(crate) fn after(seen: u64) -> Progress {
-        Progress { seen, ..Progress::default() }
+    pub(crate) fn after(seen: u64) -> OrderProgress {
+        OrderProgress { seen, ..OrderProgress::default() }
     }
 
-    /// For a transition of a target to which its source hands over, as [`Progress::after`].
-    pub(crate) fn handed_over(seen: u64, revision: u64, leaves: bool) -> Progress {
+    /// For a transition of a target to which its source hands over, as [`OrderProgress::after`].
+    pub(crate) fn handed_over(seen: u64, revision: u64, leaves: bool) -> OrderProgress {
         let handed_over = Some(Promotion::HandedOver { revision, leaves });
-        Progress { handed_over, ..Progress::after(seen) }
+        OrderProgress { handed_over, ..OrderProgress::after(seen) }
     }
 
     /// For a hand-over by a node that stops afterwards.
-    pub(crate) fn leaving() -> Progress {
-        Progress { leaves: true, ..Progress::default() }
+    pub(crate) fn leaving() -> OrderProgress {
+        OrderProgress { leaves: true, ..OrderProgress::default() }
     }
 
     /// For a transition granted by the arbiter.
-    pub(crate) fn granted(epoch: u64, revision: u64) -> Progress {
-        Progress { granted: Some((epoch, revision)), ..Progress::default() }
+    pub(crate) fn granted(epoch: u64, revision: u64) -> OrderProgress {
+        OrderProgress { granted: Some((epoch, revision)), ..OrderProgress::default() }
     }
 }
 
@@ -134,7 +134,7 @@ impl Inner {
     pub(crate) fn machine_state_in(&self, state: &State) -> machine::MachineState {
         let superblock = self.local.superblock();
         let epoch = superblock.epoch;
-        let ended = state.closed || !matches!(state.transfer, Transfer::None);
+        let ended = state.closed || !matches!(state.transfer, RoleTransfer::None);
         let role = match state.role {
             _ if ended => NodeRole::Closed,
             _ if state.serving => NodeRole::Serving { epoch },
@@ -145,13 +145,13 @@ impl Inner {
             ReplicaRole::Deposed => NodeRole::Deposed { by: epoch },
         };
         let disk = match superblock.flags.inconsistent {
-            _ if state.local_device_failed => Disk::Failed,
-            true if !superblock.not_received.is_empty() => Disk::Incomplete,
-            true => Disk::Inconsistent,
-            false if superblock.current.is_none() => Disk::Blank,
-            false if state.unverified => Disk::Unverified,
-            false if superblock.removed => Disk::Removed,
-            false => Disk::Consistent,
+            _ if state.local_device_failed => DiskState::Failed,
+            true if !superblock.not_received.is_empty() => DiskState::Incomplete,
+            true => DiskState::Inconsistent,
+            false if superblock.current.is_none() => DiskState::Blank,
+            false if state.unverified => DiskState::Unverified,
+            false if superblock.removed => DiskState::Removed,
+            false => DiskState::Consistent,
         };
         let mut legs = [None; PEERS_MAX];
         for (place, leg) in legs.iter_mut().zip(&state.legs) {
@@ -241,7 +241,7 @@ impl Inner {
         event: Event,
     ) -> Result<Vec<Undelivered>, CommandError> {
         let (after, actions) = next(&self.machine_state(), event)?;
-        self.perform(after, actions.iter(), Progress::default()).await
+        self.perform(after, actions.iter(), OrderProgress::default()).await
     }
 
     pub(crate) fn running_order(self: &Arc<Self>) -> RunningOrder {
@@ -254,7 +254,7 @@ impl Inner {
     pub(crate) async fn serve_after_start(self: &Arc<Self>, ask: bool) -> Result<bool, RoleError> {
         let mut answers = Answers::default();
         if ask && Mirror(self.clone()).asks_before_it_serves() {
-            answers = self.ask_peers(Attempts::Retry).await.0;
+            answers = self.ask_peers(ConnectAttempts::Retry).await.0;
         }
         // A source that attaches meanwhile would make this side a target.
         let _role_change = self.begin_role_change().await;
@@ -270,7 +270,7 @@ impl Inner {
         self: &Arc<Self>,
         after: machine::MachineState,
         actions: impl Iterator<Item = Action>,
-        mut progress: Progress,
+        mut progress: OrderProgress,
     ) -> Result<Vec<Undelivered>, CommandError> {
         for action in actions {
             self.act(after.role.epoch(), action, &mut progress).await?;
@@ -282,7 +282,7 @@ impl Inner {
         self: &Arc<Self>,
         epoch: u64,
         action: Action,
-        progress: &mut Progress,
+        progress: &mut OrderProgress,
     ) -> Result<(), CommandError> {
         match action {
             // `serve_after_start` has done this.
@@ -372,7 +372,7 @@ impl Inner {
     }
 
     /// Delivers the queues within a limit, and notes what peers lack.
-    pub(super) async fn deliver(self: &Arc<Self>, limit: Duration, progress: &mut Progress) {
+    pub(super) async fn deliver(self: &Arc<Self>, limit: Duration, progress: &mut OrderProgress) {
         // Nothing may enter a queue from here on.
         let block = progress.block.get_or_insert_with(|| self.block_admission());
         progress.undelivered = self.deliver_queues(block, limit).await;

@@ -22,7 +22,7 @@ use crate::io::call_admission::CallAdmission;
 use crate::io::deliver::Undelivered;
 use crate::io::reorder::ReorderBuffer;
 use crate::manage::command::CommandError;
-use crate::manage::transfer::Transfer;
+use crate::manage::transfer::RoleTransfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::arbitration::ServingRight;
 use crate::state::status::{DesiredState, LegPhase};
@@ -71,7 +71,7 @@ pub(crate) struct State {
     pub(crate) counted_in_sync: bool,
     pub(crate) reorder: Option<Arc<Mutex<ReorderBuffer>>>,
     pub(crate) closed: bool,
-    pub(crate) transfer: Transfer,
+    pub(crate) transfer: RoleTransfer,
     pub(crate) requested_bytes: Option<u64>,
     /// The space that the volume is about to grow into is being zeroed for a source.
     pub(crate) zeroing: bool,

@@ -27,7 +27,7 @@ use crate::group::SharedNumbering;
 use crate::id::{Generation, MirrorId};
 use crate::io::call_admission::Counted;
 use crate::limits::{BAD_RANGE_RETRY_MS, BAD_RANGES_MAX, COPY_BYTES, RETRY_MAX_MS, RETRY_MIN_MS};
-use crate::manage::order::Progress;
+use crate::manage::order::OrderProgress;
 use crate::mirror::{Inner, LegState, State, StateGuard};
 use crate::ondisk::superblock::Superblock;
 use crate::session::outdated::NotOutdated;
@@ -390,7 +390,8 @@ async fn lead(
             return Err(SessionEnd::Changed);
         }
         // Not `epoch_seen`: this epoch was announced to the peer.
-        let done = inner.perform(after, actions.iter(), Progress::after(peers.view.epoch)).await;
+        let done =
+            inner.perform(after, actions.iter(), OrderProgress::after(peers.view.epoch)).await;
         done.map_err(|_| SessionEnd::NothingToDo)?;
     }
     if amount == Some(ResyncAmount::Full) {

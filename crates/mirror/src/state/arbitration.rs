@@ -27,7 +27,7 @@
 use crate::failover::StoreProof;
 use crate::limits::ARBITER_CHECK_MS;
 use crate::ondisk::superblock::RecordedRight;
-use crate::state::machine::{Disk, MachineState, NodeRole};
+use crate::state::machine::{DiskState, MachineState, NodeRole};
 use crate::state::status::LegPhase;
 
 /// Right of a source to serve without its peer.
@@ -188,7 +188,7 @@ pub fn step(situation: &Situation) -> Step {
     let attached =
         situation.is_admitted && matches!(leg.phase, LegPhase::InSync | LegPhase::Resync(_));
     match state.role {
-        _ if state.disk != Disk::Consistent || state.promised > 0 => Step::Wait(None),
+        _ if state.disk != DiskState::Consistent || state.promised > 0 => Step::Wait(None),
         NodeRole::Closed | NodeRole::Deposed { .. } => Step::Wait(None),
         NodeRole::Serving { .. } => serving(situation, leg.phase, attached),
         _ if situation.changes_role => Step::Wait(None),

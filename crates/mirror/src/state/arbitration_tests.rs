@@ -17,7 +17,7 @@ pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation 
     let mut legs = [None; PEERS_MAX];
     legs[0] = Some(Leg { desired: DesiredState::Connected, phase });
     let records = [PeerDataState::Current, PeerDataState::Unknown];
-    let disk = Disk::Consistent;
+    let disk = DiskState::Consistent;
     Situation {
         state: MachineState { role, disk, legs, records, promised: 0, announced: 0, leader: None },
         serving_right: ServingRight::Contested { since_ns: 0, peer_left: false },
@@ -134,9 +134,9 @@ fn only_target_that_was_in_sync_takes_over() {
     waits(|other| other.revision = 0);
     waits(|other| other.ask_not_before_ns += 1);
     waits(|other| other.changes_role = true);
-    waits(|other| other.state.disk = Disk::Inconsistent);
-    waits(|other| other.state.disk = Disk::Unverified);
-    waits(|other| other.state.disk = Disk::Removed);
+    waits(|other| other.state.disk = DiskState::Inconsistent);
+    waits(|other| other.state.disk = DiskState::Unverified);
+    waits(|other| other.state.disk = DiskState::Removed);
     waits(|other| other.state.promised = 9);
     waits(|other| other.state.legs[1] = other.state.legs[0]);
     waits(|other| other.state.role = NodeRole::Deposed { by: 6 });

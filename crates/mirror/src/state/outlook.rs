@@ -5,7 +5,7 @@
 use flagstone_arbiter::race::Denial;
 
 use super::arbitration::{ServingRight, Situation};
-use super::machine::{Disk, NodeRole};
+use super::machine::{DiskState, NodeRole};
 use crate::failover::StoreProof;
 use crate::named;
 use crate::ondisk::superblock::RecordedRight;
@@ -106,10 +106,12 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         return Some(Obstacle::Removed);
     }
     match state.disk {
-        Disk::Consistent => {}
-        Disk::Blank | Disk::Inconsistent | Disk::Incomplete => return Some(Obstacle::Inconsistent),
-        Disk::Removed => return Some(Obstacle::Removed),
-        Disk::Unverified | Disk::Failed => return Some(Obstacle::Device),
+        DiskState::Consistent => {}
+        DiskState::Blank | DiskState::Inconsistent | DiskState::Incomplete => {
+            return Some(Obstacle::Inconsistent);
+        }
+        DiskState::Removed => return Some(Obstacle::Removed),
+        DiskState::Unverified | DiskState::Failed => return Some(Obstacle::Device),
     }
     if state.promised > 0 {
         return Some(Obstacle::Promised);

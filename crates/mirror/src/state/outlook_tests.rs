@@ -39,9 +39,9 @@ fn target_without_obstacle_takes_over() {
         assert_eq!(step(&other), Step::Reclaim, "{offer:?}");
     }
     for (disk, expected) in [
-        (Disk::Inconsistent, Obstacle::Inconsistent),
-        (Disk::Unverified, Obstacle::Device),
-        (Disk::Removed, Obstacle::Removed),
+        (DiskState::Inconsistent, Obstacle::Inconsistent),
+        (DiskState::Unverified, Obstacle::Device),
+        (DiskState::Removed, Obstacle::Removed),
     ] {
         let mut other = target;
         other.state.disk = disk;

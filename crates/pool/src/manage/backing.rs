@@ -54,12 +54,12 @@ impl Claim {
 }
 
 /// Room for a claim: given back when dropped.
-pub(super) struct Backing {
+pub(super) struct ClaimedSpace {
     shared: Arc<Shared>,
     id: u64,
 }
 
-impl Drop for Backing {
+impl Drop for ClaimedSpace {
     fn drop(&mut self) {
         let mut state = self.shared.state.lock();
         if state.claims.remove(&self.id).is_some() {
@@ -70,7 +70,7 @@ impl Drop for Backing {
     }
 }
 
-impl Backing {
+impl ClaimedSpace {
     /// Holds room for a claim, in place of an earlier one; false if there is too little. A claim
     /// that is held already is checked again only if it grew, because an order took effect: writes
     /// that were admitted since left room for the rest.
@@ -123,13 +123,13 @@ impl Shared {
     pub(super) async fn back(
         self: &Arc<Self>,
         claim: impl Fn(&VolumeTable) -> Option<Claim>,
-    ) -> Result<Backing, IoError> {
+    ) -> Result<ClaimedSpace, IoError> {
         let id = {
             let mut state = self.state.lock();
             state.next_claim += 1;
             state.next_claim
         };
-        let backing = Backing { shared: self.clone(), id };
+        let backing = ClaimedSpace { shared: self.clone(), id };
         self.admitted(|state, waited| {
             let claim = claim(&state.volume_table);
             let more = claim.as_ref().map_or(0, |claim| claim.more(&state.volume_table));

@@ -29,9 +29,9 @@ use crate::map::orders::{Trees, apply_order};
 use crate::map::recent::{Recent, zero_entries};
 use crate::map::tree::Tree;
 use crate::ondisk::chunk::ChunkRecord;
-use crate::ondisk::entry::Entry;
+use crate::ondisk::entry::MapEntry;
 use crate::ondisk::superblock::{LogStart, Superblock, TailVolumes};
-use crate::ondisk::volume_table::{VolumeKind, VolumeRecord, VolumeState, VolumeTable};
+use crate::ondisk::volume_table::{VolumeKind, VolumePresence, VolumeRecord, VolumeTable};
 use crate::storage::Storage;
 
 /// An open pool.
@@ -67,7 +67,7 @@ pub(crate) struct Wanted {
 
 /// Next work of the maintenance task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum MaintenanceWork {
     Stop,
     Checkpoint,
     Clean,
@@ -144,11 +144,11 @@ pub(crate) enum WriteOut {
 
 /// Live blocks per segment.
 #[derive(Clone, Debug)]
-pub(crate) struct Usage {
+pub(crate) struct SegmentUsage {
     pub(crate) blocks: Vec<u32>,
 }
 
-impl Usage {
+impl SegmentUsage {
     pub(crate) fn total(&self) -> u64 {
         self.blocks.iter().map(|blocks| u64::from(*blocks)).sum()
     }
@@ -188,9 +188,9 @@ pub(crate) struct State {
     pub(crate) trees: Trees,
     pub(crate) handles: BTreeMap<u32, Arc<VolumeHandle>>,
     /// Usage by the volumes' maps, as of the last checkpoint.
-    pub(crate) usage: Usage,
+    pub(crate) usage: SegmentUsage,
     /// Usage by the metadata map, as of the last checkpoint.
-    pub(crate) meta_usage: Usage,
+    pub(crate) meta_usage: SegmentUsage,
     /// Live blocks of `usage` and `meta_usage`.
     pub(crate) live: u64,
     /// VolumeTable as it is on disk.
@@ -251,16 +251,16 @@ pub(crate) struct State {
 }
 
 /// Lookup of blocks of a volume or snapshot: its tree, and the tables of newer changes.
-pub(crate) struct View<'a> {
+pub(crate) struct MapView<'a> {
     pub(crate) tree: Tree,
     volume: u32,
     active: Option<&'a Recent>,
     frozen: Option<&'a Frozen>,
 }
 
-impl View<'_> {
+impl MapView<'_> {
     /// Entry of a block that changed after the checkpoint of the tree.
-    pub(crate) fn recent(&self, block: u64) -> Option<Entry> {
+    pub(crate) fn recent(&self, block: u64) -> Option<MapEntry> {
         let active = self.active.and_then(|active| active.get(self.volume, block));
         active.or_else(|| self.frozen?.recent.get(self.volume, block))
     }
@@ -286,8 +286,8 @@ pub(crate) struct Opened {
     pub(crate) frozen: Option<Frozen>,
     pub(crate) volume_table: VolumeTable,
     pub(crate) trees: Trees,
-    pub(crate) usage: Usage,
-    pub(crate) meta_usage: Usage,
+    pub(crate) usage: SegmentUsage,
+    pub(crate) meta_usage: SegmentUsage,
     pub(crate) volume_table_bytes: Vec<u8>,
     pub(crate) superblock: Superblock,
 }
@@ -358,7 +358,7 @@ impl State {
         self.reserved = thick.map(reservation).sum();
         self.count_claims();
         let deleting = self.volume_table.volumes.values();
-        self.deleting = deleting.filter(|volume| volume.state != VolumeState::Present).count();
+        self.deleting = deleting.filter(|volume| volume.state != VolumePresence::Present).count();
     }
 
     /// True after an opening until the checkpoint that begins the new log.
@@ -367,17 +367,19 @@ impl State {
     }
 
     /// Starts the next work of the maintenance task.
-    pub(crate) fn next_work(&mut self) -> Option<Work> {
+    pub(crate) fn next_work(&mut self) -> Option<MaintenanceWork> {
         if self.wanted.stop || self.check().is_err() {
-            return Some(Work::Stop);
+            return Some(MaintenanceWork::Stop);
         }
         let sealed = self.frozen.is_some();
         let work = match self.pause {
             MaintenancePause::Held => None,
             // The order waits until sealed changes are merged.
-            MaintenancePause::None | MaintenancePause::Waiting if sealed => Some(Work::Checkpoint),
-            MaintenancePause::None if self.wanted.checkpoint => Some(Work::Checkpoint),
-            MaintenancePause::None if self.wanted.cleaning => Some(Work::Clean),
+            MaintenancePause::None | MaintenancePause::Waiting if sealed => {
+                Some(MaintenanceWork::Checkpoint)
+            }
+            MaintenancePause::None if self.wanted.checkpoint => Some(MaintenanceWork::Checkpoint),
+            MaintenancePause::None if self.wanted.cleaning => Some(MaintenanceWork::Clean),
             MaintenancePause::None | MaintenancePause::Waiting => None,
         };
         self.maintenance = match work {
@@ -444,7 +446,7 @@ impl State {
         let mut blocks = (payload..).zip(&content.checksums);
         let mut next = || {
             let (location, checksum) = blocks.next().expect("each payload block has an owner");
-            Entry { location, birth: sequence, checksum: *checksum }
+            MapEntry { location, birth: sequence, checksum: *checksum }
         };
         for record in &content.records {
             match record {
@@ -463,7 +465,7 @@ impl State {
                     }
                 }
                 ChunkRecord::Moved { volume, block, old, birth } => {
-                    let entry = Entry { birth: *birth, ..next() };
+                    let entry = MapEntry { birth: *birth, ..next() };
                     if self.volume_table.takes_effect(*volume, *block, 1) {
                         self.move_block(*volume, *block, *old, entry);
                     }
@@ -502,7 +504,7 @@ impl State {
     /// Applies a copy of the cleaner if the block is still at its old place. A recent change
     /// decides; otherwise the tree has the old place, because the cleaner read it there and waits
     /// for its copies before the next checkpoint begins.
-    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: Entry) {
+    fn move_block(&mut self, volume: u32, block: u64, old: u64, entry: MapEntry) {
         let recent = self.recent(volume, block);
         if recent.is_none_or(|found| found.location == old) {
             self.active.insert_copy(volume, block, entry);
@@ -511,7 +513,7 @@ impl State {
 
     /// Tree of a volume or snapshot, and the tables of newer changes. A snapshot that no checkpoint
     /// contains has the tree of its volume and the sealed changes.
-    pub(crate) fn view(&self, id: u32) -> Result<View<'_>, IoError> {
+    pub(crate) fn view(&self, id: u32) -> Result<MapView<'_>, IoError> {
         let volume = self.volume_table.volumes.get(&id).ok_or(IoError::Unreachable)?;
         let source = volume.source();
         let (tree, active, frozen) = match (self.trees.get(&id), volume.kind) {
@@ -521,11 +523,11 @@ impl State {
             }
             (Some(tree), VolumeKind::Volume) => (tree, Some(&self.active), self.frozen.as_deref()),
         };
-        Ok(View { tree: *tree, volume: source, active, frozen })
+        Ok(MapView { tree: *tree, volume: source, active, frozen })
     }
 
     /// Entry of a block that changed since the checkpoint.
-    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<Entry> {
+    pub(crate) fn recent(&self, volume: u32, block: u64) -> Option<MapEntry> {
         let frozen = || self.frozen.as_ref().and_then(|frozen| frozen.recent.get(volume, block));
         self.active.get(volume, block).or_else(frozen)
     }

@@ -5,7 +5,7 @@ use crate::limits::{
     PASSES_WAITED, RECENT_MAX, VOLUME_TABLE_BYTES_MAX,
 };
 use crate::log::position::BEGINNING_SEGMENTS;
-use crate::ondisk::layout::Layout;
+use crate::ondisk::layout::PoolLayout;
 
 /// Segments counted in one block of the usage table.
 pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
@@ -32,7 +32,7 @@ pub(crate) struct Sizes {
 }
 
 /// Most payload blocks of a chunk. Chunks of this size fill segments exactly.
-pub(crate) fn chunk_blocks(layout: &Layout) -> u64 {
+pub(crate) fn chunk_blocks(layout: &PoolLayout) -> u64 {
     let segment = u64::from(layout.segment_blocks());
     (CHUNK_PAYLOAD_BLOCKS as u64).min((segment / 8).max(8) - 1)
 }
@@ -54,14 +54,14 @@ impl Sizes {
     /// - The log holds its present segment and the following one.
     /// - The rest is for volumes, minus the headers of chunks, and a sixteenth as slack for the
     ///   cleaner.
-    pub(crate) fn of(layout: &Layout) -> Sizes {
+    pub(crate) fn of(layout: &PoolLayout) -> Sizes {
         Sizes::with(layout, layout.usable_segments())
     }
 
     /// Sizes with other usable segments, after devices were added or while one is evacuated. They
     /// are those of the next opening, which must have room for every accepted reservation. Only the
     /// tables of recent changes keep their size.
-    pub(crate) fn within(&self, layout: &Layout, segments: u32) -> Sizes {
+    pub(crate) fn within(&self, layout: &PoolLayout, segments: u32) -> Sizes {
         let opened = Sizes::with(layout, segments);
         let recent = opened.recent.min(self.recent);
         Sizes { recent, copies: copies(recent as u64) as usize, ..opened }
@@ -85,7 +85,7 @@ impl Sizes {
         self.recent + self.copies
     }
 
-    fn with(layout: &Layout, segments: u32) -> Sizes {
+    fn with(layout: &PoolLayout, segments: u32) -> Sizes {
         let segment_blocks = u64::from(layout.segment_blocks());
         let blocks = u64::from(segments) * segment_blocks;
         let recent = (blocks / 32).clamp(32, RECENT_MAX as u64);
@@ -336,7 +336,7 @@ mod tests {
             segments,
         };
         for (first, second) in [(64, 64), (1024, 3072), (1024, 20_000), (20_000, 1024)] {
-            let layout = Layout::new(2048, &[device(first)]).unwrap();
+            let layout = PoolLayout::new(2048, &[device(first)]).unwrap();
             let before = Sizes::of(&layout);
             layout.push(&device(second)).unwrap();
             let (grown, opened) = (before.within(&layout, first + second), Sizes::of(&layout));

@@ -53,7 +53,7 @@ pub enum FrameBody<'a> {
 
 /// A frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
+pub struct StreamFrame<'a> {
     /// Identifier of the snapshot.
     pub snapshot: PoolId,
     /// Number that tells snapshots of one identifier apart: of the sending pool, and of the snapshot
@@ -65,7 +65,7 @@ pub struct Frame<'a> {
     pub body: FrameBody<'a>,
 }
 
-impl Frame<'_> {
+impl StreamFrame<'_> {
     /// Bytes of the volume that the frame covers.
     pub fn covered_bytes(&self) -> u64 {
         match &self.body {
@@ -112,7 +112,7 @@ impl Frame<'_> {
     ///
     /// # Errors
     /// [`FormatError`] for an invalid frame.
-    pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FormatError> {
+    pub fn decode(bytes: &[u8]) -> Result<Option<(StreamFrame<'_>, usize)>, FormatError> {
         if let Some(version) = bytes.get(8..10).filter(|_| bytes.starts_with(MAGIC)) {
             let version = u16::from_le_bytes([version[0], version[1]]);
             if version != STREAM_VERSION {
@@ -152,7 +152,7 @@ impl Frame<'_> {
             _ => return Err(FormatError::Field("frame")),
         };
         let snapshot = PoolId(fields.bytes(32));
-        let frame = Frame { snapshot, source: fields.u64(48), offset, body };
+        let frame = StreamFrame { snapshot, source: fields.u64(48), offset, body };
         Ok(Some((frame, HEADER_BYTES + len)))
     }
 }
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use flagstone_runtime::rng::Rng;
 
-    fn frames(data: &[u8]) -> Vec<Frame<'_>> {
+    fn frames(data: &[u8]) -> Vec<StreamFrame<'_>> {
         let start = StreamStart {
             name: "a".to_owned(),
             base: Some(PoolId([3; 16])),
@@ -217,8 +217,12 @@ mod tests {
             (12_288, FrameBody::Same(1 << 20)),
             (12_288 + (1 << 20), FrameBody::End),
         ];
-        let frame =
-            |(offset, body)| Frame { snapshot: PoolId([9; 16]), source: 3 << 40, offset, body };
+        let frame = |(offset, body)| StreamFrame {
+            snapshot: PoolId([9; 16]),
+            source: 3 << 40,
+            offset,
+            body,
+        };
         bodies.map(frame).into()
     }
 
@@ -228,14 +232,14 @@ mod tests {
         for frame in frames(&data) {
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
-            assert_eq!(Frame::decode(&bytes), Ok(Some((frame.clone(), bytes.len()))));
+            assert_eq!(StreamFrame::decode(&bytes), Ok(Some((frame.clone(), bytes.len()))));
             for at in (0..bytes.len()).step_by(7).chain([56, 59, 60, 63, bytes.len() - 1]) {
                 let mut changed = bytes.clone();
                 changed[at] ^= 16;
-                assert!(Frame::decode(&changed).is_err(), "{at} of {frame:?}");
+                assert!(StreamFrame::decode(&changed).is_err(), "{at} of {frame:?}");
             }
             for len in 0..bytes.len().min(100) {
-                assert_eq!(Frame::decode(&bytes[..len]), Ok(None), "{len} of {frame:?}");
+                assert_eq!(StreamFrame::decode(&bytes[..len]), Ok(None), "{len} of {frame:?}");
             }
         }
     }
@@ -252,11 +256,11 @@ mod tests {
             }
             let crc = checksum(&bytes[..60]);
             put(&mut bytes, 60, &crc.to_le_bytes());
-            if let Ok(Some((frame, len))) = Frame::decode(&bytes) {
+            if let Ok(Some((frame, len))) = StreamFrame::decode(&bytes) {
                 assert!(len <= bytes.len() && frame.covered_bytes() <= 1 << 62);
             }
         }
         put(&mut good, 8, &2_u16.to_le_bytes());
-        assert_eq!(Frame::decode(&good), Err(FormatError::Version(2)));
+        assert_eq!(StreamFrame::decode(&good), Err(FormatError::Version(2)));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use flagstone_blockdev::{BlockDevice, IoError, ZeroFlags};
 use flagstone_runtime::buf;
 
-use super::frame::{Frame, FrameBody, StreamStart};
+use super::frame::{FrameBody, StreamFrame, StreamStart};
 use crate::error::VolumeError;
 use crate::id::PoolId;
 use crate::manage::pool::Pool;
@@ -25,7 +25,7 @@ pub const RECEIVED_KEY: &str = "received";
 /// Stream of which a volume has a part, and the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Source of the stream, see [`Frame::source`].
+    /// Source of the stream, see [`StreamFrame::source`].
     pub source: u64,
     /// Base of the stream; `None` for a full stream.
     pub base: Option<PoolId>,
@@ -97,11 +97,11 @@ pub enum ReceiveError {
 }
 
 /// A volume that is being received.
-pub struct Receiver {
+pub struct VolumeReceiver {
     device: Arc<PoolVolume>,
     /// Identifier of the received snapshot.
     pub snapshot: PoolId,
-    /// Source of the stream, see [`Frame::source`].
+    /// Source of the stream, see [`StreamFrame::source`].
     pub source: u64,
     /// First frame of the stream.
     pub start: StreamStart,
@@ -116,7 +116,7 @@ pub struct Receiver {
     ended: bool,
 }
 
-impl Receiver {
+impl VolumeReceiver {
     /// A receiver after the first frame. The volume has the content of the base, and reads as
     /// zeroes from `empty_from` on, where frames of zeroes need no writes, however long they are.
     pub fn new(
@@ -125,14 +125,14 @@ impl Receiver {
         source: u64,
         start: StreamStart,
         empty_from: u64,
-    ) -> Receiver {
+    ) -> VolumeReceiver {
         let (at, had, unrecorded, ended) = (0, 0, 0, false);
-        Receiver { device, snapshot, source, start, empty_from, at, had, unrecorded, ended }
+        VolumeReceiver { device, snapshot, source, start, empty_from, at, had, unrecorded, ended }
     }
 
     /// The same receiver for a volume that has the snapshot up to an offset, in bytes.
-    pub fn resumed(self, had: u64) -> Receiver {
-        Receiver { had: had.min(self.start.size_bytes), ..self }
+    pub fn resumed(self, had: u64) -> VolumeReceiver {
+        VolumeReceiver { had: had.min(self.start.size_bytes), ..self }
     }
 
     /// Properties of the volume; `None` after its deletion.
@@ -162,7 +162,7 @@ impl Receiver {
     /// [`VolumeError`] in a full pool, and for errors of the devices.
     pub async fn record(&mut self, pool: &Pool) -> Result<(), VolumeError> {
         let Some(mut info) = self.volume() else { return Ok(()) };
-        let Receiver { source, start: StreamStart { base, .. }, .. } = self;
+        let VolumeReceiver { source, start: StreamStart { base, .. }, .. } = self;
         let received = Received { source: *source, base: *base, end: self.position() };
         info.properties.insert(RECEIVED_KEY.to_owned(), received.to_string());
         pool.set_volume(&info.name, info.thick, info.properties).await?;
@@ -174,7 +174,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`ReceiveError`]. The volume has what it had before.
-    pub async fn apply(&mut self, frame: &Frame<'_>) -> Result<(), ReceiveError> {
+    pub async fn apply(&mut self, frame: &StreamFrame<'_>) -> Result<(), ReceiveError> {
         let (at, size_bytes) = (frame.offset, self.start.size_bytes);
         let end = at + frame.covered_bytes();
         let is_own = frame.snapshot == self.snapshot && frame.source == self.source;
@@ -197,7 +197,7 @@ impl Receiver {
         Ok(())
     }
 
-    async fn write(&mut self, frame: &Frame<'_>, end: u64) -> Result<(), ReceiveError> {
+    async fn write(&mut self, frame: &StreamFrame<'_>, end: u64) -> Result<(), ReceiveError> {
         match &frame.body {
             FrameBody::Data(data) => {
                 let mut memory = buf::acquire_more(data.len()).await;

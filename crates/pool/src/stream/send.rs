@@ -4,7 +4,7 @@
 use flagstone_blockdev::{BlockDevice, IoError};
 use flagstone_runtime::buf;
 
-use super::frame::{Frame, FrameBody, PAYLOAD_BYTES_MAX, StreamStart};
+use super::frame::{FrameBody, PAYLOAD_BYTES_MAX, StreamFrame, StreamStart};
 use crate::error::VolumeError;
 use crate::id::PoolId;
 use crate::manage::pool::Pool;
@@ -39,7 +39,7 @@ impl Sender<'_> {
     fn frame(&mut self, offset: u64, body: FrameBody<'_>) {
         self.steps += 1;
         let Sender { snapshot, source, .. } = *self;
-        Frame { snapshot, source, offset, body }.encode(&mut self.out);
+        StreamFrame { snapshot, source, offset, body }.encode(&mut self.out);
     }
 
     fn is_full(&self) -> bool {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flagstone_blockdev::{BlockDevice, MemoryDevice};
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
-use flagstone_pool::stream::receive::{RECEIVED_KEY, ReceiveError, Received, Receiver};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use flagstone_pool::stream::receive::{RECEIVED_KEY, ReceiveError, Received, VolumeReceiver};
 use flagstone_pool::{
     CreateOptions, NamedDevice, Pool, PoolId, PoolVolume, VolumeError, VolumeOptions,
 };
@@ -81,13 +81,14 @@ async fn resume(
     volume: &Arc<PoolVolume>,
     bytes: &[u8],
     had: u64,
-) -> (Result<Receiver, ReceiveError>, u64) {
+) -> (Result<VolumeReceiver, ReceiveError>, u64) {
     let (mut rest, mut receiver) = (bytes, None);
-    while let Some((frame, len)) = Frame::decode(rest).unwrap_or_default() {
+    while let Some((frame, len)) = StreamFrame::decode(rest).unwrap_or_default() {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
                 let (device, start) = (volume.clone(), start.clone());
-                let new = Receiver::new(device, frame.snapshot, frame.source, start, u64::MAX);
+                let new =
+                    VolumeReceiver::new(device, frame.snapshot, frame.source, start, u64::MAX);
                 receiver = Some(new.resumed(had));
             }
             (None, _) => return (Err(ReceiveError::Foreign), had),
@@ -100,8 +101,8 @@ async fn resume(
         }
         rest = &rest[len..];
     }
-    let damage = Frame::decode(rest).err();
-    let position = receiver.as_ref().map_or(had, Receiver::position);
+    let damage = StreamFrame::decode(rest).err();
+    let position = receiver.as_ref().map_or(had, VolumeReceiver::position);
     let receiver = receiver.ok_or(ReceiveError::Foreign);
     (damage.map_or(receiver, |error| Err(error.into())), position)
 }
@@ -109,7 +110,7 @@ async fn resume(
 /// The frames of a stream, with their offsets.
 fn frames(bytes: &[u8]) -> Vec<(u64, &[u8])> {
     let (mut found, mut at) = (Vec::new(), 0);
-    while let Some((frame, len)) = Frame::decode(&bytes[at..]).unwrap() {
+    while let Some((frame, len)) = StreamFrame::decode(&bytes[at..]).unwrap() {
         found.push((frame.offset, &bytes[at..at + len]));
         at += len;
     }
@@ -200,13 +201,13 @@ fn recorded_position_is_not_ahead_of_the_data() {
         let to = Pool::create(devices, &options).await.unwrap();
         let copy = to.create_volume("copy", &thin(VOLUME)).await.unwrap();
         let from = trace.lock().now();
-        let mut receiver: Option<Receiver> = None;
+        let mut receiver: Option<VolumeReceiver> = None;
         for (number, (_, bytes)) in all.iter().enumerate() {
-            let (frame, _) = Frame::decode(bytes).unwrap().unwrap();
+            let (frame, _) = StreamFrame::decode(bytes).unwrap().unwrap();
             match (&mut receiver, &frame.body) {
                 (None, FrameBody::Begin(start)) => {
                     let (device, start) = (copy.clone(), start.clone());
-                    let new = Receiver::new(device, frame.snapshot, frame.source, start, 0);
+                    let new = VolumeReceiver::new(device, frame.snapshot, frame.source, start, 0);
                     receiver = Some(new);
                 }
                 (receiver, _) => receiver.as_mut().unwrap().apply(&frame).await.unwrap(),
@@ -276,9 +277,9 @@ fn zeroes_of_an_empty_range_write_nothing() {
         copy.write(0, Buf::copy_of(&[7; 3 * BLOCK as usize]).unwrap(), false).await.unwrap();
         let start = StreamStart { name: "a".to_owned(), base: None, size_bytes, created_s: 0 };
         let id = PoolId([1; 16]);
-        let mut receiver = Receiver::new(copy.clone(), id, 0, start, 2 * BLOCK);
+        let mut receiver = VolumeReceiver::new(copy.clone(), id, 0, start, 2 * BLOCK);
         let used = to.status();
-        let frame = |offset, body| Frame { snapshot: id, source: 0, offset, body };
+        let frame = |offset, body| StreamFrame { snapshot: id, source: 0, offset, body };
         let zero = |offset, len| frame(offset, FrameBody::Zero(len));
         receiver.apply(&zero(0, BLOCK)).await.unwrap();
         receiver.apply(&zero(BLOCK, size_bytes - BLOCK)).await.unwrap();

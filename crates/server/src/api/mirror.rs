@@ -14,14 +14,14 @@ use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::{spawn, time};
 use flagstone_units::exact_size;
 
-use super::mirror_action::{ActionRequest, Body, ParsedAction};
+use super::mirror_action::{ActionBody, ActionRequest, ParsedAction};
 use super::mirror_document::{
     ActionDocument, MirrorAction, MirrorDocument, ReportedState, ResolveKeep,
 };
 use super::mirror_preview::{
     ActionPreview, Effect, Facts, failed_over, not_created, not_in_sync, preview,
 };
-use super::mirror_verify::Verify;
+use super::mirror_verify::VerifyTask;
 use super::{Api, mirror_metrics, mirror_status, on};
 use crate::http::{Call, Exposition, Problem, Router};
 use crate::mirrors::{CreateError, LogMove, MirroredVolume, PeersChanged};
@@ -37,7 +37,7 @@ pub(super) fn routes(api: &Rc<Api>, router: &mut Router) {
     );
     let description = "Acts on the mirror of a volume, or previews the outcome.";
     let path = "/v1/volumes/{name}/mirror/{action}";
-    router.post(path, description, on(api, Api::act)).takes::<Body>();
+    router.post(path, description, on(api, Api::act)).takes::<ActionBody>();
 }
 
 pub(super) fn metrics(api: &Api, out: &mut Exposition) {
@@ -48,7 +48,7 @@ pub(super) fn metrics(api: &Api, out: &mut Exposition) {
 
 impl Api {
     pub(super) fn mirror_document(&self, mirrored: &MirroredVolume) -> MirrorDocument {
-        let verify = self.verifies.borrow().get(&mirrored.volume).map(Verify::document);
+        let verify = self.verifies.borrow().get(&mirrored.volume).map(VerifyTask::document);
         mirror_status::document(mirrored, verify)
     }
 
@@ -205,7 +205,7 @@ impl Api {
             }
             (Effect::Verify { leg, repair, bytes_per_second }, Some(mirror)) => {
                 let peer = now.peers[leg].name.clone();
-                let verify = Verify::begin(mirror, leg, peer, repair, bytes_per_second);
+                let verify = VerifyTask::begin(mirror, leg, peer, repair, bytes_per_second);
                 self.verifies.borrow_mut().insert(mirrored.volume, verify);
             }
             (Effect::Maintenance { on }, Some(mirror)) => {

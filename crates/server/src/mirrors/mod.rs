@@ -21,10 +21,10 @@ mod move_log;
 mod open;
 mod overwrite_check;
 mod peers;
+mod remnants;
 mod reopen;
 #[cfg(test)]
 mod tests;
-mod traces;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ pub(crate) struct MirroredVolume {
     pub(crate) volume: usize,
     pub(crate) node: String,
     pub(crate) name: String,
-    config: config::Mirror,
+    config: config::MirrorConfig,
     /// All peers of the configuration, of this volume and of others.
     configured: Vec<Peer>,
     /// A fencing command of this volume runs, by the operator's order or before a takeover.
@@ -220,9 +220,9 @@ impl MirroredVolume {
         let layout = layout.ok_or_else(|| {
             failed("its device is too small to have the mirror's own structures beside data".into())
         })?;
-        let volume_tag = traces::volume_tag(&replica_nqn);
+        let volume_tag = remnants::volume_tag(&replica_nqn);
         let found = read_superblock(&leg).await.ok();
-        let found = found.filter(|found| traces::is_own(found, volume_tag));
+        let found = found.filter(|found| remnants::is_own(found, volume_tag));
         let size_bytes = found.map_or(layout.usable_bytes, |found| found.geometry.usable_bytes);
         let usable = flagstone_blockdev::Geometry { size_bytes, ..geometry };
         let reopenable = ReopenableDevice::new(leg);

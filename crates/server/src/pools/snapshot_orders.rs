@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::orders::Outcome;
 use super::settings::{self, Settings};
 use super::stream_orders::end_receiving;
-use super::volume_orders::{Found, problem};
+use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::VolumeOrder;
 use super::{PoolState, failed};
 use crate::http::Problem;
@@ -83,7 +83,7 @@ impl Server {
     ///
     /// # Errors
     /// 404.
-    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(Found, SnapshotInfo), Problem> {
+    pub(crate) fn find_snapshot(&self, full: &str) -> Result<(FoundVolume, SnapshotInfo), Problem> {
         let found = self.required(parts(full)?.0)?;
         let snapshot = find(&found.pool, full);
         match snapshot {
@@ -118,7 +118,7 @@ impl Server {
             }
             let found = self.required(volume)?;
             found.check(VolumeOrder::TakeSnapshot)?;
-            let Found { pool_name, pool, .. } = found;
+            let FoundVolume { pool_name, pool, .. } = found;
             if volumes.contains(&volume) {
                 return Err(Problem::invalid(format!("volume {volume} is named twice")));
             }
@@ -171,7 +171,7 @@ impl Server {
         self.settle(volume).await;
         let (found, snapshot) = self.find_snapshot(full)?;
         found.check(VolumeOrder::Rollback)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         self.check_detached(served.as_slice(), force)?;
         let sizes = match snapshot.size_bytes == info.size_bytes {
             true => String::new(),
@@ -213,7 +213,7 @@ impl Server {
             return Ok(Outcome::unchanged(format!("there is no snapshot {full}: nothing to do")));
         };
         found.check(VolumeOrder::DeleteSnapshot)?;
-        let Found { pool_name, pool, .. } = found;
+        let FoundVolume { pool_name, pool, .. } = found;
         if snapshot.users.len() > 1 {
             let error =
                 VolumeError::InUse { snapshot: full.to_owned(), users: snapshot.users.join(", ") };
@@ -237,7 +237,7 @@ impl Server {
     pub(crate) async fn clone_volume(&self, order: CloneVolume) -> Result<Outcome, Problem> {
         let _order = self.pools.order_on(&[&order.name, volume_of(&order.snapshot)], None).await?;
         let CloneVolume { name, snapshot: full, settings, dry_run } = &order;
-        let (Found { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, .. }, snapshot) = self.find_snapshot(full)?;
         let mut settings = settings.clone();
         settings.retain(|_, value| *value != Value::Null);
         if let Some(found) = self.find_in_pools(name)? {
@@ -273,7 +273,7 @@ impl Server {
         let _order = self.pools.order_on(&[name], None).await?;
         let found = self.required(name)?;
         found.check(VolumeOrder::Promote)?;
-        let Found { pool_name, pool, info, .. } = found;
+        let FoundVolume { pool_name, pool, info, .. } = found;
         let Some(origin) = &info.origin else {
             return Ok(Outcome::unchanged(format!(
                 "volume {name} is no clone, or owns the snapshots from which it continues: \

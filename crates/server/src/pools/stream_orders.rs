@@ -7,15 +7,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flagstone_pool::stream::frame::{Frame, FrameBody, StreamStart};
-use flagstone_pool::stream::receive::{RECEIVED_KEY, Received, Receiver};
+use flagstone_pool::stream::frame::{FrameBody, StreamFrame, StreamStart};
+use flagstone_pool::stream::receive::{RECEIVED_KEY, Received, VolumeReceiver};
 use flagstone_pool::stream::send::StreamPart;
 use flagstone_pool::{Pool, PoolVolume, VolumeOptions};
 use flagstone_units::exact_size;
 
 use super::settings::{self, Settings};
 use super::snapshot_orders::is_name;
-use super::volume_orders::{Found, problem};
+use super::volume_orders::{FoundVolume, problem};
 use super::volume_state::{RECEIVING_KEY, ReceiveStep, StreamId, VolumeOrder, VolumeState};
 use super::{Pools, failed};
 use crate::api::pool_document::ReceiveDocument;
@@ -44,7 +44,7 @@ impl Server {
         since: Option<&str>,
         offset: u64,
     ) -> Result<StreamPart, Problem> {
-        let (Found { pool_name, pool, .. }, _) = self.find_snapshot(full)?;
+        let (FoundVolume { pool_name, pool, .. }, _) = self.find_snapshot(full)?;
         if let Some(since) = since {
             let (other, _) = self.find_snapshot(since)?;
             if other.pool_name != pool_name {
@@ -104,14 +104,14 @@ impl Server {
         &self,
         part: &ReceivePart<'_>,
         mut rest: &[u8],
-        receiver: &mut Option<Receiver>,
+        receiver: &mut Option<VolumeReceiver>,
     ) -> Result<Option<StreamStart>, Problem> {
         let name = part.name;
         while !rest.is_empty() {
             let bad = |why: &dyn std::fmt::Display| {
                 Problem::invalid(format!("the stream cannot be used: {why}"))
             };
-            let (frame, len) = match Frame::decode(rest) {
+            let (frame, len) = match StreamFrame::decode(rest) {
                 Ok(Some(decoded)) => decoded,
                 Ok(None) => return Err(bad(&"a frame is cut")),
                 Err(error) => return Err(bad(&error)),
@@ -140,7 +140,11 @@ impl Server {
     }
 
     /// Records the position of a receive.
-    async fn record_received(&self, name: &str, receiver: &mut Receiver) -> Result<(), Problem> {
+    async fn record_received(
+        &self,
+        name: &str,
+        receiver: &mut VolumeReceiver,
+    ) -> Result<(), Problem> {
         let Some(found) = self.find_in_pools(name)? else { return Ok(()) };
         // A volume that was deleted and made again is another one.
         let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
@@ -157,9 +161,9 @@ impl Server {
     async fn begin_receive(
         &self,
         part: &ReceivePart<'_>,
-        frame: &Frame<'_>,
+        frame: &StreamFrame<'_>,
         start: &StreamStart,
-    ) -> Result<Option<Receiver>, Problem> {
+    ) -> Result<Option<VolumeReceiver>, Problem> {
         let (name, snapshot, source) = (part.name, frame.snapshot, frame.source);
         if !is_name(&start.name) {
             return Err(Problem::invalid(format!(
@@ -169,7 +173,7 @@ impl Server {
         }
         let stream = StreamId { snapshot, source, base: start.base };
         let receiver = |device, empty_from| {
-            Some(Receiver::new(device, snapshot, source, start.clone(), empty_from))
+            Some(VolumeReceiver::new(device, snapshot, source, start.clone(), empty_from))
         };
         self.settle(name).await;
         let Some(found) = self.find_in_pools(name)? else {
@@ -185,7 +189,7 @@ impl Server {
             let device = self.create_received(name, pool_name, &stream, start).await?;
             return Ok(receiver(device, 0));
         };
-        let Found { pool_name, pool, info, state, .. } = &found;
+        let FoundVolume { pool_name, pool, info, state, .. } = &found;
         let full = format!("{name}@{}", start.name);
         let same = pool.snapshots().into_iter().find(|other| other.name == full);
         if same.as_ref().is_some_and(|other| other.id != snapshot) {
@@ -254,12 +258,12 @@ impl Server {
     async fn prepare_base(
         &self,
         part: &ReceivePart<'_>,
-        found: &Found,
+        found: &FoundVolume,
         stream: &StreamId,
         start: &StreamStart,
         is_complete: bool,
     ) -> Result<u64, Problem> {
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let (name, of_pool) = (part.name, |error| problem(pool_name, error));
         let own = format!("{name}@");
         let base = start.base.unwrap_or_default();
@@ -314,7 +318,7 @@ impl Server {
     }
 
     /// Takes the snapshot of a completely received volume, and serves the volume.
-    async fn end_receive(&self, name: &str, receiver: &Receiver) -> Result<(), Problem> {
+    async fn end_receive(&self, name: &str, receiver: &VolumeReceiver) -> Result<(), Problem> {
         let found = self.required(name)?;
         let of_pool = |error| problem(&found.pool_name, error);
         let is_own = receiver.volume().is_some_and(|info| info.uuid == found.info.uuid);
@@ -331,8 +335,8 @@ impl Server {
         Ok(())
     }
 
-    async fn serve_received(&self, found: &Found) -> Result<(), Problem> {
-        let Found { pool_name, pool, info, .. } = found;
+    async fn serve_received(&self, found: &FoundVolume) -> Result<(), Problem> {
+        let FoundVolume { pool_name, pool, info, .. } = found;
         let mut properties = info.properties.clone();
         end_receiving(&mut properties);
         let set = pool.set_volume(&info.name, info.thick, properties).await;
@@ -358,8 +362,8 @@ impl Pools {
     }
 }
 
-fn stream_of(receiver: &Receiver) -> StreamId {
-    let Receiver { snapshot, source, start: StreamStart { base, .. }, .. } = receiver;
+fn stream_of(receiver: &VolumeReceiver) -> StreamId {
+    let VolumeReceiver { snapshot, source, start: StreamStart { base, .. }, .. } = receiver;
     StreamId { snapshot: *snapshot, source: *source, base: *base }
 }
 

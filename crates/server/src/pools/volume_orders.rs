@@ -41,7 +41,7 @@ pub(crate) struct SetVolume {
 }
 
 /// A volume of an open pool, served or not.
-pub(crate) struct Found {
+pub(crate) struct FoundVolume {
     pub(crate) pool_name: String,
     pub(crate) pool: Pool,
     pub(crate) info: VolumeInfo,
@@ -49,7 +49,7 @@ pub(crate) struct Found {
     pub(super) state: VolumeState,
 }
 
-impl Found {
+impl FoundVolume {
     /// Checks that the state of the volume allows an order.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Server {
     ///
     /// # Errors
     /// 409 for a volume of the configuration, and for a name that two pools have.
-    pub(super) fn find_in_pools(&self, name: &str) -> Result<Option<Found>, Problem> {
+    pub(super) fn find_in_pools(&self, name: &str) -> Result<Option<FoundVolume>, Problem> {
         self.find_in(None, name)
     }
 
@@ -74,7 +74,7 @@ impl Server {
     /// Without `only`, 409 for a volume of the configuration, and for a name that two pools have:
     /// the order must not reach the volume that is not served. 404 for an unknown pool, 409 for a
     /// closed one.
-    fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<Found>, Problem> {
+    fn find_in(&self, only: Option<&str>, name: &str) -> Result<Option<FoundVolume>, Problem> {
         let is_configured =
             |volume: &Rc<ServedVolume>| volume.name() == name && volume.pool.is_none();
         let mut all = Vec::new();
@@ -94,7 +94,7 @@ impl Server {
                 ))
             }
         }
-        let mut found: Option<Found> = None;
+        let mut found: Option<FoundVolume> = None;
         for (pool_name, pool) in all {
             let Some(info) = pool.volume(name) else { continue };
             if let Some(other) = found {
@@ -110,16 +110,16 @@ impl Server {
             };
             let served = self.volumes().iter().find(is_own).cloned();
             let state = self.pools.state_of(&info);
-            found = Some(Found { pool_name, pool, info, served, state });
+            found = Some(FoundVolume { pool_name, pool, info, served, state });
         }
         Ok(found)
     }
 
-    pub(super) fn required(&self, name: &str) -> Result<Found, Problem> {
+    pub(super) fn required(&self, name: &str) -> Result<FoundVolume, Problem> {
         self.required_in(None, name)
     }
 
-    fn required_in(&self, only: Option<&str>, name: &str) -> Result<Found, Problem> {
+    fn required_in(&self, only: Option<&str>, name: &str) -> Result<FoundVolume, Problem> {
         let known = || self.volumes().into_iter().filter(|volume| volume.pool.is_some());
         self.find_in(only, name)?.ok_or_else(|| {
             Problem::not_found(format!("no pool has a volume `{name}`"))
@@ -224,7 +224,7 @@ impl Server {
         }
         let found = self.required(name)?;
         found.check(VolumeOrder::Resize)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let size_bytes = size_bytes.ok_or_else(|| {
             Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
         })?;
@@ -317,7 +317,7 @@ impl Server {
         self.settle(name).await;
         let found = self.required(name)?;
         found.check(VolumeOrder::Set)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let before = settings::from_properties(&info.properties);
         let mut settings = before.clone().unwrap_or_default();
         settings::merge(&mut settings, change);
@@ -422,7 +422,7 @@ impl Server {
         }
         let found = self.required_in(only, name)?;
         found.check(VolumeOrder::Rename)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         if name == to {
             return Ok(Outcome::unchanged(format!("the volume is named {to} already")));
         }
@@ -460,7 +460,7 @@ impl Server {
             return Ok(Outcome::unchanged(format!("there is no volume {name}: nothing to do")));
         };
         found.check(VolumeOrder::Delete)?;
-        let Found { pool_name, pool, info, served, .. } = found;
+        let FoundVolume { pool_name, pool, info, served, .. } = found;
         let own = format!("{name}@");
         let snapshots = pool.snapshots();
         let snapshots = snapshots.iter().filter(|snapshot| snapshot.name.starts_with(&own)).count();
@@ -495,14 +495,14 @@ impl Server {
 fn is_live(served: &ServedVolume, volume: &Volume, subsystem: &Subsystem) -> bool {
     let others = |volume: &Volume| {
         let mut volume = volume.clone();
-        volume.layers.retain(|layer| !matches!(layer, flagstone_config::Layer::Limit(_)));
+        volume.layers.retain(|layer| !matches!(layer, flagstone_config::LayerConfig::Limit(_)));
         volume
     };
     let allow_hosts = served.subsystem.allow_hosts.clone();
     let has_same_limits = served.config.layers.len() == volume.layers.len() || {
         // A stack that was made without a limit gets it on top.
         let is_first =
-            matches!(volume.layers.first(), None | Some(flagstone_config::Layer::Limit(_)));
+            matches!(volume.layers.first(), None | Some(flagstone_config::LayerConfig::Limit(_)));
         is_first || volume.layers.len() < served.config.layers.len()
     };
     others(&served.config) == others(volume)

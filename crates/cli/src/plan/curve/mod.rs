@@ -14,9 +14,9 @@ use flagstone_units::{display::size, grouped};
 use serde::Serialize;
 
 use super::args::{block_bytes, bytes, count, optional, printable};
+use super::disk_types::{CurveArgs, none_can};
 use super::paint::Paint;
 use super::predict::{contradictions, decimals, list};
-use super::several::{CurveArgs, none_can};
 use super::{head, json, once, source_lines};
 use crate::exit::{Exit, Failure};
 use crate::output::print;

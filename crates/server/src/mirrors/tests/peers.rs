@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flagstone_blockdev::stats::Call;
+use flagstone_blockdev::stats::CallKind;
 use flagstone_blockdev::{IoFuture, Layer, MemoryDevice};
 use flagstone_mirror::manage::replica::ReplicaError;
 use flagstone_mirror::ondisk::member::{Member, MemberChange};
@@ -138,13 +138,13 @@ impl Layer for Hanging {
 
     fn pass<T: 'static>(
         &self,
-        call: Call,
+        call: CallKind,
         _offset: u64,
         _len: u64,
         make: impl FnOnce(&SharedDevice) -> IoFuture<T> + 'static,
     ) -> IoFuture<T> {
         let (device, hung) = (self.device.clone(), self.hung.clone());
-        let changes = call != Call::Read;
+        let changes = call != CallKind::Read;
         IoFuture::later(async move {
             while changes && hung.load(Ordering::SeqCst) {
                 time::sleep(Duration::from_millis(1)).await;
