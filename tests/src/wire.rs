@@ -170,8 +170,8 @@ pub fn nvme_discover(port: u16) -> io::Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// Attaches host `number` to a subsystem, from an address as for [`connect_from`]: connections of its
-/// admin queue and of its first I/O queue, of 32 entries.
+/// Attaches host `number` to a subsystem, from an address as for [`connect_from`]: connections of
+/// its admin queue and of its first I/O queue, of 32 entries.
 ///
 /// # Errors
 ///

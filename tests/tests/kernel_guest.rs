@@ -3,7 +3,8 @@
 //! The steps are in `tests/guest/nvme.sh`: discover, connect, identify, read and write with
 //! checksums, a filesystem, discard, digests, two kills of the server under load, disconnect.
 //! `tests/guest/multipath.sh` has the steps for a volume mirrored by two nodes,
-//! `tests/guest/backing_restart.sh` those for a volume whose server restarts before its backing server,
+//! `tests/guest/backing_restart.sh` those for a volume whose server restarts before its backing
+//! server,
 //! `tests/guest/volumes.sh` those for volumes that are created, resized and deleted,
 //! `tests/guest/reservations.sh` those for two hosts that fence each other.
 //!

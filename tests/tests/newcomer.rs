@@ -3,9 +3,9 @@
 //!
 //! Every command that a user types counts, on the host too, and `flagstone init` prints none that
 //! the guide lacks. Left out: packages are not installed here (`package` does); systemd and ssh are
-//! played by the test, so that the unit's restrictions and the drop-in have no effect; addresses are
-//! of this machine; and the host is `flagstone load`, because the kernel's host needs root and a
-//! module (`kernel_guest` has it, with `connect-all`).
+//! played by the test, so that the unit's restrictions and the drop-in have no effect; addresses
+//! are of this machine; and the host is `flagstone load`, because the kernel's host needs root and
+//! a module (`kernel_guest` has it, with `connect-all`).
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

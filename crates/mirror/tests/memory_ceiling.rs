@@ -384,8 +384,8 @@ fn resync_proceeds_when_range_waiters_hold_memory() {
     });
 }
 
-/// A repair holds the range that copies and host writes wait for, so it waits for no memory: neither
-/// for the hosts', nor for the reserve of the copies.
+/// A repair holds the range that copies and host writes wait for, so it waits for no memory:
+/// neither for the hosts', nor for the reserve of the copies.
 #[test]
 fn repair_proceeds_without_free_memory_and_reserve() {
     alone(async || {

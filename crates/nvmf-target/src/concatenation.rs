@@ -282,8 +282,8 @@ mod tests {
         assert!(state.used().eq([b"other".to_vec(), b"third".to_vec()]));
     }
 
-    /// Regression: an I/O queue used a PSK while the admin queue was plain, and the PSK outlived the
-    /// controller.
+    /// Regression: an I/O queue used a PSK while the admin queue was plain, and the PSK outlived
+    /// the controller.
     #[test]
     fn io_queue_uses_psk_whatever_the_admin_queue_is() {
         let states = [

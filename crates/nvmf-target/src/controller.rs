@@ -187,8 +187,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the PSKs that I/O queues of this controller have used. One without I/O queues by then is
-    /// for the next attempt of its host, which may not authenticate again before.
+    /// Ends the PSKs that I/O queues of this controller have used. One without I/O queues by then
+    /// is for the next attempt of its host, which may not authenticate again before.
     fn drop_psks(&self) {
         let _queues = self.queues.lock();
         for identity in std::mem::take(&mut *self.concatenated.lock()).used() {

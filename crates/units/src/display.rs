@@ -2,8 +2,8 @@
 //!
 //! Sizes have one format, [`size`]: `1.5 GiB`. [`exact_size`] adds the bytes where readers compare
 //! or repeat a size that is not round. Values to write in a configuration or on a command line have
-//! the form of [`parse`](crate::parse): `1536MiB`. Latencies have one format, [`latency`], except in
-//! columns of one unit.
+//! the form of [`parse`](crate::parse): `1536MiB`. Latencies have one format, [`latency`], except
+//! in columns of one unit.
 
 /// Formats a number with commas between thousands and `decimals` digits after the point. A value
 /// that rounds to 0 has no sign.

@@ -1,5 +1,5 @@
-//! `flagstone init`: writes a commented configuration for a common case, or sets up the service with
-//! one.
+//! `flagstone init`: writes a commented configuration for a common case, or sets up the service
+//! with one.
 //!
 //! On a terminal it asks for missing values. The result is checked before anything is written, and
 //! an existing file is replaced only with consent.

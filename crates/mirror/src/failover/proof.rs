@@ -57,9 +57,9 @@ impl StoreProof {
     }
 
     /// Evaluates the first read of a race that watches the store, which began when this proof was
-    /// `before.0`, and revision `before.1` was the latest that this target had durably noted. Whether
-    /// the store accepts writes does not matter. `is_late`: a copy of the record may have arrived
-    /// meanwhile, so the source must write again.
+    /// `before.0`, and revision `before.1` was the latest that this target had durably noted.
+    /// Whether the store accepts writes does not matter. `is_late`: a copy of the record may have
+    /// arrived meanwhile, so the source must write again.
     pub(crate) fn compared(
         self,
         before: (StoreProof, u64),

@@ -91,9 +91,9 @@ struct Denied;
 struct Abandoned;
 
 impl Inner {
-    /// Durably records the store that is asked from now on, before any step. A replica with a record
-    /// at another store keeps that one, until it has been recorded here: a source by itself with its
-    /// attached peer, and a target by its source. See
+    /// Durably records the store that is asked from now on, before any step. A replica with a
+    /// record at another store keeps that one, until it has been recorded here: a source by itself
+    /// with its attached peer, and a target by its source. See
     /// [`Situation::is_other_store`](crate::state::arbitration::Situation).
     async fn begin_at(&self, store: StoreId) {
         let superblock = self.local.superblock();

@@ -136,8 +136,8 @@ impl Inner {
         }
     }
 
-    /// Peers that were lost with writes which they had acknowledged from memory, unless a generation
-    /// has begun since.
+    /// Peers that were lost with writes which they had acknowledged from memory, unless a
+    /// generation has begun since.
     fn lost_unflushed(&self) -> Vec<Undelivered> {
         let state = self.lock();
         let legs = self.legs.iter().zip(&state.legs).enumerate();

@@ -6,9 +6,9 @@
 //! - a block is repaired under the lock on its range and with its region referenced, so no write
 //!   and no crash can leave the legs different without a mark;
 //! - a repair that fails changes nothing. The block is tried again at the next read or verify;
-//! - a repair never waits for memory. Host writes that wait for its range may hold all of it, and so
-//!   may copies of a resync that wait for it. Without memory, each repair in progress takes one page
-//!   beyond the limit: at most [`REPAIRS_MAX`] and one of a verify.
+//! - a repair never waits for memory. Host writes that wait for its range may hold all of it, and
+//!   so may copies of a resync that wait for it. Without memory, each repair in progress takes one
+//!   page beyond the limit: at most [`REPAIRS_MAX`] and one of a verify.
 
 use std::ops::Range;
 use std::sync::Arc;

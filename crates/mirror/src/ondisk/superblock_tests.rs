@@ -114,7 +114,7 @@ fn mark_stays_at_its_store() {
 }
 
 #[test]
-fn source_that_asks_supersedes_earlier_records_of_its_target() {
+fn asking_source_supersedes_earlier_target_records() {
     let mark = mark_of(1, RecordedRight::Unknown);
     let asked = |mark: ArbiterMark, asks| {
         let after = mark.asked_by(asks);

@@ -1,7 +1,8 @@
 //! Turns of the cleaner during an evacuation, which frees no segments that hosts may use.
 //!
 //! While writes wait for free segments, a pass cleans the other devices instead, unless the last
-//! such pass gained nothing. So neither the writes nor the evacuation wait for the end of the other.
+//! such pass gained nothing. So neither the writes nor the evacuation wait for the end of the
+//! other.
 
 use crate::manage::shared::State;
 

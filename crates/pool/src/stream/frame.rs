@@ -56,8 +56,8 @@ pub enum FrameBody<'a> {
 pub struct StreamFrame<'a> {
     /// Identifier of the snapshot.
     pub snapshot: PoolId,
-    /// Number that tells snapshots of one identifier apart: of the sending pool, and of the snapshot
-    /// in it.
+    /// Number that tells snapshots of one identifier apart: of the sending pool, and of the
+    /// snapshot in it.
     pub source: u64,
     /// Offset in the volume, in bytes: the end of the previous frame.
     pub offset: u64,

@@ -257,8 +257,8 @@ impl MirroredVolume {
         if self.growing.get() {
             return refuse("the volume is growing: repeat the command later");
         }
-        // The source of a target may ask it to grow at any moment. The mirror that replaces this one
-        // would not be deleted.
+        // The source of a target may ask it to grow at any moment. The mirror that replaces this
+        // one would not be deleted.
         let _changing = Changing::new(self);
         if mirror.is_serving() && !force {
             return refuse(

@@ -10,8 +10,8 @@
 //!   thread of their own;
 //! - all paths of the process together have at most [`SPARE_THREADS_MAX`] threads beside the first
 //!   one of each path;
-//! - a path gets no other thread while a call changes its file: a change that takes effect late must
-//!   not find the file in use.
+//! - a path gets no other thread while a call changes its file: a change that takes effect late
+//!   must not find the file in use.
 
 use std::collections::BTreeMap;
 use std::io;

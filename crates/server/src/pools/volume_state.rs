@@ -274,7 +274,8 @@ mod tests {
             (own(begun(BASE, 0)), false, BASE, rebase, rebase),
             (own(begun(None, 5)), false, None, proceed, proceed),
             (own(begun(BASE, 5)), false, BASE, proceed, proceed),
-            // The stream has another base, or is of another volume whose snapshot was taken together.
+            // The stream has another base, or is of another volume whose snapshot was taken
+            // together.
             (own(begun(None, 5)), false, BASE, None, rebase),
             (own(begun(BASE, 5)), false, None, None, Some(StartOver)),
             (

@@ -133,8 +133,8 @@ fn noticed_loss_survives_a_crash() {
 }
 
 /// Regression: a target that acknowledges from memory loses power with a write, and the source then
-/// stops or gives up its role without another write. In half of all mirrors, the target's older data
-/// was preferred, although the source had flushed the write.
+/// stops or gives up its role without another write. In half of all mirrors, the target's older
+/// data was preferred, although the source had flushed the write.
 #[test]
 fn write_that_the_target_lost_survives_a_stop() {
     for seed in 0..8 {
