@@ -136,14 +136,6 @@ impl Store {
         }
     }
 
-    /// A write of node 1 takes effect at its store, long after the node gave it up.
-    #[cfg(test)]
-    pub(super) fn late_write_of_second(&self, volume: ReplicaId, record: &ArbiterRecord) {
-        let mut memory = self.of_node(1).borrow_mut();
-        let before = memory.read(volume);
-        memory.write(volume, before.as_ref(), record.encode());
-    }
-
     fn delay(&self) -> Duration {
         self.world.random_span(Duration::from_micros(50), self.slow.get())
     }

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use flagstone_arbiter::{ArbiterRecord, ReplicaId, StoreId};
+use flagstone_arbiter::StoreId;
 use flagstone_mirror::RoleError;
 use flagstone_mirror::limits::STORE_REVISIONS;
 use flagstone_mirror::ondisk::superblock::ArbiterMark;
 use flagstone_mirror::state::machine::OrderRefusal;
 
 use super::cluster::Cluster;
-use super::failover::VOLUME;
-use super::failover_tests::{FAILOVER_TIME, in_sync, in_sync_from, part, until};
+use super::failover_tests::{FAILOVER_TIME, in_sync, part, until};
 use super::operator;
 
 /// Gives the nodes a store each, and restarts one with another store than before.
@@ -29,15 +28,6 @@ fn mark(cluster: &Cluster, index: usize) -> ArbiterMark {
     status.expect("it has an arbiter").mark
 }
 
-/// As [`until`], at the first moment.
-fn at_once(cluster: &Cluster, what: &str, is: impl Fn(&Cluster) -> bool) {
-    let deadline = cluster.sim.now() + Duration::from_secs(2);
-    while !is(cluster) {
-        assert!(cluster.sim.now() < deadline, "not {what}: {}", cluster.describe());
-        cluster.sim.run_for(Duration::from_micros(20));
-    }
-}
-
 /// Regression: a target moved its note about the record to the store in its configuration, where it
 /// had read nothing. As the source, it continued with the revisions of the former store.
 #[test]
@@ -52,55 +42,6 @@ fn target_of_other_store_begins_above_former_revisions() {
     cluster.pass(Duration::from_secs(2));
     let own = mark(&cluster, 1);
     assert!(own.store == StoreId(2) && own.revision > STORE_REVISIONS, "{own:?}");
-}
-
-/// Regression: the source had recorded its target at another store, and the link was lost before
-/// the target heard of it. A write of the target, from before, then took effect at the former
-/// store. The target took the role by it, while the source ran degraded by the other store.
-/// The seed decides which node leads at the handshake after the restart.
-#[test]
-fn late_grant_of_former_store_is_not_reclaimed() {
-    let led = (0..12).any(late_grant);
-    assert!(led, "the former source leads with one of the seeds");
-}
-
-/// False if the target becomes the source at the first handshake.
-fn late_grant(seed: u64) -> bool {
-    let cluster = in_sync_from(seed, [2000, 2000]);
-    let store = cluster.store();
-    let seen = mark(&cluster, 1).revision;
-    restart_at_other_store(&cluster, 0);
-    let is_moved = |cluster: &Cluster| mark(cluster, 0).store == StoreId(2);
-    at_once(&cluster, "recorded", |cluster| is_moved(cluster) || cluster.serves(1));
-    if !is_moved(&cluster) {
-        return false;
-    }
-    cluster.sim.reset_connections(cluster.nodes[0], cluster.nodes[1]);
-    // The source attaches again, and is lost before its first renewal.
-    let attached = |cluster: &Cluster| cluster.mirror(1).is_some_and(|mirror| mirror.has_source());
-    at_once(&cluster, "detached", |cluster| !attached(cluster));
-    assert_eq!(mark(&cluster, 1).revision, seen, "the target has not heard of the other store");
-    at_once(&cluster, "attached", attached);
-    part(&cluster);
-    let own = ReplicaId(cluster.superblock(1).expect("it has one").replica.0);
-    let record = ArbiterRecord {
-        volume: VOLUME,
-        epoch: cluster.superblock(1).expect("it has one").epoch + 1,
-        revision: seen + 1,
-        source: own,
-        in_sync: vec![own],
-        maintenance: false,
-        writer: 3,
-    };
-    store.late_write_of_second(VOLUME, &record);
-    // Two nodes that serve fail the test.
-    let end = cluster.sim.now() + 2 * FAILOVER_TIME;
-    while cluster.sim.now() < end {
-        cluster.pass(Duration::from_millis(20));
-        assert_ne!(cluster.active(), Some(1), "{}", cluster.describe());
-    }
-    assert_eq!(cluster.active(), Some(0), "{}", cluster.describe());
-    true
 }
 
 /// Regression: a forced node recorded the order at the store in its configuration, while the record
