@@ -11,8 +11,8 @@
 //! - [`place`] runs programs in their own network and mount namespaces.
 //! - [`process`] reads the state of a process from `/proc`; [`rng`] makes random choices
 //!   repeatable.
-//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host uses the server; [`vendor_commands`]
-//!   checks the answers of a mirror's replica.
+//! - [`guest`] boots a Linux kernel under QEMU, whose NVMe/TCP host uses the server;
+//!   [`vendor_commands`] checks the answers of a mirror's replica.
 //! - [`tools`] runs other programs, and visibly skips a test when one is missing.
 //! - [`wire`] builds the first bytes of a connection by hand.
 //! - [`scratch`] gives each test a directory of its own.

@@ -161,7 +161,7 @@ fn comparable(config: &Config, layer: &LayerConfig) -> (&'static str, LayerValue
 
 fn compare_peers(old: &Peer, new: &Peer, keys: &mut Vec<String>) {
     compare!(keys, format!("peer.{}", old.name), Peer, old, new, {
-        address, key_file, insecure, tls_key_file, tls_optional: tls, host_addresses, connections,
+        address, key_file, insecure, tls_key_file, tls, host_addresses, connections,
         timeout, compression,
         max_bytes_per_s: bandwidth_max, fence_command, fence_timeout
     }, compared_separately { name });

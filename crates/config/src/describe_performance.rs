@@ -6,7 +6,8 @@ use std::fmt::{self, Display, Formatter};
 use flagstone_limit::{DiskModelConfig, IoSize, Limit, Mix, ServiceTime};
 
 use crate::{Config, DiskProfile, LayerConfig, Provisioned, Volume};
-use flagstone_units::{format_duration, format_rate, format_size};
+use flagstone_units::display;
+use flagstone_units::{format_duration, format_rate};
 
 /// Longest throughput that is shown to its last byte, in characters.
 const EXACT_CHARS: usize = 9;
@@ -91,14 +92,14 @@ fn counted(what: &str, size: &IoSize) -> Option<String> {
     match size {
         IoSize::One => None,
         IoSize::Units { bytes } => {
-            Some(format!("{what} count as one for each {}", format_size((*bytes).into())))
+            Some(format!("{what} count as one for each {}", display::size((*bytes).into())))
         }
         IoSize::Steps(steps) => {
             let used = steps.iter().filter(|step| step.above_bytes != u32::MAX);
             let texts: Vec<_> = used
                 .map(|step| {
                     let ios = f64::from(step.millionths) / 1e6;
-                    let above = format_size(step.above_bytes.into());
+                    let above = display::size(step.above_bytes.into());
                     format!("{what} above {above} count as {}", (ios * 100.0).round() / 100.0)
                 })
                 .collect();

@@ -10,7 +10,7 @@ use flagstone_nvme::replica::Codec;
 
 use super::check::{RawConfig, RawLayer, RawVolume, find};
 use super::diagnostic::{Located, Report, SourceLocation};
-use super::model::{LayerConfig, MirrorConfig, Peer};
+use super::model::{LayerConfig, MirrorConfig, Peer, PeerTls};
 use super::performance;
 use super::profile::Catalogs;
 use super::read::{file_path, key_path};
@@ -102,7 +102,7 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         .map(|list| list.entries.into_iter().map(|entry| entry.value).collect());
     let key_file = reader.parsed("key_file", key_path).map(|path| path.value);
     let tls_key_file = reader.parsed("tls_key_file", key_path).map(|path| path.value);
-    let tls_optional = reader.choice("tls") == "allowed";
+    let tls = reader.one_of("tls", &PeerTls::ALL, PeerTls::name);
     let insecure = reader.boolean("insecure");
     let fence_command = fence_command(reader);
     let fence_timeout = reader.time_or_default("fence_timeout");
@@ -111,7 +111,7 @@ fn peer_options(reader: &Reader<'_>) -> impl FnOnce(String, HostPort) -> Peer + 
         key_file,
         insecure,
         tls_key_file,
-        tls_optional,
+        tls,
         host_addresses,
         address,
         connections,
@@ -162,24 +162,23 @@ pub(crate) fn read_mirror(reader: &Reader<'_>, catalogs: &Catalogs) -> Option<Ra
     let group = reader.parsed("group", group_name);
     let mirror = MirrorConfig {
         peers: Vec::new(),
-        mode: one_of(reader, "mode", &Mode::ALL, Mode::name),
+        mode: reader.one_of("mode", &Mode::ALL, Mode::name),
         group: group.as_ref().map(|group| group.value.clone()),
-        ack: one_of(reader, "ack", &Ack::ALL, Ack::name),
-        on_peer_loss: one_of(reader, "on_peer_loss", &OnPeerLoss::ALL, OnPeerLoss::name),
-        after_split_brain: one_of(
-            reader,
+        ack: reader.one_of("ack", &Ack::ALL, Ack::name),
+        on_peer_loss: reader.one_of("on_peer_loss", &OnPeerLoss::ALL, OnPeerLoss::name),
+        after_split_brain: reader.one_of(
             "after_split_brain",
             &AfterSplitBrain::ALL,
             AfterSplitBrain::name,
         ),
-        failover: one_of(reader, "failover", &FailoverMode::ALL, FailoverMode::name),
+        failover: reader.one_of("failover", &FailoverMode::ALL, FailoverMode::name),
         failover_after: reader.time_or_default("failover_after"),
         intent_log: intent_log.as_ref().map(|intent_log| intent_log.value.clone()),
         intent_log_layers: read_intent_log_layers(reader, catalogs),
         intent_log_mode: read_intent_log_mode(reader),
         added_rtt: reader.time("added_rtt").map(|rtt| rtt.value).unwrap_or_default(),
         queue_bytes: reader.size_or_default("queue").value,
-        on_congestion: one_of(reader, "on_congestion", &OnCongestion::ALL, OnCongestion::name),
+        on_congestion: reader.one_of("on_congestion", &OnCongestion::ALL, OnCongestion::name),
         resync_max_bytes_per_s: reader.rate("resync_max").map(|rate| rate.value),
         resync_min_bytes_per_s: reader.rate_or_default("resync_min"),
         resync_adaptive: reader.boolean("resync_adaptive"),
@@ -247,24 +246,13 @@ fn read_intent_log_layers(reader: &Reader<'_>, catalogs: &Catalogs) -> Vec<Layer
 /// `every-write` on a real disk is a mistake: it is slower and adds no safety.
 fn read_intent_log_mode(reader: &Reader<'_>) -> IntentLogMode {
     let key = "intent_log_mode";
-    let mode = one_of(reader, key, &IntentLogMode::ALL, IntentLogMode::name);
+    let mode = reader.one_of(key, &IntentLogMode::ALL, IntentLogMode::name);
     if mode == IntentLogMode::EveryWrite && !reader.has("intent_log_disk_model") {
         let help = "remove it: only `flagstone lab mirror` uses it, with `intent_log_disk_model`";
         let message = "`every-write` with a log on a real disk";
         reader.report().error(&reader.key_place(key), message, help);
     }
     mode
-}
-
-/// The value of `all` whose name is written at `key`; the first after a mistake, which is reported.
-fn one_of<T: Copy>(
-    reader: &Reader<'_>,
-    key: &str,
-    all: &[T],
-    name: impl Fn(T) -> &'static str,
-) -> T {
-    let written = reader.choice(key);
-    all.iter().copied().find(|value| name(*value) == written).unwrap_or(all[0])
 }
 
 /// Reports keys of the other mode, which have no effect.

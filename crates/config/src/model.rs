@@ -276,6 +276,27 @@ pub struct ApiUser {
     pub certificate_name: Option<String>,
 }
 
+/// TLS of a peer that has a key for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerTls {
+    /// Connections without TLS are refused.
+    Required,
+    /// Connections without TLS are accepted, and made if the peer speaks none.
+    Allowed,
+}
+
+impl PeerTls {
+    pub(crate) const ALL: [PeerTls; 2] = [PeerTls::Required, PeerTls::Allowed];
+
+    /// Name in the configuration.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            PeerTls::Required => "required",
+            PeerTls::Allowed => "allowed",
+        }
+    }
+}
+
 /// `[peer.NAME]`: another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
@@ -287,8 +308,8 @@ pub struct Peer {
     pub insecure: bool,
     /// Absolute path of the key for TLS of both nodes.
     pub tls_key_file: Option<PathBuf>,
-    /// Connections without TLS are accepted, and made if the peer speaks none.
-    pub tls_optional: bool,
+    /// Whether connections need the key for TLS.
+    pub tls: PeerTls,
     /// Where hosts reach it, if not at `address`.
     pub host_addresses: Option<Vec<HostPort>>,
     /// Connections to it for each volume and core, 1 to 16.
@@ -308,7 +329,7 @@ pub struct Peer {
 impl Peer {
     /// Returns true if it has to prove a key, for authentication or TLS, on each connection.
     pub fn is_keyed(&self) -> bool {
-        self.key_file.is_some() || self.tls_key_file.is_some() && !self.tls_optional
+        self.key_file.is_some() || self.tls_key_file.is_some() && self.tls == PeerTls::Required
     }
 
     pub fn reached_by_hosts(&self) -> &[HostPort] {

@@ -375,18 +375,14 @@ fn describe(catalog: &Catalog, configuration: &DiskConfiguration) -> DiskProfile
     for block_bytes in [4 << 10, 64 << 10, 1 << 20] {
         for read_percent in [100, 0, 50] {
             let workload = Workload::random(block_bytes, read_percent);
-            let Ok(found) = catalog.predict(configuration, &workload) else { continue };
+            let Ok(mut found) = catalog.predict(configuration, &workload) else { continue };
+            found.ignore_price();
             let enforced = |limit: &&flagstone_cloud::PredictedLimit| {
                 !matches!(limit.kind, LimitKind::Cpu | LimitKind::QueueDepth)
             };
             let binding = found.limits.iter().find(enforced);
             confidence = confidence.max(binding.map_or(Confidence::A, |limit| limit.confidence));
-            found.not_known.into_iter().for_each(|what| {
-                // The price is irrelevant here.
-                if !what.contains("price") {
-                    add(format!("not known: {what}"));
-                }
-            });
+            found.not_known.into_iter().for_each(|what| add(format!("not known: {what}")));
             for touched in found.inconsistencies {
                 let used = touched.used.map(|used| format!("; taken here: {used}"));
                 add(format!(

@@ -245,6 +245,17 @@ impl<'a> Reader<'a> {
         value.map_or_else(|| self.key(name).default.to_owned(), |word| word.value)
     }
 
+    /// The value of `all` whose name is written; the first after a mistake, which is reported.
+    pub(crate) fn one_of<T: Copy>(
+        &self,
+        name: &str,
+        all: &[T],
+        name_of: impl Fn(T) -> &'static str,
+    ) -> T {
+        let written = self.choice(name);
+        all.iter().copied().find(|value| name_of(*value) == written).unwrap_or(all[0])
+    }
+
     /// A text in a grammar of its own, if written and right.
     pub(crate) fn parsed<T, E: Display>(
         &self,

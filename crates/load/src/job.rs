@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flagstone_blockdev::Geometry;
 use flagstone_blockdev::device::MAX_TRANSFER_BYTES;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{BLOCK_SIZES_MAX, DEPTH_MAX, PAYLOAD_BYTES, VERIFY_BLOCKS_MAX};
@@ -190,19 +190,19 @@ pub enum JobError {
     /// A size or offset that the device cannot address.
     #[error(
         "{what} of {} is not a multiple of the device's block of {}",
-        size_text(*found), size_text((*block_bytes).into())
+        exact_size(*found), exact_size((*block_bytes).into())
     )]
     Unaligned { what: &'static str, found: u64, block_bytes: u32 },
     #[error(
         "the range of {} at offset {} ends beyond the device of {}",
-        size_text(*size_bytes), size_text(*offset_bytes), size_text(*device_bytes)
+        exact_size(*size_bytes), exact_size(*offset_bytes), exact_size(*device_bytes)
     )]
     BeyondEnd { offset_bytes: u64, size_bytes: u64, device_bytes: u64 },
     /// The range is smaller than an I/O.
     #[error(
         "each core's part of the range is {}, less than the largest block size of {}: use a larger \
          size, fewer cores or a smaller block size",
-        size_text(*part_bytes), size_text(*io_bytes)
+        exact_size(*part_bytes), exact_size(*io_bytes)
     )]
     TooSmall { part_bytes: u64, io_bytes: u64 },
     #[error("the device cannot discard, and `{0}` does nothing else")]
@@ -212,7 +212,7 @@ pub enum JobError {
     #[error(
         "the job's buffers take {}, the limit of pooled memory is {}: raise it, or use a smaller \
          depth or block size",
-        size_text(*need_bytes), size_text(*limit_bytes)
+        exact_size(*need_bytes), exact_size(*limit_bytes)
     )]
     Memory { need_bytes: u64, limit_bytes: u64 },
     #[error("{0}")]

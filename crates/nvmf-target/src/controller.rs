@@ -187,11 +187,11 @@ impl Controller {
         Ok(())
     }
 
-    /// Ends the PSK that this controller has used. One without I/O queues by then is for the next
-    /// attempt of its host, which may not authenticate again before.
-    fn drop_psk(&self) {
+    /// Ends the PSKs that I/O queues of this controller have used. One without I/O queues by then
+    /// is for the next attempt of its host, which may not authenticate again before.
+    fn drop_psks(&self) {
         let _queues = self.queues.lock();
-        if let Concatenated::InUse(identity) = std::mem::take(&mut *self.concatenated.lock()) {
+        for identity in std::mem::take(&mut *self.concatenated.lock()).used() {
             self.target.tls.generated.remove(&identity);
         }
     }
@@ -345,7 +345,7 @@ impl Controller {
             self.ready.store(false, Ordering::Release);
         }
         self.cut_queues(0);
-        self.drop_psk();
+        self.drop_psks();
         self.end_vendor_sessions();
         self.events.reset();
         self.subsystem.remove_controller(self.id);

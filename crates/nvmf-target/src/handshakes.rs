@@ -4,7 +4,8 @@
 //! - at most [`HANDSHAKES`] are in flight, and at most [`HANDSHAKES_PER_SOURCE`] of one address;
 //! - each ends once, with success or a [`FailureReason`]; a handshake dropped earlier counts as
 //!   abandoned, because it made this side compute too;
-//! - failures of an address delay its next handshakes, the longer the more there were.
+//! - failures of an address delay its next handshakes, the longer the more there were. A Connect
+//!   without the TLS that it needs tries no key, and delays nothing.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -147,6 +148,9 @@ impl Handshakes {
     pub(crate) fn failed(&self, source: Option<IpAddr>, reason: FailureReason) {
         self.count(reason);
         let kind = match reason {
+            // No key was tried, and nothing computed. A host that tries without TLS first, or whose
+            // key has not been configured yet, must not be delayed when it comes with its key.
+            FailureReason::NoTls => return,
             FailureReason::Abandoned | FailureReason::Busy | FailureReason::PskEnded => {
                 FailureKind::Unfinished
             }
@@ -248,6 +252,22 @@ mod tests {
             assert!(all.begin(source(1)).is_some());
             drop(held);
             assert_eq!(all.totals().succeeded, 1);
+        })
+        .unwrap();
+    }
+
+    /// Regression: a host that tried without TLS first was delayed like one that guesses keys.
+    #[test]
+    fn missing_tls_is_no_guess() {
+        block_on(async {
+            let all = Handshakes::default();
+            for _ in 0..8 {
+                all.failed(source(1), FailureReason::NoTls);
+            }
+            assert_eq!(all.delay(source(1)), Duration::ZERO);
+            assert_eq!(failures(&all, FailureReason::NoTls), 8);
+            all.failed(source(1), FailureReason::OtherIdentity);
+            assert_eq!(all.delay(source(1)), FAILURE_DELAY);
         })
         .unwrap();
     }

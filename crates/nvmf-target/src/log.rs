@@ -1,8 +1,8 @@
 //! Get Log Page (Base 5.1.12).
 //!
-//! A log page is never assembled as a whole. It is written piecewise into a [`LogPageWindow`], which keeps
-//! the part that the host requested. The requested range is checked against the length of the page
-//! before anything is written or allocated.
+//! A log page is never assembled as a whole. It is written piecewise into a [`LogPageWindow`],
+//! which keeps the part that the host requested. The requested range is checked against the length
+//! of the page before anything is written or allocated.
 
 use flagstone_nvme::command::Sqe;
 use flagstone_nvme::command::admin::GetLogPage;

@@ -1,8 +1,8 @@
 //! Compression of units: contexts of each core, the give-up on data that does not compress, and
 //! decompression of bytes that may be hostile.
 //!
-//! Invariants: neither direction allocates once a core has its contexts; decompression writes into a
-//! buffer of the exact size of the unit, so a bomb fails instead of growing. One unit is
+//! Invariants: neither direction allocates once a core has its contexts; decompression writes into
+//! a buffer of the exact size of the unit, so a bomb fails instead of growing. One unit is
 //! decompressed at a time per core, which bounds the memory to one scratch of 32 KiB each.
 
 use std::cell::RefCell;

@@ -101,8 +101,10 @@ async fn open_file(path: &Path, options: &FileOptions) -> io::Result<Arc<FileDev
         }
         match FileDevice::open(path, options) {
             Err(error)
-                if error.kind() == io::ErrorKind::ResourceBusy
-                    && begun.elapsed() < LOCK_TIMEOUT =>
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy
+                ) && begun.elapsed() < LOCK_TIMEOUT =>
             {
                 time::sleep(LOCK_PAUSE).await;
             }
@@ -123,9 +125,7 @@ fn explain(path: &Path, error: &io::Error) -> String {
         io::ErrorKind::PermissionDenied => {
             "; run as a user who may open it, such as a member of the group `disk`"
         }
-        io::ErrorKind::ResourceBusy if !text.contains("locked") => {
-            "; it is mounted, or another program has it"
-        }
+        io::ErrorKind::ResourceBusy => "; it is mounted, or another program has it",
         io::ErrorKind::IsADirectory => "; give a file in it, or a disk",
         io::ErrorKind::ReadOnlyFilesystem => "; it can only be read here",
         _ => "",

@@ -8,7 +8,7 @@ use flagstone_cloud::catalog::Catalog;
 use flagstone_cloud::cheapest::Prices;
 use flagstone_cloud::compare::{ComparisonColumn, ComparisonRequest, WorkloadResult};
 use flagstone_cloud::prediction::{Dimension, PredictedLimit, SourceUse};
-use flagstone_units::{display::block_size, grouped};
+use flagstone_units::{display::size, grouped};
 use serde::Serialize;
 
 use super::args::{NOT_MIXED, bytes};
@@ -175,7 +175,7 @@ fn rows(
             false => decimals(results.total.bytes_per_s / catalog.units.throughput.bytes()),
         };
         row(&name, &|c| of(c, &|c| number(&c.results[index])));
-        let block = format!("  of {}, limited by", block_size(workload.block_bytes));
+        let block = format!("  of {}, limited by", size(workload.block_bytes));
         row(&block, &|c| of(c, &|c| limit(&c.results[index].binding, unit)));
     }
     row("USD a month", &|c| {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use flagstone_limit::Mix;
+
 use super::form::{DAY_MS, MIB, keys};
 use super::{Section, SizeRule, ValueKind};
 use crate::limits::{LIMIT_BYTES_PER_SECOND, MAX_LIMIT_IOPS};
@@ -11,7 +13,7 @@ pub(super) const THROUGHPUT: ValueKind = ValueKind::Rate(LIMIT_BYTES_PER_SECOND)
 const BURST_IOPS: ValueKind = ValueKind::Count(2..=MAX_LIMIT_IOPS);
 const BURST_THROUGHPUT: ValueKind =
     ValueKind::Rate(2 * *LIMIT_BYTES_PER_SECOND.start()..=*LIMIT_BYTES_PER_SECOND.end());
-const MIX: ValueKind = ValueKind::Choice(&["separate", "shared"]);
+const MIX: ValueKind = ValueKind::Choice(&[Mix::Separate.name(), Mix::Shared.name()]);
 const IO_SIZE: ValueKind = ValueKind::Size(512..=32 * MIB, SizeRule::MultipleOf(512));
 
 /// `limit = { … }` of a volume, and `[limit.NAME]`

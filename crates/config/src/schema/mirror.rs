@@ -10,9 +10,11 @@ use super::form::{GIB, KIB, MIB, MINUTE_MS, keys, time};
 use super::limit::THROUGHPUT;
 use super::{DISK_MODEL, Section, SizeRule, ValueKind};
 use crate::limits::LIMIT_BYTES_PER_SECOND;
+use crate::model::PeerTls;
 
 const LOG_MODE: ValueKind =
     ValueKind::Choice(&[IntentLogMode::ActiveRegions.name(), IntentLogMode::EveryWrite.name()]);
+const PEER_TLS: ValueKind = ValueKind::Choice(&[PeerTls::Required.name(), PeerTls::Allowed.name()]);
 const PEER_LOSS: ValueKind =
     ValueKind::Choice(&[OnPeerLoss::Degrade.name(), OnPeerLoss::Block.name()]);
 const SPLIT_BRAIN: ValueKind =
@@ -86,7 +88,7 @@ pub static PEER: Section = Section {
             "Accept a peer on another machine without keys: anyone who takes its name or address can read and overwrite the mirrors.";
         "tls_key_file", ValueKind::Text("path"), "" =>
             "TLS key of both nodes (`flagstone key generate --tls`), without which the replica cannot be reached. Both listeners need `?tls=allowed` or `?tls=required`. Default: no TLS.";
-        "tls", ValueKind::Choice(&["required", "allowed"]), "required" =>
+        "tls", PEER_TLS, "required" =>
             "`allowed`: also accept and make connections without TLS, with a warning, while [a running pair changes to TLS](guides/keys.md#a-mirrored-pair-with-tls).";
         "host_addresses", ValueKind::List("address"), "" =>
             "Where hosts reach it, for the discovery log (`nvme connect-all`). Empty: none. Default: `address`.";

@@ -10,7 +10,7 @@ mod sample;
 use flagstone_bench::campaign::{CampaignPlan, Watcher};
 use flagstone_bench::process::Interrupt;
 use flagstone_bench::results::ResultRecord;
-use flagstone_bench::table::Table;
+use flagstone_bench::table::{Table, UNKNOWN};
 use flagstone_bench::target::{BenchTarget, DiskAddress};
 use flagstone_units::grouped;
 use serde::Serialize;
@@ -361,7 +361,7 @@ pub fn table(summary: &LimitsSummary) -> Table {
     for cell in &summary.cells {
         let number = |value: f64| format!("{} {}", grouped(value, 0), cell.unit);
         table.rows.push(vec![
-            cell.table.unwrap_or("-").to_owned(),
+            cell.table.unwrap_or(UNKNOWN).to_owned(),
             cell.disk.clone(),
             cell.what.to_owned(),
             or_dash(cell.published, number),

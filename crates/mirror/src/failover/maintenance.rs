@@ -48,7 +48,7 @@ impl Inner {
         let ask = Ask {
             volume: id(superblock.volume),
             own: id(superblock.replica),
-            seen_revision: superblock.arbiter.revision,
+            seen_revision: superblock.arbiter.revision_at(self.failover.store()),
             writer: random_u64(),
             suspended: on,
             succeeds: false,
@@ -71,8 +71,10 @@ impl Inner {
         let replica = superblock.replica;
         tracing::info!(%replica, revision = record.revision, on, "automatic failover suspended");
         self.change(|state| {
-            if let Some(published) = &mut state.published {
-                published.revision = published.revision.max(record.revision);
+            if let Some(published) = &mut state.published
+                && published.record.revision < record.revision
+            {
+                published.record = record.stamp();
             }
         });
         Ok(())

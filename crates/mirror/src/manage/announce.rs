@@ -137,6 +137,10 @@ impl Inner {
         let (_, reached) = self.ask_peers(ConnectAttempts::Once).await;
         let epochs = reached.iter().flatten().map(|peer| peer.identity.view.epoch);
         progress.seen = epochs.max().unwrap_or(0).max(self.epoch_seen());
+        let is_silent = reached.iter().take(self.legs.len()).any(Option::is_none);
+        if forced && is_silent && self.is_recorded_elsewhere() {
+            return Err(OrderRefusal::OtherArbiter.into());
+        }
         let epoch = self.epoch_after(progress.seen);
         let overtaken = self.change(|state| {
             let overtaken = state.promised > 0;

@@ -173,7 +173,7 @@ impl Inner {
     }
 
     /// Carries out an order, for all members of a group. Returns the undelivered writes. A stop
-    /// concerns only this member, because no write follows it.
+    /// concerns only this member: [`Inner::stop_with_group`] stops all.
     pub(crate) async fn order(
         self: &Arc<Self>,
         order: OperatorOrder,
@@ -184,6 +184,18 @@ impl Inner {
             }
             _ => self.order_alone(order).await,
         }
+    }
+
+    /// Stops, together with the other members of its group.
+    pub(crate) async fn stop_with_group(
+        self: &Arc<Self>,
+    ) -> Result<Vec<Undelivered>, CommandError> {
+        let Some(membership) = &self.group else {
+            return self.order_alone(OperatorOrder::Stop).await;
+        };
+        membership.group.stop().await;
+        // Perhaps by an earlier call for another member.
+        self.change(|state| state.stopped.take()).unwrap_or(Ok(Vec::new()))
     }
 
     /// As [`Inner::order`], for this mirror only.
@@ -291,11 +303,8 @@ impl Inner {
             Action::DeliverQueues | Action::LeaveBehind => {
                 let delivers = action == Action::DeliverQueues;
                 let limit_ms = if delivers { QUEUE_DELIVERY_MS } else { 0 };
-                // Nothing may enter a queue from here on.
-                let block = progress.block.get_or_insert_with(|| self.block_admission());
-                progress.undelivered =
-                    self.deliver_queues(block, Duration::from_millis(limit_ms)).await;
-                self.leave_behind(&progress.undelivered).await;
+                self.deliver(Duration::from_millis(limit_ms), progress).await;
+                self.leave_behind(&mut progress.undelivered).await;
             }
             Action::AwaitCalls => self.drain().await,
             Action::EndSessions => self.end_sessions(),
@@ -360,6 +369,13 @@ impl Inner {
             Action::Reconnect => self.reconnect_all(),
         }
         Ok(())
+    }
+
+    /// Delivers the queues within a limit, and notes what peers lack.
+    pub(super) async fn deliver(self: &Arc<Self>, limit: Duration, progress: &mut OrderProgress) {
+        // Nothing may enter a queue from here on.
+        let block = progress.block.get_or_insert_with(|| self.block_admission());
+        progress.undelivered = self.deliver_queues(block, limit).await;
     }
 
     async fn trust_data(&self) -> Result<(), IoError> {

@@ -19,7 +19,9 @@ use crate::group::{GroupSession, SharedNumbering};
 use crate::id::{Generation, MirrorId};
 use crate::io::admission::AdmissionView;
 use crate::io::call_admission::CallAdmission;
+use crate::io::deliver::Undelivered;
 use crate::io::reorder::ReorderBuffer;
+use crate::manage::command::CommandError;
 use crate::manage::transfer::RoleTransfer;
 use crate::ondisk::superblock::ReplicaRole;
 use crate::state::arbitration::ServingRight;
@@ -44,6 +46,8 @@ pub(crate) struct State {
     pub(crate) bumping_generation: bool,
     pub(crate) generation_error: Option<IoError>,
     pub(crate) changing_role: bool,
+    /// Result of a stop of the whole group, for the order that stops this member.
+    pub(crate) stopped: Option<Result<Vec<Undelivered>, CommandError>>,
     /// Orders to change the role that have not ended, including orders that wait for another
     /// change.
     pub(crate) orders: usize,
@@ -157,6 +161,9 @@ pub(crate) struct LegState {
     pub(crate) reconnect_requests: u64,
     /// Copy everything after the next handshake.
     pub(crate) full_resync: bool,
+    /// The session that was ended to set marks for the peer. None begins before they exist: see
+    /// [`crate::session::outdated`].
+    pub(crate) awaits_marks: Option<u64>,
     /// The role is being handed over through this session, which is kept meanwhile.
     pub(crate) handing_over: bool,
     /// The peer is durably inconsistent: a resync to it has begun, and the peer has not been

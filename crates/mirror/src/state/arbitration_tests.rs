@@ -1,5 +1,7 @@
 //! Tests of the steps: each rule, and the arithmetic of the lease.
 
+use flagstone_arbiter::RecordStamp;
+
 use super::*;
 use crate::agree::decide::ResyncAmount;
 use crate::limits::PEERS_MAX;
@@ -8,6 +10,7 @@ use crate::state::status::DesiredState;
 
 const SECOND: u64 = 1_000_000_000;
 const NOW: u64 = 100 * SECOND;
+pub(in crate::state) const RECORD: RecordStamp = RecordStamp { revision: 7, writer: 3 };
 const TIMING: Timing = Timing { failover_after_ns: 4 * SECOND };
 
 pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation {
@@ -30,7 +33,7 @@ pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation 
         ask_not_before_ns: NOW,
         source_asks: true,
         watched_ns: NOW,
-        proof: StoreProof::Given(7),
+        proof: StoreProof::Given(RECORD),
         timing: TIMING,
     }
 }
@@ -144,9 +147,10 @@ fn only_target_that_was_in_sync_takes_over() {
     assert_eq!(step(&Situation { watched_ns: 0, ..heard }), Step::Watch);
     let unknown = Situation { mark: RecordedRight::Unknown, ..heard };
     assert_eq!(step(&Situation { watched_ns: 0, ..unknown }), Step::Wait(None));
-    for (proof, expected) in
-        [(StoreProof::Pending(7), Step::Watch), (StoreProof::Refuted(7), Step::Wait(None))]
-    {
+    for (proof, expected) in [
+        (StoreProof::Pending(RECORD), Step::Watch),
+        (StoreProof::Refuted(RECORD), Step::Wait(None)),
+    ] {
         assert_eq!(step(&Situation { proof, ..unknown }), expected, "{proof:?}");
     }
 }

@@ -94,7 +94,7 @@ pub struct Outlook<'a> {
 pub const fn peer_obstacle(offer: LossPermission) -> Option<Obstacle> {
     match offer {
         LossPermission::Unrecorded { .. } => Some(Obstacle::NotInSync),
-        LossPermission::Recorded { .. } => None,
+        LossPermission::Recorded(_) => None,
         LossPermission::Suspended => Some(Obstacle::Suspended),
     }
 }
@@ -145,6 +145,9 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
         NodeRole::Waiting { .. } if situation.revision == 0 => Some(Obstacle::NeverRecorded),
         NodeRole::Waiting { .. } if situation.is_other_store => Some(Obstacle::OtherArbiter),
         NodeRole::Waiting { .. } => denied,
+        NodeRole::Target { .. } if situation.is_other_store && !outlook.is_attached => {
+            Some(Obstacle::OtherArbiter)
+        }
         NodeRole::Target { .. } => match (situation.mark, outlook.offer) {
             // It has not compared the record yet.
             (RecordedRight::InSync, _) if outlook.is_attached && situation.watched_ns == 0 => {
@@ -152,7 +155,7 @@ pub fn obstacle(situation: &Situation, outlook: &Outlook<'_>) -> Option<Obstacle
             }
             (RecordedRight::InSync, _) => denied,
             // It has not read the source's latest record yet, or has read an older one.
-            (_, Some(LossPermission::Recorded { .. }))
+            (_, Some(LossPermission::Recorded(_)))
                 if outlook.is_attached && situation.proof != StoreProof::NotNeeded =>
             {
                 let refuted = matches!(situation.proof, StoreProof::Refuted(_));

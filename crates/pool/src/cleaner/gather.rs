@@ -43,7 +43,8 @@ enum Named {
     Metadata(FoundBlock),
 }
 
-/// What a chunk header names, in order of the payload. The blocks of units are in a list of their own.
+/// What a chunk header names, in order of the payload. The blocks of units are in a list of their
+/// own.
 struct Contents {
     named: Vec<Named>,
     blocks: Vec<FoundBlock>,

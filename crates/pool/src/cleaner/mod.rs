@@ -16,6 +16,7 @@ pub(crate) mod gain;
 mod gather;
 mod owners;
 mod pack;
+mod turns;
 mod victims;
 
 use std::collections::BTreeSet;
@@ -188,8 +189,8 @@ impl Shared {
         spare as u64 * u64::from(self.storage.layout.segment_blocks()) / 2
     }
 
-    /// No copies yet, with the limit of memory. A segment of units of one stored block each takes no
-    /// more than one pass.
+    /// No copies yet, with the limit of memory. A segment of units of one stored block each takes
+    /// no more than one pass.
     fn no_copies(&self, state: &State) -> Copies {
         let segment = self.storage.layout.segment_blocks() as usize;
         let most = (state.sizes.recent / 2).max(state.sizes.copies).max(UNIT_BLOCKS * segment);
@@ -239,7 +240,8 @@ impl Shared {
         // that free, so they cannot block an evacuation for ever.
         let (sizes, supply) = (state.sizes, state.supply());
         let kept = supply.kept_by_evacuation(&sizes);
-        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept) {
+        let for_writes = state.cleans_for_writes(budget.live_max);
+        if let Some(range) = evacuated.clone().filter(|_| supply.free > kept && !for_writes) {
             let room = (supply.free - kept) as u64 * u64::from(segment_blocks) / 2;
             let budget = PassBudget { live_max: segment_blocks, copies: budget.copies.min(room) };
             let closed = range.filter(|segment| state.can_clean(*segment));

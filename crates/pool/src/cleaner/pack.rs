@@ -1,13 +1,14 @@
 //! Packing: copies of live blocks as chunks, in compressed units where they shrink. Pure.
 //!
-//! Copies are gathered in pieces, each a block that is stored alone or the live blocks of a unit, and
-//! sorted by volume and block, so that what belongs together gets into one unit and is read with one
-//! I/O. A chunk takes as much as fits its header and payload: it is as dense as one that hosts write,
-//! or cleaning would gain nothing.
+//! Copies are gathered in pieces, each a block that is stored alone or the live blocks of a unit,
+//! and sorted by volume and block, so that what belongs together gets into one unit and is read
+//! with one I/O. A chunk takes as much as fits its header and payload: it is as dense as one that
+//! hosts write, or cleaning would gain nothing.
 //!
-//! Invariant: a piece takes at most the blocks that it takes now, and at most one for each live block.
-//! Pieces are compressed again together only if that makes them smaller; otherwise a unit is copied as
-//! it is stored, or its live blocks alone. So hardly any unit with dead blocks is left.
+//! Invariant: a piece takes at most the blocks that it takes now, and at most one for each live
+//! block. Pieces are compressed again together only if that makes them smaller; otherwise a unit
+//! is copied as it is stored, or its live blocks alone. So hardly any unit with dead blocks is
+//! left.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -51,8 +52,8 @@ impl Size {
 /// A block of a unit, or one that is stored alone.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
-    /// [`ChunkRecord::Moved`] of a volume, or [`ChunkRecord::Page`] of level 0 for what snapshots have, and in
-    /// the place of a dead block.
+    /// [`ChunkRecord::Moved`] of a volume, or [`ChunkRecord::Page`] of level 0 for what snapshots
+    /// have, and in the place of a dead block.
     pub(super) record: ChunkRecord,
     /// Its entry; `None` if it is dead.
     pub(super) live: Option<MapEntry>,
@@ -232,8 +233,8 @@ impl Packed {
     }
 }
 
-/// The stored blocks of a record, with the parts that it copies, each in a block of its own or all in
-/// one unit.
+/// The stored blocks of a record, with the parts that it copies, each in a block of its own or all
+/// in one unit.
 struct Copied {
     record: ChunkRecord,
     stored: Vec<u8>,
@@ -254,8 +255,8 @@ pub(super) struct Packer {
     waiting: (usize, usize),
     /// Weight of the dead blocks of units that were copied as they are stored.
     held: u64,
-    /// Give-up on plain blocks that do not compress, by volume. Blocks of units did compress, so they
-    /// are always tried.
+    /// Give-up on plain blocks that do not compress, by volume. Blocks of units did compress, so
+    /// they are always tried.
     give_ups: BTreeMap<u32, GiveUp>,
 }
 
@@ -264,7 +265,13 @@ impl Packer {
         Packer { chunk_blocks, ..Packer::default() }
     }
 
+    /// Adds a piece. A block that stays plain is copied as it comes: nothing is gained by sorting
+    /// it.
     pub(super) fn add(&mut self, piece: LivePiece) {
+        if piece.stays_plain() {
+            let LivePiece { parts, stored, .. } = piece;
+            return self.put(as_stored(None, &parts), stored, parts);
+        }
         self.gathered.0 += piece.stored.len() / BLOCK_BYTES;
         self.gathered.1 += piece.live();
         self.pieces.push(piece);
@@ -285,8 +292,8 @@ impl Packer {
     }
 
     /// The next chunk, if it is full or all copies are to be written: the first copies that fit
-    /// together. It takes at most `room` payload blocks if a copy fits there, otherwise those of a new
-    /// segment.
+    /// together. It takes at most `room` payload blocks if a copy fits there, otherwise those of a
+    /// new segment.
     pub(super) fn next(&mut self, room: usize, all: bool) -> Option<Packed> {
         if all {
             self.pack();
@@ -410,8 +417,8 @@ impl Packer {
     }
 }
 
-/// Groups of sorted pieces that may become a unit each: pieces that hosts would write as one unit stay
-/// together, and few of them are joined with the next.
+/// Groups of sorted pieces that may become a unit each: pieces that hosts would write as one unit
+/// stay together, and few of them are joined with the next.
 fn groups(pieces: &[LivePiece]) -> Vec<&[LivePiece]> {
     let mut groups = Vec::new();
     let (mut first, mut at, mut live) = (0, 0, 0);

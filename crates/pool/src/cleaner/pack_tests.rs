@@ -36,7 +36,8 @@ fn data(kind: Kind, blocks: usize, rng: &mut Rng) -> Vec<u8> {
     }
 }
 
-/// A unit of blocks of a volume from `first` on, or one block; `None` if it does not shrink. Bits of
+/// A unit of blocks of a volume from `first` on, or one block; `None` if it does not shrink. Bits
+/// of
 /// `dead` are the blocks that are dead. Old locations are unique by `at`.
 fn piece(
     (volume, first, at): (u32, u64, u64),
@@ -89,8 +90,8 @@ fn pack_all(pieces: Vec<LivePiece>, chunk_blocks: usize) -> Vec<Packed> {
     chunks
 }
 
-/// Packs pieces, compares the content of each block at the place that its new entry names, and returns
-/// the payload of the chunks and their number.
+/// Packs pieces, compares the content of each block at the place that its new entry names, and
+/// returns the payload of the chunks and their number.
 fn check(pieces: Vec<LivePiece>, chunk_blocks: usize) -> (usize, usize) {
     let mut expected = BTreeMap::new();
     for piece in &pieces {

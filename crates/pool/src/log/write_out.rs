@@ -119,7 +119,7 @@ impl Shared {
         let head = log.head();
         let is_planned = state.is_closing();
         // Continue while a checkpoint runs: it waits until the log is written out.
-        let is_over = state.check().is_err() || state.wanted.stop && !state.kept;
+        let is_over = state.check().is_err() || state.wanted.stop && !state.maintenance.runs();
         if state.write_out == WriteOut::Abandoned || is_over && !is_planned {
             return Some(Due::Stop);
         }
@@ -131,7 +131,7 @@ impl Shared {
         }
         // During an opening, its checkpoint has the right to update the superblock, and may be
         // dropped.
-        let is_drained = idle && state.kept && head.tail.volumes().is_empty();
+        let is_drained = idle && state.maintenance.runs() && head.tail.volumes().is_empty();
         match (is_drained || is_planned) && !state.superblock.tail.is_empty() {
             true => Some(Due::Unmark),
             false if is_planned => Some(Due::Stop),

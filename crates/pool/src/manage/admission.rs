@@ -50,8 +50,9 @@ impl State {
         Some(decided)
     }
 
-    /// Most segments that the next checkpoint takes after a cleaning pass, with `more` changes: a quarter of the reserve
-    /// without other changes, half of the reserve with a full table of recent changes.
+    /// Most segments that the next checkpoint takes after a cleaning pass, with `more` changes: a
+    /// quarter of the reserve without other changes, half of the reserve with a full table of
+    /// recent changes.
     pub(crate) fn checkpoint_segments(&self, more: usize) -> usize {
         let Sizes { reserve, recent, .. } = self.sizes;
         let changed = (self.active.len() + self.admitted.0 + more).min(recent);
@@ -119,7 +120,7 @@ impl State {
                 None
             }
             SpaceDecision::AfterCleaning => {
-                self.wanted.cleaning = true;
+                (self.wanted.cleaning, self.writes_wait) = (true, true);
                 None
             }
             SpaceDecision::AfterPacking => {

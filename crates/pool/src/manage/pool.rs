@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::backing::{Claim, ClaimedSpace};
 use super::handle::VolumeHandle;
 use super::log_device::LogDeviceStatus;
-use super::shared::{MaintenanceWork, Opened, Shared, State, Update, WriteOut};
+use super::shared::{MaintenanceTask, MaintenanceWork, Opened, Shared, State, Update, WriteOut};
 use super::space::{OrderKind, Sizes};
 use super::volume::{PoolVolume, VolumeInfo, VolumeOptions};
 use crate::error::{PoolError, VolumeError};
@@ -138,7 +138,7 @@ impl Pool {
                 });
             }
         }
-        shared.state.lock().kept = true;
+        shared.state.lock().maintenance = MaintenanceTask::Waits;
         spawn_detached(keep(shared.clone()));
         Ok(Pool { guard })
     }
@@ -558,7 +558,7 @@ fn blocks_of(size_bytes: u64) -> Result<u64, VolumeError> {
 /// Maintenance task: makes checkpoints and cleans, one at a time, until the pool stops.
 async fn keep(shared: Arc<Shared>) {
     keep_until_stopped(&shared).await;
-    shared.state.lock().kept = false;
+    shared.state.lock().maintenance = MaintenanceTask::Stopped;
     shared.progress.notify();
 }
 
@@ -570,7 +570,7 @@ async fn keep_until_stopped(shared: &Shared) {
             MaintenanceWork::Checkpoint => shared.checkpoint().await,
             MaintenanceWork::Clean => shared.clean().await,
         };
-        shared.state.lock().maintenance_runs = false;
+        shared.state.lock().maintenance = MaintenanceTask::Waits;
         shared.progress.notify();
         if done.is_err() {
             return;

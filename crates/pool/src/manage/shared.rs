@@ -68,6 +68,29 @@ pub(crate) enum MaintenanceWork {
     Clean,
 }
 
+/// The task that makes checkpoints and cleans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MaintenanceTask {
+    /// It has not begun, or has ended: it holds no right to update the superblock.
+    Stopped,
+    /// It waits for work.
+    Waits,
+    /// It makes a checkpoint, or cleans.
+    Works,
+}
+
+impl MaintenanceTask {
+    /// True from its begin to its end.
+    pub(crate) fn runs(self) -> bool {
+        self != MaintenanceTask::Stopped
+    }
+
+    /// True while it changes the pool.
+    pub(crate) fn works(self) -> bool {
+        self == MaintenanceTask::Works
+    }
+}
+
 /// Right of an order to keep the maintenance task from working.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum MaintenancePause {
@@ -186,17 +209,16 @@ pub(crate) struct State {
     pub(crate) cleaned: (u64, u64),
     pub(crate) wanted: Wanted,
     pub(crate) ordering: bool,
-    /// The maintenance task runs.
-    pub(crate) kept: bool,
-    /// Whether the maintenance task works.
-    pub(crate) maintenance_runs: bool,
+    pub(crate) maintenance: MaintenanceTask,
     pub(crate) pause: MaintenancePause,
+    /// True if a change waited for free segments since the last pass of the cleaner.
+    pub(crate) writes_wait: bool,
+    /// Free segments before the last pass, if it was made for waiting writes beside an evacuation.
+    pub(crate) free_before: Option<usize>,
     /// Weight reserved for thick volumes that they have not written yet.
     pub(super) reserved: u64,
-    /// Orders that took effect since the opening.
-    pub(super) orders: u64,
-    /// Reservations that orders in progress are about to make, each with the number of orders at
-    /// its check.
+    /// Reservations that orders in progress are about to make, each with the fewest blocks that it
+    /// has claimed since its check.
     pub(super) claims: BTreeMap<u64, (u64, Claim)>,
     /// Weight that they add to `reserved`.
     pub(super) claimed: u64,
@@ -228,7 +250,7 @@ impl MapView<'_> {
         active.or_else(|| self.frozen?.recent.get(self.volume, block))
     }
 
-    /// True if no block changed.
+    /// True if no block changed after the checkpoint of the tree.
     pub(crate) fn is_merged(&self) -> bool {
         self.active.is_none_or(Recent::is_empty) && self.frozen.is_none()
     }
@@ -302,11 +324,11 @@ impl State {
             cleaned: (0, 0),
             wanted: Wanted::default(),
             ordering: false,
-            kept: false,
-            maintenance_runs: false,
+            maintenance: MaintenanceTask::Stopped,
             pause: MaintenancePause::None,
+            writes_wait: false,
+            free_before: None,
             reserved: 0,
-            orders: 0,
             claims: BTreeMap::new(),
             claimed: 0,
             next_claim: 0,
@@ -359,7 +381,10 @@ impl State {
             MaintenancePause::None if self.wanted.cleaning => Some(MaintenanceWork::Clean),
             MaintenancePause::None | MaintenancePause::Waiting => None,
         };
-        self.maintenance_runs = work.is_some();
+        self.maintenance = match work {
+            Some(_) => MaintenanceTask::Works,
+            None => MaintenanceTask::Waits,
+        };
         work
     }
 
@@ -472,7 +497,6 @@ impl State {
         }
         apply_order(&mut self.volume_table, &mut self.trees, order, sequence)
             .expect("orders are checked before they are written");
-        self.orders += 1;
         self.volume_table_changed();
         match order {
             ChunkRecord::Delete { volume } => {

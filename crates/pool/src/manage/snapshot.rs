@@ -99,7 +99,7 @@ impl Pool {
             if let Err(error) = state.check() {
                 return Some(Err(error));
             }
-            let rests = !state.maintenance_runs && state.frozen.is_none();
+            let rests = !state.maintenance.works() && state.frozen.is_none();
             rests.then(|| {
                 state.pause = MaintenancePause::Held;
                 Ok(())

@@ -15,7 +15,7 @@ pub(crate) const USAGE_PER_BLOCK: usize = BLOCK_BYTES / 4;
 pub(crate) struct Sizes {
     /// Most recent changes between two checkpoints.
     pub(crate) recent: usize,
-    /// Additional copies of the cleaner between two checkpoints, within the limit of memory.
+    /// Blocks that the cleaner may copy between two checkpoints beyond `recent`, as memory allows.
     pub(crate) copies: usize,
     /// Map pages that one checkpoint copies for the cleaner.
     pub(crate) moving: usize,
@@ -180,8 +180,8 @@ impl SpaceState {
         sizes.reserve.saturating_add(usize::try_from(segments).unwrap_or(usize::MAX))
     }
 
-    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and what backs
-    /// reservations.
+    /// Free segments that an evacuation leaves: half of the reserve for a checkpoint, and those
+    /// that back reservations.
     pub(crate) fn kept_by_evacuation(&self, sizes: &Sizes) -> usize {
         self.left_free(sizes, 0) - sizes.reserve.div_ceil(2)
     }
@@ -265,9 +265,9 @@ pub(crate) fn admit(
             return SpaceDecision::AfterCheckpoint;
         }
     }
-    // A write ends when the cleaner gains nothing for a while. One whose space is reserved waits
-    // for passes of its own: those before it had other blocks to work with. During an evacuation,
-    // no gain is counted, and it may wait as long as that.
+    // A write gives up when the cleaner has gained nothing for a while. A write to reserved space
+    // counts only passes that began after it, because earlier ones had other blocks to clean. Gains
+    // are not counted during an evacuation, which the write may wait for.
     let was_fruitless = supply.nothing_to_clean && waited >= FRUITLESS_PASSES.into();
     let is_long = waited >= EVACUATION_STEPS.into();
     let (floor, is_over) = match demand.reserved {

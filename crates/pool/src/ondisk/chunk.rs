@@ -85,7 +85,8 @@ pub enum ChunkRecord {
     MovedUnit {
         /// Blocks of the payload.
         stored: u8,
-        /// A [`ChunkRecord::Moved`], or a [`ChunkRecord::Page`] of level 0, for each block of the unit.
+        /// A [`ChunkRecord::Moved`], or a [`ChunkRecord::Page`] of level 0, for each block of the
+        /// unit.
         parts: Vec<ChunkRecord>,
     },
     /// A map page, or with level 0 a metadata block or the cleaner's copy of a block of snapshots,

@@ -1,6 +1,7 @@
-//! Short form of [`ChunkRecord::MovedUnit`]: the copies of consecutive blocks of one volume that were
-//! consecutive before, in a unit or stored alone. A header then has room for 111 copied units, as it
-//! has for 111 copied blocks, so a copy of what hosts wrote is about as dense as the original.
+//! Short form of [`ChunkRecord::MovedUnit`]: the copies of consecutive blocks of one volume that
+//! were consecutive before, in a unit or stored alone. A header then has room for 111 copied
+//! units, as it has for 111 copied blocks, so a copy of what hosts wrote is about as dense as the
+//! original.
 
 use super::chunk::ChunkRecord;
 use super::entry::U48_MAX;

@@ -332,8 +332,8 @@ impl<'a> Replay<'a> {
         Some(())
     }
 
-    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or of
-    /// a volume that never existed.
+    /// Whether a change of blocks takes effect; none if it cannot be in the log: of a snapshot, or
+    /// of a volume that never existed.
     fn takes_effect(&self, volume: u32, block: u64, count: u64) -> Option<bool> {
         let is_snapshot = self.volume_table.present_snapshot(volume).is_some();
         let possible = volume < self.volume_table.next_id && !is_snapshot;

@@ -1,7 +1,8 @@
 //! Frame of a stream: a header and a payload, each with a checksum.
 //!
 //! Frames cover the volume without a gap, from 0 to its size, so that a lost frame is noticed.
-//! Every frame names the snapshot, so that frames of two streams are not mixed.
+//! Every frame names the snapshot, so that frames of two streams are not mixed. Snapshots that were
+//! taken together have one identifier; their sources differ.
 
 use crate::id::PoolId;
 use crate::limits::{BLOCK_BYTES, VOLUME_BLOCKS_MAX, VOLUME_NAME_MAX};
@@ -55,6 +56,9 @@ pub enum FrameBody<'a> {
 pub struct StreamFrame<'a> {
     /// Identifier of the snapshot.
     pub snapshot: PoolId,
+    /// Number that tells snapshots of one identifier apart: of the sending pool, and of the
+    /// snapshot in it.
+    pub source: u64,
     /// Offset in the volume, in bytes: the end of the previous frame.
     pub offset: u64,
     /// Content.
@@ -96,6 +100,7 @@ impl StreamFrame<'_> {
         put(&mut header, 16, &self.offset.to_le_bytes());
         put(&mut header, 24, &self.covered_bytes().to_le_bytes());
         put(&mut header, 32, &self.snapshot.0);
+        put(&mut header, 48, &self.source.to_le_bytes());
         put(&mut header, 56, &checksum(payload).to_le_bytes());
         let crc = checksum(&header[..60]);
         put(&mut header, 60, &crc.to_le_bytes());
@@ -147,7 +152,8 @@ impl StreamFrame<'_> {
             _ => return Err(FormatError::Field("frame")),
         };
         let snapshot = PoolId(fields.bytes(32));
-        Ok(Some((StreamFrame { snapshot, offset, body }, HEADER_BYTES + len)))
+        let frame = StreamFrame { snapshot, source: fields.u64(48), offset, body };
+        Ok(Some((frame, HEADER_BYTES + len)))
     }
 }
 
@@ -211,7 +217,12 @@ mod tests {
             (12_288, FrameBody::Same(1 << 20)),
             (12_288 + (1 << 20), FrameBody::End),
         ];
-        let frame = |(offset, body)| StreamFrame { snapshot: PoolId([9; 16]), offset, body };
+        let frame = |(offset, body)| StreamFrame {
+            snapshot: PoolId([9; 16]),
+            source: 3 << 40,
+            offset,
+            body,
+        };
         bodies.map(frame).into()
     }
 

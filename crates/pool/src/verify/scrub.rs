@@ -219,8 +219,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Entries from `at` on that are the map's own, and blocks of one compressed unit or consecutive
-    /// blocks of one segment.
+    /// Entries from `at` on that are the map's own, and blocks of one compressed unit or
+    /// consecutive blocks of one segment.
     fn run(&self, map: &Map, entries: &[MapEntry], at: usize) -> Range<usize> {
         let first = entries[at];
         if !map.is_own(first) {
@@ -316,7 +316,7 @@ impl Shared {
             }
             // Ignore differences if a checkpoint was writing the copies meanwhile.
             let is_same = self.state.lock().superblock.update == superblock.update;
-            if step.damage.is_empty() || is_same && !self.state.lock().maintenance_runs {
+            if step.damage.is_empty() || is_same && !self.state.lock().maintenance.works() {
                 return Ok(step);
             }
         }

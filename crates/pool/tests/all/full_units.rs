@@ -1,5 +1,5 @@
-//! Pools that compressed data fills: cleaning never takes more than it gives, reservations keep their
-//! space, and what is full can be told.
+//! Pools that compressed data fills: cleaning never takes more than it gives, reservations keep
+//! their space, and what is full can be told.
 use crate::common::units::*;
 use flagstone_blockdev::{BlockDevice as _, IoError};
 use flagstone_pool::{Compression, Pool, PoolVolume, VolumeError, VolumeOptions};

@@ -237,8 +237,8 @@ fn thick_volume_keeps_the_space_of_compressed_data() {
     });
 }
 
-/// Fills a pool with a thin volume, of which seven of eight blocks die at once; returns how many blocks
-/// a thick volume has room for then.
+/// Fills a pool with a thin volume, of which seven of eight blocks die at once; returns how many
+/// blocks a thick volume has room for then.
 async fn room_of_thick(compression: Compression) -> u64 {
     let (pool, ..) = pool_of(64, 512).await;
     let thick = VolumeOptions { thick: true, ..volume(8000, Compression::Off) };
@@ -297,8 +297,9 @@ async fn transfer(
     while let Some((frame, len)) = StreamFrame::decode(rest).unwrap() {
         match (&mut receiver, &frame.body) {
             (None, FrameBody::Begin(start)) => {
-                receiver =
-                    Some(VolumeReceiver::new(to.clone(), frame.snapshot, start.clone(), u64::MAX));
+                let StreamFrame { snapshot, source, .. } = frame;
+                let (to, start) = (to.clone(), start.clone());
+                receiver = Some(VolumeReceiver::new(to, snapshot, source, start, u64::MAX));
             }
             (Some(receiver), _) => receiver.apply(&frame).await.unwrap(),
             (None, _) => panic!("a stream begins with its start"),

@@ -51,7 +51,7 @@ impl State {
         };
         if options.exclusive && self.disks[disk].locked_by.is_some() {
             let text = "another program has it locked; stop that program first";
-            return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, text));
         }
         let (read_only, direct) = (options.read_only, options.direct);
         let raw = self.new_handle(node, Entry::File { disk, read_only, direct });

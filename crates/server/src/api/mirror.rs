@@ -12,7 +12,7 @@ use flagstone_mirror::state::status::DesiredState;
 use flagstone_mirror::wire::peer::{PeerRefusal, RequestError};
 use flagstone_mirror::{CommandError, Mirror, PeerOptions, RoleError};
 use flagstone_runtime::{spawn, time};
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 
 use super::mirror_action::{ActionBody, ActionRequest, ParsedAction};
 use super::mirror_document::{
@@ -239,7 +239,7 @@ fn join(own: ActionPreview, other: ActionPreview) -> ActionPreview {
 
 /// Checks of a dry run that the mirror's document cannot answer: asks the peer, or the devices.
 async fn check(
-    mirrored: &MirroredVolume,
+    mirrored: &Rc<MirroredVolume>,
     now: &MirrorDocument,
     preview: ActionPreview,
     effect: Effect,
@@ -269,8 +269,8 @@ async fn create(
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
     let created = mirrored.create_from(role, overwrite, empty, dry_run).await?;
-    let usable = size_text(created.usable_bytes);
-    let reserved = size_text(created.reserved_bytes);
+    let usable = exact_size(created.usable_bytes);
+    let reserved = exact_size(created.reserved_bytes);
     if created.already {
         return Ok(ActionPreview::unchanged(format!(
             "this node already has a replica of {usable}, which is the {}",
@@ -308,7 +308,7 @@ async fn grow(
     dry_run: bool,
 ) -> Result<ActionPreview, CreateError> {
     let grown = mirrored.grow(size_bytes, dry_run).await?;
-    let (from, to) = (size_text(grown.from_bytes), size_text(grown.to_bytes));
+    let (from, to) = (exact_size(grown.from_bytes), exact_size(grown.to_bytes));
     let changed = grown.to_bytes > grown.from_bytes;
     let older = grown.copied_to.join(" and ");
     let (nodes, copied) = match older.as_str() {
@@ -432,6 +432,7 @@ fn problem(now: &MirrorDocument, effect: Effect, error: CommandError) -> Problem
             | OrderRefusal::Unconfirmed
             | OrderRefusal::PeerServes
             | OrderRefusal::PeerSilent
+            | OrderRefusal::OtherArbiter
             | OrderRefusal::PeerTooOld),
         )) => Problem::conflict(format!(
             "{node} does not serve {volume}: {refusal}. A peer that was reached may have stopped: see \

@@ -109,7 +109,8 @@ impl Clock {
         }
     }
 
-    /// When the connection ends unless something happens, and whether 408 says so.
+    /// Time at which the connection is closed unless it makes progress, and whether 408 is sent
+    /// first.
     fn deadline(&self) -> Option<(Instant, bool)> {
         match (self.stalled_until.get(), self.phase.get()) {
             (Some(until), _) | (None, Phase::Idle { until }) => Some((until, false)),

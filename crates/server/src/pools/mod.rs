@@ -340,7 +340,7 @@ fn failed(why: impl Into<String>) -> Problem {
 /// file system. Errors are left to the opening.
 async fn ask_file(path: &str) {
     let own = path.to_owned();
-    let asked = path_threads::in_thread("open", path, move || {
+    let asked = path_threads::in_thread("open", path, move |thread| {
         let path = own;
         let is_file = std::fs::metadata(&path).is_ok_and(|meta| meta.is_file());
         let file = std::fs::File::options().read(true).write(is_file).open(&path)?;
@@ -348,6 +348,7 @@ async fn ask_file(path: &str) {
             let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // Punch a hole beyond the end, where there is no data.
             let end = file.metadata()?.len().next_multiple_of(1 << 16);
+            thread.begin_change();
             fallocate(&file, mode, end, 1 << 16)?;
         }
         Ok::<_, std::io::Error>(())

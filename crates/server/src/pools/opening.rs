@@ -96,7 +96,8 @@ impl Server {
                 continue;
             };
             let is_begun = self.pools.openings.borrow().contains_key(&name);
-            // An import may be about to open the devices. It has no lock while devices hang.
+            // An import that holds the lock is about to open the devices; it holds none while
+            // devices hang.
             let has_order = self.pools.try_lock(&name).is_none();
             if is_begun || has_order || !self.pools.attempts.is_due(&name, time::now()) {
                 continue;

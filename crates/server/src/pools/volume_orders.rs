@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flagstone_config::{Subsystem, Volume};
 use flagstone_pool::{Pool, PoolVolume, VolumeError, VolumeInfo, VolumeOptions};
 use flagstone_units::display::size;
-use flagstone_units::size_text;
+use flagstone_units::exact_size;
 use serde_json::Value;
 
 use super::orders::Outcome;
@@ -174,7 +174,7 @@ impl Server {
             return Err(no_space(pool_name, free));
         }
         let kind = if *thick { "thick, its space is reserved" } else { "thin" };
-        let full = size_text(*size_bytes);
+        let full = exact_size(*size_bytes);
         let mut outcome =
             Outcome::changed(format!("volume {name} of {full}, {kind}, is in pool {pool_name}"))
                 .with_next(format!("flagstone volume show {name} has the addresses to attach"));
@@ -229,7 +229,7 @@ impl Server {
         let size_bytes = size_bytes.ok_or_else(|| {
             Problem::invalid(format!("name the new size of volume {name}, such as 300GiB"))
         })?;
-        let (from, to) = (size_text(info.size_bytes), size_text(size_bytes));
+        let (from, to) = (exact_size(info.size_bytes), exact_size(size_bytes));
         if size_bytes == info.size_bytes {
             return Ok(Outcome::unchanged(format!("volume {name} has {from} already")));
         }
@@ -288,7 +288,7 @@ impl Server {
         let before = device.geometry().size_bytes;
         device.refresh();
         let now = device.geometry().size_bytes;
-        let (from, to) = (size_text(before), size_text(now));
+        let (from, to) = (exact_size(before), exact_size(now));
         if before != now {
             let nqn = nqn(&served.subsystem.nqn).map_err(|error| failed(error.to_string()))?;
             let reported = self.target.resize_namespace(&nqn, served.nsid);
@@ -470,7 +470,7 @@ impl Server {
             return Err(problem(&pool_name, VolumeError::HasSnapshots { name, snapshots }));
         }
         self.check_detached(served.as_slice(), force)?;
-        let (full, used) = (size_text(info.size_bytes), size(info.used_bytes));
+        let (full, used) = (exact_size(info.size_bytes), size(info.used_bytes));
         let outcome = Outcome::changed(format!("volume {name} is deleted from pool {pool_name}"))
             .losing(Some(format!("volume {name} of {full}, of which {used} are used")));
         if dry_run {

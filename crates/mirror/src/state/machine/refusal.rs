@@ -49,6 +49,10 @@ named! {
         LeaderFirst = "the first volume of the consistency group decides which node serves the group",
         /// See [`PeerConsent::Unknown`](super::PeerConsent::Unknown).
         Unconfirmed = "a peer answers, and has not confirmed that it serves no hosts",
+        /// A silent peer may serve by the record at the former store of this node.
+        OtherArbiter = "a peer does not answer, and may be granted the role at the arbiter that this node used \
+                        before, where the order would not be recorded: name that arbiter again, or power the peer \
+                        off, set failover = \"manual\", restart this node and repeat the order",
         /// See [`PeerConsent::TooOld`](super::PeerConsent::TooOld).
         PeerTooOld = "a peer serves hosts, and its release cannot be ordered to stop",
     }
