@@ -255,7 +255,7 @@ mod tests {
             pool.create_volume("thin", &options(100, false)).await.unwrap();
             let mut state = pool.shared().state.lock();
             assert!(backing.hold(&mut state, claim.clone()), "another order took effect");
-            assert_eq!(state.claimed, 1000);
+            assert_eq!(state.claimed, 1000 * BLOCK_WEIGHT_U64);
             state.admitted.0 = 0;
         })
         .unwrap();
@@ -270,14 +270,14 @@ mod tests {
             let volume = pool.shared().state.lock().volume_table.by_name("thin").unwrap().id;
             let claim = Some(Claim::Thick { volume, blocks: 100 });
             let backing = pool.shared().back(|_| claim.clone()).await.unwrap();
-            assert_eq!(pool.shared().state.lock().claimed, 100);
+            assert_eq!(pool.shared().state.lock().claimed, 100 * BLOCK_WEIGHT_U64);
             thin.write(0, Buf::copy_of(&[1; 100 * BLOCK_BYTES]).unwrap(), false).await.unwrap();
             pool.checkpoint().await.unwrap();
             pool.create_volume("other", &options(1, false)).await.unwrap();
             assert_eq!(pool.shared().state.lock().claimed, 0);
             pool.create_snapshot(&["thin"], "a").await.unwrap();
             let mut state = pool.shared().state.lock();
-            assert_eq!(state.claimed, 100);
+            assert_eq!(state.claimed, 100 * BLOCK_WEIGHT_U64);
             state.sizes.capacity = state.supply().used() - 1;
             assert!(!backing.hold(&mut state, claim), "it has no room for as much");
         })
