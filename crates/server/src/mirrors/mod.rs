@@ -580,9 +580,10 @@ impl MirroredVolume {
         let options = HostOptions {
             host_nqn: Some(self.own_host),
             keys: self.keys_of(&peer.name)?,
-            tls: self
-                .tls_of(&peer.name)?
-                .map(|keys| RemoteTls { keys, allow_plain: peer.tls == PeerTls::Allowed }),
+            tls: self.tls_of(&peer.name)?.map(|keys| RemoteTls {
+                allow_plain: peer.tls == PeerTls::Allowed,
+                ..RemoteTls::required(keys)
+            }),
             queues: peer.connections,
             keep_alive: peer.timeout,
             command_timeout: peer.timeout,
