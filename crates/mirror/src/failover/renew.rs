@@ -82,9 +82,11 @@ impl Inner {
         {
             return Err(PeerRefusal::Changed);
         }
+        // Only the leader of a group reads the record.
+        let reads = self.asks_arbiter();
         let before_proof = self.failover.proof();
         let proof = self.failover.change_proof(|before| match offer {
-            LossPermission::Recorded { revision } if in_sync => before.recorded(revision),
+            LossPermission::Recorded { revision } if in_sync && reads => before.recorded(revision),
             _ => StoreProof::NotNeeded,
         });
         if proof != before_proof {
@@ -97,10 +99,10 @@ impl Inner {
                 LossPermission::Recorded { revision } if in_sync => {
                     // Not before the target's task has seen the record at the arbiter: see
                     // [`StoreProof`].
-                    let serving_right = if proof.is_given() {
-                        before.serving_right
-                    } else {
-                        RecordedRight::Unknown
+                    let serving_right = match reads {
+                        false => RecordedRight::InSync,
+                        true if proof.is_given() => before.serving_right,
+                        true => RecordedRight::Unknown,
                     };
                     ArbiterMark { revision, serving_right, suspended: false, ..known }
                 }
@@ -117,7 +119,7 @@ impl Inner {
         };
         self.store_mark(mark).await.map_err(|_| PeerRefusal::Failed)?;
         let after_ms = u64::from(failover_after_ms);
-        if self.failover.source_after_ms.swap(after_ms, Ordering::AcqRel) != after_ms {
+        if self.failover.lease.set_source_after(after_ms) != after_ms {
             self.warn_about_other_time(after_ms);
         }
         *self.failover.offer.lock() = Some(offer);

@@ -31,6 +31,7 @@ pub(in crate::state) fn situation(role: NodeRole, phase: LegPhase) -> Situation 
         source_asks: true,
         watched_ns: NOW,
         proof: StoreProof::Given(7),
+        members: Members::Ready,
         timing: TIMING,
     }
 }
