@@ -261,7 +261,11 @@ impl Inner {
                 continue;
             }
             let _order = member.running_order();
-            let _role_change = member.begin_role_change().await;
+            // An order that holds the lock may wait for a call that waits for this task.
+            let Some(_role_change) = member.try_begin_role_change() else {
+                done = false;
+                continue;
+            };
             let seen = MemberState::of(&member.lock());
             let may = member.as_member(&seen).is_some_and(|member| member.may_be_granted());
             if !may || !is_alone(&self.lock()) {

@@ -368,8 +368,10 @@ impl Inner {
                 Inner::run_alone(&members);
                 if now == Step::RunDegraded {
                     // Also without a write, so that this node needs no arbiter after a restart.
-                    for member in members.iter().filter(|member| member.lock().serving) {
-                        let _ = member.ensure_new_generation().await;
+                    let _ = self.ensure_new_generation().await;
+                    // Not here: one that has begun to serve since waits for this task.
+                    for member in self.others_of_group() {
+                        spawn_detached(async move { member.record_loss().await });
                     }
                 }
                 if !self.bring_members(record).await {

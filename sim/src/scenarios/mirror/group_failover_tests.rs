@@ -143,6 +143,20 @@ fn source_waits_for_the_slowest_superblock() {
     cluster.finish();
 }
 
+/// Regression (seed 439): the task that asks the arbiter waited for the new generation of a member
+/// that had just begun to serve, and that member for the task.
+#[test]
+fn member_that_begins_to_serve_meanwhile_does_not_block_the_leader() {
+    run(439);
+}
+
+/// Regression (seed 25): its source attached to a member that had refused hosts and whose intent
+/// log was still open, so that it could not be served again.
+#[test]
+fn no_source_attaches_before_a_member_has_stepped_back() {
+    run(25);
+}
+
 /// Deaths between two superblocks happen, so the scenario covers them.
 #[test]
 fn group_survives_random_faults() {
